@@ -1,0 +1,140 @@
+"""Protocol limits. All peers must agree on them, so they are not configuration.
+
+Each constant states its unit in its name and its reason below it.
+"""
+
+from typing import Final
+
+WIRE_VERSION: Final = 1
+"""Version of the wire format this code speaks."""
+
+CHUNK_SIZE_BYTES: Final = 1 << 20
+"""Nominal chunk size. Measured: 4 MiB chunks gain nothing over p2pd streams."""
+
+CHUNK_SIZE_BYTES_MAX: Final = 1 << 20
+"""A chunk list naming a larger chunk is refused before anything is fetched."""
+
+CHUNKS_PER_REQUEST_MAX: Final = 4
+"""Bounds what one request can make a provider send."""
+
+STREAMS_PER_PEER_MAX: Final = 4
+"""Streams one requester keeps open to one provider."""
+
+FRAME_SIZE_BYTES_MAX: Final = CHUNK_SIZE_BYTES_MAX + 4096
+"""One frame carries at most one chunk and its message header."""
+
+RECORD_SIZE_BYTES_MAX: Final = 256 << 10
+"""A signed record (descriptor, catalogue, manifest, head) in bytes."""
+
+RECORDS_PER_REQUEST_MAX: Final = 64
+"""Records named by one request."""
+
+DHT_RECORD_SIZE_BYTES_MAX: Final = 64 << 10
+"""Larger values store locally only and time out in lookups (measured)."""
+
+CHUNK_LIST_ENTRIES_MAX: Final = 1 << 20
+"""Chunks in one blob: 1 TiB at the nominal size."""
+
+CHUNK_LIST_SIZE_BYTES_MAX: Final = CHUNK_LIST_ENTRIES_MAX * 36 + 64
+"""Encoded chunk list: size (4 bytes) and digest (32 bytes) a chunk."""
+
+TENSORS_MAX: Final = 65_536
+"""Entries of a parameter table."""
+
+TENSOR_NAME_SIZE_BYTES_MAX: Final = 512
+"""A tensor's name in UTF-8."""
+
+TENSOR_DIMENSIONS_MAX: Final = 8
+"""Dimensions of one tensor."""
+
+TABLE_SIZE_BYTES_MAX: Final = 16 << 20
+"""Encoded parameter table: names, dtypes, shapes, aliases, exclusions."""
+
+CATALOGUE_ENTRIES_MAX: Final = 1_024
+"""Manifests named by a catalogue."""
+
+KEYS_PER_ROLE_MAX: Final = 1_024
+"""Keys listed for one role in a descriptor."""
+
+SIGNATURES_MAX: Final = 64
+"""Signatures on one record."""
+
+REVISIONS_PER_REQUEST_MAX: Final = 64
+"""Descriptor revisions a joiner may ask for at once."""
+
+ADDRESSES_MAX: Final = 16
+"""Multiaddresses in one have record or token."""
+
+ADDRESS_SIZE_BYTES_MAX: Final = 256
+"""One multiaddress in text."""
+
+ANCHORS_LISTED_MAX: Final = 16
+"""Anchors named by one have record."""
+
+MESSAGE_DEPTH_MAX: Final = 8
+"""Nesting of a decoded message."""
+
+MESSAGE_ITEMS_MAX: Final = 65_536
+"""Items of one array or map in a decoded message or record."""
+
+BLOCK_ELEMENTS: Final = 1 << 20
+"""Elements of one codec block: independent units of work for cores and GPUs."""
+
+PATCH_OVERHEAD_RATIO_MAX: Final = 1.01
+"""No patch exceeds this times dense, plus 64 bytes a tensor, plus 1 KiB."""
+
+ROLLOUT_BATCH_SIZE_BYTES_MAX: Final = 1 << 20
+"""One signed rollout batch."""
+
+ROLLOUT_SAMPLES_MAX: Final = 4_096
+"""Samples in one rollout batch."""
+
+ROLLOUT_QUEUE_BATCHES_MAX: Final = 1_024
+"""Batches waiting for the training process; the oldest is dropped beyond."""
+
+NEIGHBOURS_MIN: Final = 6
+NEIGHBOURS_MAX: Final = 12
+"""Neighbours a node keeps in the mesh."""
+
+HAVE_SHARDS: Final = 16
+"""Shards of have records in the directory, by the first bits of the peer's digest."""
+
+HEAD_RESIGN_SECONDS: Final = 40.0
+"""How often a publisher signs its head again."""
+
+HEAD_VALIDITY_SECONDS: Final = 300.0
+"""How long a head is valid after it was signed."""
+
+RECORD_VALIDITY_SECONDS: Final = 120.0
+"""Expiry given to directory records."""
+
+DHT_EXPIRY_SECONDS_MAX: Final = 300.0
+"""The validator refuses records that expire later than this from now."""
+
+DHT_SLOT_SECONDS: Final = 600.0
+"""Directory keys carry the number of this slot; readers ask this slot and the last."""
+
+CLOCK_OFFSET_SECONDS_MAX: Final = 3.0
+"""Beyond this the node corrects its directory time and warns (hivemind's own limit)."""
+
+REQUEST_OPEN_SECONDS_MAX: Final = 10.0
+READ_STALL_SECONDS_MAX: Final = 20.0
+WRITE_STALL_SECONDS_MAX: Final = 60.0
+DIRECTORY_CALL_SECONDS_MAX: Final = 15.0
+"""Deadlines of single network steps (measured faults show EOF only after 36 s)."""
+
+RETRY_SECONDS_MIN: Final = 0.5
+RETRY_SECONDS_MAX: Final = 15.0
+"""Back-off between tries, doubled and jittered."""
+
+SERVED_REQUESTS_MAX: Final = 32
+"""Requests served at once; further ones wait their turn."""
+
+SKIP_LADDER: Final = (8, 64)
+"""Spans, in versions, of the skip patches a publisher makes."""
+
+ANCHOR_INTERVAL_DEFAULT: Final = 50
+"""Versions between anchors when the descriptor does not say."""
+
+SPOOL_RATIO_MAX: Final = 0.10
+"""Changes waiting for an engine are kept as records up to this share of the model."""
