@@ -1,0 +1,1 @@
+"""The daemon: owns every socket, file, thread, clock and random source."""

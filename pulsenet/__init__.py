@@ -1,0 +1,1 @@
+"""pulsenet: peer-to-peer transport for reinforcement-learning post-training of language models."""

@@ -1,0 +1,236 @@
+"""What the run signs: descriptors, epochs, manifests, catalogues, heads, haves, rollouts (SPEC section 4).
+
+Every record travels as a :class:`SignedRecord`: the payload's bytes as its signer made them and one
+signature per signer. A record's digest is the BLAKE3 of the payload, so it does not depend on who signed.
+Signatures cover ``b"pulsenet-v1\\0" + type + b"\\0" + payload``; the payload repeats the run id, so a
+record of one run or one type never passes for another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pulsenet import limits
+from pulsenet.ids import Digest, PeerId, RunId, Version
+from pulsenet.wire.messages import Address
+from pulsenet.wire.schema import CountMax, SizeExact, SizeMax
+
+Keys = Annotated[tuple[PeerId, ...], CountMax(limits.KEYS_PER_ROLE_MAX)]
+Signature = Annotated[bytes, SizeExact(64)]
+Name = Annotated[str, SizeMax(128)]
+
+
+class Kind(StrEnum):
+    """What a manifest describes."""
+
+    PATCH = "patch"
+    SKIP = "skip"
+    ANCHOR = "anchor"
+
+
+@dataclass(frozen=True, slots=True)
+class SignedRecord:
+    """A payload exactly as signed, and who signed it (ascending by key, no key twice)."""
+
+    type: Annotated[str, SizeMax(16)]
+    payload: Annotated[bytes, SizeMax(limits.ROLLOUT_BATCH_SIZE_BYTES_MAX)]
+    signers: Annotated[tuple[PeerId, ...], CountMax(limits.SIGNATURES_MAX)]
+    signatures: Annotated[tuple[Signature, ...], CountMax(limits.SIGNATURES_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """What a run is and whom it trusts. Revision 0 is the genesis; its digest is the run id.
+
+    Signed by ``owner_threshold`` owner keys: of itself for the genesis, of revision n for revision n+1.
+    """
+
+    TYPE: ClassVar[str] = "descriptor"
+
+    name: Name
+    nonce: Annotated[bytes, SizeExact(16)]
+    """Chosen at random, so that two runs with equal settings differ."""
+    revision: int
+    previous: Digest | None
+    """Digest of the revision before; ``None`` for the genesis only."""
+    owners: Keys
+    owner_threshold: int
+    authorities: Keys
+    trainers: Keys
+    inferencers: Keys
+    """Keys whose rollouts count."""
+    open_trainers_max: int
+    """Unlisted trainers admitted per round; 0 closes the run to them."""
+    open_inferencers_max: int
+    """Unlisted inferencer keys whose rollouts count at one time; 0 closes the run to them."""
+    private: bool
+    """Directory keys are hashed with the token's secret and strangers are refused at the stream."""
+    table_digest: Digest | None
+    base_root: Digest | None
+    base_blob_id: Digest | None
+    """Parameter table and base model; all ``None`` until fixed by the first anchor."""
+    algorithm: Name
+    """Outer algorithm: ``none`` (one publisher), ``pulseloco``, ``diloco``, ``ddp`` or a gossip variant."""
+    constants: Annotated[tuple[tuple[Name, int], ...], CountMax(64)]
+    """Outer constants, ascending by name: integers as they are, reals as their FP32 bits."""
+    publish_interval_min_ms: int
+    anchor_interval: int
+    """Versions between anchors."""
+    wire_version_min: int
+    wire_version_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRecord:
+    """Starts an epoch: cuts the history after ``kept_version``.
+
+    Signed by the owners or by more than half of the authorities.
+    """
+
+    TYPE: ClassVar[str] = "epoch"
+
+    run_id: RunId
+    revision: int
+    epoch: int
+    kept_version: Version | None
+    """Last version that still counts; ``None`` when the run starts."""
+    kept_root: Digest | None
+    first_number: int
+    """Above every number seen in earlier epochs."""
+    reason: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Immutable description of one way to reach one version. Signed by an authority."""
+
+    TYPE: ClassVar[str] = "manifest"
+
+    run_id: RunId
+    revision: int
+    term: int
+    kind: Kind
+    base_version: Version | None
+    """``None`` for an anchor only."""
+    version: Version
+    base_root: Digest | None
+    root: Digest
+    table_digest: Digest
+    blob_id: Digest
+    raw_size_bytes: int
+    """Bytes of the whole version, dense."""
+    encoded_size_bytes: int
+    """Bytes of the blob: the sum of its chunk sizes."""
+    changed_count: int
+    """Changed elements (an anchor: all of them)."""
+    element_count: int
+    codec_id: int
+    trainer_step: int
+    previous: Digest | None
+    """Digest of the manifest published before this one in the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueEntry:
+    """One retained manifest, as the planner sees it."""
+
+    kind: Kind
+    base_version: Version | None
+    version: Version
+    root: Digest
+    manifest_digest: Digest
+    encoded_size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """Everything the publisher retains, ascending by (version, kind). Signed by an authority."""
+
+    TYPE: ClassVar[str] = "catalogue"
+
+    run_id: RunId
+    epoch: int
+    entries: Annotated[tuple[CatalogueEntry, ...], CountMax(limits.CATALOGUE_ENTRIES_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The newest version; signed anew every ``HEAD_RESIGN_SECONDS`` by an authority."""
+
+    TYPE: ClassVar[str] = "head"
+
+    run_id: RunId
+    revision: int
+    term: int
+    version: Version
+    root: Digest
+    manifest_digest: Digest
+    catalogue_digest: Digest
+    epoch_digest: Digest | None
+    """Digest of the epoch record in force; ``None`` in epoch 0."""
+    issued_at_ms: int
+    valid_until_ms: int
+    """Unix time in milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Have:
+    """What one node holds and where it can be dialled. Signed by the node itself."""
+
+    TYPE: ClassVar[str] = "have"
+
+    run_id: RunId
+    role: Annotated[str, SizeMax(16)]
+    epoch: int
+    version_first: int
+    version_last: int
+    """Patches held, both ends included; ``version_last`` is 0 while nothing is held."""
+    anchors: Annotated[tuple[int, ...], CountMax(limits.ANCHORS_LISTED_MAX)]
+    addresses: Annotated[tuple[Address, ...], CountMax(limits.ADDRESSES_MAX)]
+    issued_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutBatch:
+    """Samples one inferencer generated. Signed by the inferencer.
+
+    Ragged arrays are flat, with one length per sample; integers and floats are little-endian.
+    """
+
+    TYPE: ClassVar[str] = "rollouts"
+
+    run_id: RunId
+    batch_id: Annotated[bytes, SizeExact(16)]
+    """Chosen at random: a trainer takes each batch once."""
+    version_first: Version
+    version_last: Version
+    """Weights the oldest and the newest token of the batch came from."""
+    prompt_lengths: bytes
+    """uint32, one per sample."""
+    completion_lengths: bytes
+    """uint32, one per sample."""
+    prompt_tokens: bytes
+    """int32, all samples one after another."""
+    completion_tokens: bytes
+    """int32, all samples one after another."""
+    logprobs: bytes
+    """float32, one per completion token."""
+    rewards: bytes
+    """float32, one per sample."""
+    metadata: Annotated[str, SizeMax(65_536)]
+    """JSON object, for the training loop; never interpreted by pulsenet."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinToken:
+    """What a newcomer needs to find a run; printed as text by ``pulsenet run create``."""
+
+    run_id: RunId
+    revision_min: int
+    bootstraps: Annotated[tuple[Address, ...], CountMax(limits.ADDRESSES_MAX)]
+    """Multiaddresses with ``/p2p/<peer>`` at the end."""
+    secret: Annotated[bytes, SizeMax(32)]
+    """Hashed into the directory keys of a private run; empty otherwise."""
+    expires_at_ms: int | None

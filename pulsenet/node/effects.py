@@ -1,0 +1,236 @@
+"""What a core machine orders the shell to do.
+
+The shell executes the effects of one ``handle`` call in the order of :data:`EXECUTION_ORDER`:
+persist, then apply, then announce. A crash may repeat a message; it must never contradict one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pulsenet.chain.records import Kind, Manifest, SignedRecord
+from pulsenet.ids import Digest, PeerId, Version
+from pulsenet.wire.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRecord:
+    """Keep a signed record, durable, under its payload digest."""
+
+    record: SignedRecord
+
+
+@dataclass(frozen=True, slots=True)
+class StoreChunk:
+    """Keep a verified chunk, durable, under its digest; answered by ``ChunkStored`` or ``StoreFailed``."""
+
+    digest: Digest
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoreChunkList:
+    """Keep a verified encoded chunk list under its blob id."""
+
+    blob_id: Digest
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState:
+    """Replace a named value of the node's durable state (newest head, epoch, fork proof)."""
+
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Records and blobs nobody here needs any more; the shell deletes what no lease protects."""
+
+    blob_ids: tuple[Digest, ...]
+    record_digests: tuple[Digest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyHop:
+    """Move the mirror along one manifest whose blob is whole; answered by ``HopApplied`` or ``HopFailed``."""
+
+    manifest: Manifest
+    manifest_digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class HandToEngine:
+    """Bring the engine to the mirror's version; answered by ``EngineApplied`` or ``EngineFailed``."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeSnapshot:
+    """Encode the offered snapshot: a patch against the committed baseline, or an anchor.
+
+    Answered by ``PatchEncoded`` or ``EncodeFailed``.
+    """
+
+    generation: int
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAnchor:
+    """Write the committed version as an anchor blob; answered by ``AnchorStored``."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeSkip:
+    """Compose the patches between two versions; answered by ``SkipEncoded``."""
+
+    base_version: Version
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Make records and state durable in one transaction, then move the baseline; answered by ``Committed``."""
+
+    generation: int
+    version: Version
+    root: Digest
+    records: tuple[SignedRecord, ...]
+    state: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropSnapshot:
+    """A newer snapshot replaced this waiting one; tell the training process."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendRequest:
+    """Send a request to a peer; answered by ``ReplyReceived`` / ``RequestDone`` or ``RequestFailed``."""
+
+    request_id: int
+    peer_id: PeerId
+    message: Message
+    timeout_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DialPeer:
+    """Try to reach a peer; answered by ``PeerConnected`` or ``PeerLost``."""
+
+    peer_id: PeerId
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceHead:
+    """Put the signed head into the directory under our authority key."""
+
+    record: SignedRecord
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceHave:
+    """Put our have record into the directory."""
+
+    record: SignedRecord
+
+
+@dataclass(frozen=True, slots=True)
+class StrikePeer:
+    """The peer broke the specification; counted under ``code``, and the shell may drop it."""
+
+    peer_id: PeerId
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Add ``value`` to a counter of the closed set in ``pulsenetd.metrics``; ``label`` from a closed set."""
+
+    name: str
+    label: str
+    value: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The newest verified state, for status, metrics and the operator's log.
+
+    ``fields`` holds plain values such as ``applied_version``; the shell shows what it knows.
+    """
+
+    fields: tuple[tuple[str, str | int | float | bool | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One line for the operator; ``level`` is ``info``, ``warning`` or ``error``."""
+
+    level: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Wake the machine at this monotonic time, replacing any earlier request."""
+
+    at: float
+
+
+Effect = (
+    StoreRecord
+    | StoreChunk
+    | StoreChunkList
+    | SaveState
+    | Release
+    | ApplyHop
+    | HandToEngine
+    | EncodeSnapshot
+    | StoreAnchor
+    | EncodeSkip
+    | Commit
+    | DropSnapshot
+    | SendRequest
+    | DialPeer
+    | AnnounceHead
+    | AnnounceHave
+    | StrikePeer
+    | Count
+    | Report
+    | Log
+    | SetTimer
+)
+"""Anything a machine may order."""
+
+EXECUTION_ORDER: dict[type[Effect], int] = {
+    StoreRecord: 0,
+    StoreChunkList: 0,
+    StoreChunk: 0,
+    SaveState: 0,
+    Commit: 0,
+    StoreAnchor: 1,
+    EncodeSkip: 1,
+    EncodeSnapshot: 1,
+    ApplyHop: 1,
+    HandToEngine: 1,
+    DropSnapshot: 1,
+    SendRequest: 2,
+    DialPeer: 2,
+    AnnounceHead: 2,
+    AnnounceHave: 2,
+    StrikePeer: 3,
+    Count: 3,
+    Report: 3,
+    Log: 3,
+    SetTimer: 3,
+    Release: 4,
+}
+"""Persist, apply, announce, account, release. Sorting is stable, so equal ranks keep their order."""

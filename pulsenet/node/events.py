@@ -1,0 +1,217 @@
+"""What the shell tells a core machine: things that happened, with nothing left to look up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pulsenet.ids import Digest, PeerId, Version
+from pulsenet.wire.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """The time asked for by the last ``SetTimer`` has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConnected:
+    """A stream to this peer can be opened, in our direction if ``outbound``."""
+
+    peer_id: PeerId
+    addresses: tuple[str, ...]
+    outbound: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    """The peer cannot be reached any more."""
+
+    peer_id: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSeen:
+    """An encoded signed head arrived: pushed by a peer, read from the directory or from disk."""
+
+    record: bytes
+    source: PeerId | None
+    """``None`` when it came from the directory or the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class HaveSeen:
+    """An encoded signed have record arrived from a peer or the directory."""
+
+    record: bytes
+    source: PeerId | None
+
+
+@dataclass(frozen=True, slots=True)
+class ForkProofSeen:
+    """Two encoded signed manifests said to disagree about one version."""
+
+    first: bytes
+    second: bytes
+    source: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyReceived:
+    """The reply to a request; a ``GetChunks`` yields one event per chunk, then ``RequestDone``."""
+
+    request_id: int
+    peer_id: PeerId
+    reply: Message
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDone:
+    """Every reply to this request has arrived and was acknowledged."""
+
+    request_id: int
+    peer_id: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """No reply will come: ``reason`` is a stable code such as ``timeout``, ``closed`` or ``refused``."""
+
+    request_id: int
+    peer_id: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkStored:
+    """The chunk is durable and can be served."""
+
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFailed:
+    """The disk refused; ``reason`` is a stable code such as ``enospc``."""
+
+    digest: Digest | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HopApplied:
+    """The mirror now holds ``version``, its root was checked and the fact is durable."""
+
+    version: Version
+    root: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class HopFailed:
+    """The hop to ``version`` was undone; ``mirror`` is what the mirror holds now, if anything.
+
+    ``reason`` is a stable code: ``base_mismatch``, ``root_mismatch``, ``decode``, ``structure``, ``enospc``.
+    """
+
+    version: Version
+    reason: str
+    mirror: Version | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineApplied:
+    """The engine confirmed that it serves ``version``."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFailed:
+    """The engine refused or died; ``version`` is what it holds now, if known."""
+
+    version: Version | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOffered:
+    """The training process handed over weights; ``generation`` names the hand-off."""
+
+    generation: int
+    trainer_step: int
+    table_digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class PatchEncoded:
+    """A blob exists, durable in the store, for the publish that ``EncodeSnapshot`` started."""
+
+    generation: int
+    blob_id: Digest
+    codec_id: int
+    root: Digest
+    raw_size_bytes: int
+    encoded_size_bytes: int
+    changed_count: int
+    element_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeFailed:
+    """The publish was given up and the baseline did not move; ``reason`` is a stable code."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorStored:
+    """The committed version's anchor blob is durable."""
+
+    version: Version
+    blob_id: Digest
+    encoded_size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SkipEncoded:
+    """The skip patch from ``base_version`` to ``version`` is durable."""
+
+    base_version: Version
+    version: Version
+    blob_id: Digest
+    codec_id: int
+    encoded_size_bytes: int
+    changed_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Everything the last ``Commit`` named is fsynced and the baseline has moved."""
+
+    version: Version
+
+
+Event = (
+    TimerFired
+    | PeerConnected
+    | PeerLost
+    | HeadSeen
+    | HaveSeen
+    | ForkProofSeen
+    | ReplyReceived
+    | RequestDone
+    | RequestFailed
+    | ChunkStored
+    | StoreFailed
+    | HopApplied
+    | HopFailed
+    | EngineApplied
+    | EngineFailed
+    | SnapshotOffered
+    | PatchEncoded
+    | EncodeFailed
+    | AnchorStored
+    | SkipEncoded
+    | Committed
+)
+"""Anything a machine may be told."""

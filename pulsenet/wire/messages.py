@@ -1,0 +1,228 @@
+"""Messages peers exchange on a stream (SPEC section 3).
+
+A requester opens a stream, sends :class:`Hello`, then requests one after another; each request is
+answered by exactly one reply, except :class:`GetChunks`, which is answered by one :class:`ChunkReply`
+per digest and closed by the requester's :class:`Ack`. A provider that will not answer sends
+:class:`Refusal` and keeps the stream.
+
+The annotations are the schema: ``wire/schema.py`` reads sizes and counts from them and checks them
+before it allocates. Signed records travel as opaque bytes; ``chain/records.py`` knows what is in them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pulsenet import limits
+from pulsenet.ids import Digest, PeerId, RunId
+from pulsenet.wire.schema import CountMax, SizeMax
+
+Record = Annotated[bytes, SizeMax(limits.RECORD_SIZE_BYTES_MAX)]
+"""An encoded ``SignedRecord``."""
+
+Address = Annotated[str, SizeMax(limits.ADDRESS_SIZE_BYTES_MAX)]
+"""A libp2p multiaddress without the trailing ``/p2p/...`` part."""
+
+ReasonCode = Annotated[str, SizeMax(64)]
+Detail = Annotated[str, SizeMax(512)]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message on every stream, in both directions."""
+
+    run_id: RunId
+    wire_version_min: int
+    wire_version_max: int
+    role: Annotated[str, SizeMax(16)]
+    software: Annotated[str, SizeMax(64)]
+
+
+@dataclass(frozen=True, slots=True)
+class GetHead:
+    """Ask for the newest head the provider knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadReply:
+    """The newest head, or ``None`` before the first publish."""
+
+    head: Record | None
+
+
+@dataclass(frozen=True, slots=True)
+class GetRecords:
+    """Ask for signed records by the digest of their payload."""
+
+    digests: Annotated[tuple[Digest, ...], CountMax(limits.RECORDS_PER_REQUEST_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsReply:
+    """The records the provider holds among those asked for; absent ones are left out."""
+
+    records: Annotated[tuple[Record, ...], CountMax(limits.RECORDS_PER_REQUEST_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class GetDescriptors:
+    """Ask for the descriptor revisions from ``revision_min`` upward, in order.
+
+    Answered by :class:`RecordsReply`, at most ``REVISIONS_PER_REQUEST_MAX`` of them.
+    """
+
+    revision_min: int
+
+
+@dataclass(frozen=True, slots=True)
+class GetEpochs:
+    """Ask for the epoch records from ``epoch_min`` upward; answered by :class:`RecordsReply`."""
+
+    epoch_min: int
+
+
+@dataclass(frozen=True, slots=True)
+class GetChunkList:
+    """Ask for a blob's chunk list, from byte ``offset`` of its encoding."""
+
+    blob_id: Digest
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkListReply:
+    """Up to 1 MiB of the encoded chunk list from the offset asked for."""
+
+    blob_id: Digest
+    total_size_bytes: int
+    data: Annotated[bytes, SizeMax(limits.CHUNK_SIZE_BYTES_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class GetChunks:
+    """Ask for chunks by digest."""
+
+    digests: Annotated[tuple[Digest, ...], CountMax(limits.CHUNKS_PER_REQUEST_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkReply:
+    """One chunk, or ``data = None`` when the provider does not hold it."""
+
+    digest: Digest
+    data: Annotated[bytes, SizeMax(limits.CHUNK_SIZE_BYTES_MAX)] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The requester has received everything (an EOF proves nothing, HIVEMIND facts)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushHead:
+    """A newer head, pushed along the mesh; answered by :class:`PushReply`."""
+
+    head: Record
+
+
+@dataclass(frozen=True, slots=True)
+class PushForkProof:
+    """Two valid manifests of one version with different roots; answered by :class:`PushReply`."""
+
+    first: Record
+    second: Record
+
+
+@dataclass(frozen=True, slots=True)
+class PushRollouts:
+    """A signed rollout batch for a trainer; answered by :class:`PushReply`."""
+
+    batch: Annotated[bytes, SizeMax(limits.ROLLOUT_BATCH_SIZE_BYTES_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class PushReply:
+    """Whether a pushed item was taken; ``reason`` is empty or a stable code."""
+
+    accepted: bool
+    reason: ReasonCode
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Where a peer can be dialled."""
+
+    peer_id: PeerId
+    addresses: Annotated[tuple[Address, ...], CountMax(limits.ADDRESSES_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeHave:
+    """Neighbours tell each other what they hold; answered by :class:`HaveReply`."""
+
+    have: Record
+
+
+@dataclass(frozen=True, slots=True)
+class HaveReply:
+    """The provider's own have record and some of its neighbours."""
+
+    have: Record | None
+    neighbours: Annotated[tuple[PeerAddress, ...], CountMax(limits.NEIGHBOURS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The provider will not answer this request; ``code`` is stable, ``detail`` is for people."""
+
+    code: ReasonCode
+    detail: Detail
+    retry_after_ms: int
+
+
+Message = (
+    Hello
+    | GetHead
+    | HeadReply
+    | GetRecords
+    | RecordsReply
+    | GetDescriptors
+    | GetEpochs
+    | GetChunkList
+    | ChunkListReply
+    | GetChunks
+    | ChunkReply
+    | Ack
+    | PushHead
+    | PushForkProof
+    | PushRollouts
+    | PushReply
+    | ExchangeHave
+    | HaveReply
+    | Refusal
+)
+"""Anything a frame may hold."""
+
+MESSAGE_TYPES: dict[int, type[Message]] = {
+    1: Hello,
+    2: GetHead,
+    3: HeadReply,
+    4: GetRecords,
+    5: RecordsReply,
+    6: GetDescriptors,
+    7: GetEpochs,
+    8: GetChunkList,
+    9: ChunkListReply,
+    10: GetChunks,
+    11: ChunkReply,
+    12: Ack,
+    13: PushHead,
+    14: PushForkProof,
+    15: PushRollouts,
+    16: PushReply,
+    17: ExchangeHave,
+    18: HaveReply,
+    19: Refusal,
+}
+"""Message number on the wire (one byte before the msgpack body); numbers are never reused."""
