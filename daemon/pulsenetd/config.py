@@ -1,0 +1,273 @@
+"""One frozen :class:`Config`, built once: flag > ``PULSENET_*`` > TOML file > default.
+
+Nothing else in the project reads the environment. Protocol limits are not configuration: all peers
+must agree on them, so they live in ``pulsenet/limits.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pulsenet.errors import ConfigError, UsageError
+
+ENVIRONMENT_PREFIX: Final = "PULSENET_"
+ROLES: Final = ("trainer", "inferencer", "seed")
+ENGINES: Final = ("files", "none")
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+CODECS: Final = ("auto", "plain", "absolute", "dense")
+
+_SIZE_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def _option(default: Any, text: str, *, choices: tuple[str, ...] = (), kind: str = "text", metavar: str = "") -> Any:
+    """Declare a configuration field: its default, how text becomes a value, and its help."""
+    metadata = {"help": text, "choices": choices, "kind": kind, "metavar": metavar}
+    if isinstance(default, tuple):
+        return field(default=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything an operator may choose for one node."""
+
+    role: str = _option("trainer", "what this node does", choices=ROLES)
+    run: str = _option("local", "name of the run on this machine", metavar="NAME")
+    token: str = _option("", "join token printed by 'pulsenet run create'", metavar="TOKEN")
+    run_file: str = _option("", "run file to read token and bootstraps from", kind="path", metavar="FILE")
+    data_dir: str = _option("", "node directory (default: under $XDG_DATA_HOME/pulsenet)", kind="path", metavar="DIR")
+    bootstrap: tuple[str, ...] = _option((), "multiaddress of a peer to join by, with /p2p/<peer>", metavar="ADDR")
+    listen: str = _option("", "multiaddress to listen on (default: loopback for 'local', else all)", metavar="ADDR")
+    announce: tuple[str, ...] = _option((), "multiaddress others can dial, if not the one listened on", metavar="ADDR")
+    wait: bool = _option(False, "keep trying while no bootstrap is reachable", kind="flag")
+    start_timeout_seconds: float = _option(60.0, "limit for p2pd's start and the first join", kind="seconds")
+    metrics_host: str = _option("127.0.0.1", "address of /metrics, /livez, /readyz", metavar="HOST")
+    metrics_port: int = _option(0, "port of /metrics; 0 picks a free one", kind="port")
+    engine: str = _option("files", "engine kept current beside an inferencer", choices=ENGINES)
+    engine_dir: str = _option("", "where the files engine writes (default: under the node directory)", kind="path")
+    engine_interval: int = _option(1, "versions between updates of the files engine", kind="count")
+    base_model: str = _option("", "safetensors directory that may already hold the base model", kind="path")
+    codec: str = _option("auto", "how a trainer encodes patches", choices=CODECS)
+    store_limit_bytes: int = _option(0, "disk for blobs; 0 means 20 % of what is free", kind="size")
+    worker_threads: int = _option(2, "threads for encoding, decoding and hashing", kind="count")
+    allow_uid: tuple[str, ...] = _option((), "further user ids that may use the local socket", metavar="UID")
+    p2pd: str = _option("", "p2pd binary to run instead of hivemind's", kind="path")
+    supervise: bool = _option(False, "start the node again when it dies of a passing fault", kind="flag")
+    log_level: str = _option("info", "least important log line shown", choices=LOG_LEVELS)
+    log_json: bool = _option(False, "write log lines as JSON objects", kind="flag")
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedConfig:
+    """A configuration and, for each field, where its value came from."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+
+def fields() -> tuple[dataclasses.Field[Any], ...]:
+    """Return the configuration's fields, in the order people read them."""
+    return dataclasses.fields(Config)
+
+
+def flag_name(name: str) -> str:
+    """Return the command-line flag of a field: ``data_dir`` -> ``--data-dir``."""
+    return "--" + name.replace("_", "-")
+
+
+def environment_name(name: str) -> str:
+    """Return the environment variable of a field: ``data_dir`` -> ``PULSENET_DATA_DIR``."""
+    return ENVIRONMENT_PREFIX + name.upper()
+
+
+def resolve(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None) -> ResolvedConfig:
+    """Combine flags, environment and file into one configuration.
+
+    Args:
+        flags: Field name to value as text (or tuple of texts, or bool); absent when not given.
+        environment: The process environment.
+        file: TOML file, or ``None``.
+
+    Raises:
+        UsageError: A flag's value is not allowed.
+        ConfigError: A file or variable holds an unknown key or a value that is not allowed.
+    """
+    from_file = _read_file(file) if file is not None else {}
+    _refuse_unknown_variables(environment)
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for item in fields():
+        name = item.name
+        if name in flags:
+            values[name] = _parse(item, flags[name], flag_name(name), UsageError)
+            origins[name] = "flag " + flag_name(name)
+        elif environment_name(name) in environment:
+            values[name] = _parse(item, environment[environment_name(name)], environment_name(name), ConfigError)
+            origins[name] = "environment " + environment_name(name)
+        elif name in from_file:
+            values[name] = _parse(item, from_file[name], f"{name} in {file}", ConfigError)
+            origins[name] = f"file {file}"
+        else:
+            origins[name] = "default"
+    config = Config(**values)
+    _check_together(config, origins)
+    return ResolvedConfig(config, origins)
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read configuration file {file}: {error}; check --config") from error
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from error
+    for key in table:
+        _refuse_unknown(key, [item.name for item in fields()], f"key '{key}' in {file}")
+    return table
+
+
+def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
+    known = [environment_name(item.name) for item in fields()] + [ENVIRONMENT_PREFIX + "CONFIG"]
+    for key in environment:
+        if key.startswith(ENVIRONMENT_PREFIX):
+            _refuse_unknown(key, known, f"environment variable {key}")
+
+
+def _refuse_unknown(key: str, known: list[str], described: str) -> None:
+    if key in known:
+        return
+    nearest = difflib.get_close_matches(key, known, n=1)
+    hint = f"; did you mean {nearest[0]}?" if nearest else "; see 'pulsenet config show'"
+    raise ConfigError(f"unknown {described}{hint}")
+
+
+def _parse(item: dataclasses.Field[Any], raw: Any, described: str, error_type: type[ConfigError]) -> Any:
+    """Turn text (or a TOML value) into the field's type, or say what is allowed."""
+    try:
+        if isinstance(item.default, tuple):
+            parts = raw if isinstance(raw, list | tuple) else [part for part in str(raw).split(",") if part]
+            return tuple(str(part) for part in parts)
+        return _parse_single(item, raw)
+    except ValueError as error:
+        raise error_type(f"{described}: {error}") from None
+
+
+def _parse_single(item: dataclasses.Field[Any], raw: Any) -> Any:
+    kind, choices = item.metadata["kind"], item.metadata["choices"]
+    if kind == "flag":
+        return _parse_flag(raw)
+    if kind == "size":
+        return parse_size(raw)
+    if kind in ("count", "port"):
+        return _parse_integer(raw, 0 if kind == "port" else 1, 65_535 if kind == "port" else 1_000_000)
+    if kind == "seconds":
+        return _parse_seconds(raw)
+    if not isinstance(raw, str):
+        raise ValueError(f"{raw!r} is not text")
+    if choices and raw not in choices:
+        raise ValueError(f"'{raw}' is not one of {', '.join(choices)}")
+    return raw
+
+
+def _parse_flag(raw: Any) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    lowered = str(raw).lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError(f"'{raw}' is not true or false")
+
+
+def _parse_integer(raw: Any, least: int, most: int) -> int:
+    try:
+        number = int(str(raw))
+    except ValueError:
+        raise ValueError(f"'{raw}' is not a whole number from {least} to {most}") from None
+    if isinstance(raw, bool) or not least <= number <= most:
+        raise ValueError(f"{raw} is not a whole number from {least} to {most}")
+    return number
+
+
+def _parse_seconds(raw: Any) -> float:
+    try:
+        number = float(str(raw))
+    except ValueError:
+        raise ValueError(f"'{raw}' is not a number of seconds") from None
+    if not 0 < number <= 86_400:
+        raise ValueError(f"{raw} is not between 0 and 86400 seconds")
+    return number
+
+
+def parse_size(raw: Any) -> int:
+    """Turn ``10G``, ``512MiB`` or a number of bytes into bytes.
+
+    Raises:
+        ValueError: The text is not a size.
+    """
+    match = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", str(raw).strip(), re.IGNORECASE)
+    if match is None or isinstance(raw, bool):
+        raise ValueError(f"'{raw}' is not a size such as 512M or 20G")
+    return int(match.group(1)) * _SIZE_UNITS[match.group(2).upper()]
+
+
+def _check_together(config: Config, origins: Mapping[str, str]) -> None:
+    """Refuse values that are fine alone and wrong together, before any network use."""
+
+    def refuse(name: str, text: str) -> None:
+        error_type = UsageError if origins[name].startswith("flag") else ConfigError
+        raise error_type(f"{origins[name]}: {text}")
+
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", config.run):
+        refuse("run", f"'{config.run}' is not a run name: use letters, digits, '.', '_' and '-' (64 at most)")
+    for name in ("bootstrap", "announce"):
+        for address in getattr(config, name):
+            problem = address_problem(address, peer_needed=name == "bootstrap", port_zero_allowed=False)
+            if problem:
+                refuse(name, problem)
+    if config.listen:
+        problem = address_problem(config.listen, peer_needed=False, port_zero_allowed=True)
+        if problem:
+            refuse("listen", problem)
+    for uid in config.allow_uid:
+        if not uid.isdigit():
+            refuse("allow_uid", f"'{uid}' is not a numeric user id")
+
+
+_ADDRESS: Final = re.compile(
+    r"/(?:ip4/(?P<ip4>[0-9.]+)|ip6/(?P<ip6>[0-9a-fA-F:]+)|dns[46]?/(?P<name>[A-Za-z0-9.-]+))"
+    r"/(?:tcp|udp)/(?P<port>\d+)(?:/quic-v1|/ws)?(?P<peer>/p2p/[1-9A-HJ-NP-Za-km-z]+)?"
+)
+
+
+def address_problem(address: str, *, peer_needed: bool, port_zero_allowed: bool) -> str:
+    """Return what is wrong with a multiaddress, or an empty string."""
+    match = _ADDRESS.fullmatch(address)
+    example = "/ip4/203.0.113.7/tcp/4001" + ("/p2p/12D3KooW..." if peer_needed else "")
+    if match is None:
+        return f"'{address}' is not a multiaddress such as {example}"
+    if match["ip4"] and not _is_ip4(match["ip4"]):
+        return f"'{address}' holds no valid IPv4 address"
+    port = int(match["port"])
+    if port > 65_535:
+        return f"'{address}' has port {port}; ports end at 65535"
+    if port == 0 and not port_zero_allowed:
+        return f"'{address}' has port 0, which nobody can dial; name the real port"
+    if peer_needed and not match["peer"]:
+        return f"'{address}' does not end in /p2p/<peer>; copy it from the other node's start-up lines"
+    return ""
+
+
+def _is_ip4(text: str) -> bool:
+    parts = text.split(".")
+    return len(parts) == 4 and all(part.isdigit() and int(part) <= 255 for part in parts)

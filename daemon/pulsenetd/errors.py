@@ -1,0 +1,52 @@
+"""Failures of the node itself, and the exit code of every error (docs: exit codes)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pulsenet.errors import (
+    ConfigError,
+    IntegrityError,
+    PulsenetError,
+    StorageError,
+    UnavailableError,
+    UsageError,
+)
+
+
+class NoBootstrapError(UnavailableError):
+    """None of the bootstraps could be reached; the message has one line per address."""
+
+
+class AddressInUseError(PulsenetError):
+    """Another process listens where this node should."""
+
+
+class DirectoryLockedError(StorageError):
+    """Another process owns the data directory."""
+
+
+class P2pdError(PulsenetError):
+    """p2pd is missing, cannot run here, or keeps dying."""
+
+
+EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
+    (UsageError, 2),
+    (ConfigError, 78),
+    (NoBootstrapError, 3),
+    (AddressInUseError, 4),
+    (DirectoryLockedError, 4),
+    (IntegrityError, 5),
+    (StorageError, 6),
+    (P2pdError, 7),
+    (PulsenetError, 1),
+)
+"""First matching type wins, so subclasses come before their bases."""
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the documented exit code of an error."""
+    for error_type, code in EXIT_CODES:
+        if isinstance(error, error_type):
+            return code
+    return 1

@@ -1,0 +1,99 @@
+"""The only module that names Prometheus series.
+
+Labels come from closed sets, never from peers: no peer id, digest or version is ever a label value.
+A reason no table knows is counted as ``other``, so a stranger cannot invent series.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+REASONS: Final = frozenset(
+    """base_mismatch root_mismatch structure decode schema framing message-unknown signature untrusted wrong-run
+    wrong-type rollback expired fork epoch bad-chunk chunk-list enospc timeout closed refused not-found unavailable
+    handoff engine stale rate queue duplicate replaced not_publisher limit version""".split()
+)
+KINDS: Final = frozenset("patch skip anchor record head have rollouts chunk-list other".split())
+STAGES: Final = ("fetch", "decode", "verify", "pause", "apply", "encode", "commit")
+DIRECTIONS: Final = ("received", "sent")
+
+
+class Metrics:
+    """One node's series, in a registry of their own so that tests can build many."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._gauges: dict[str, Gauge] = {}
+        for name, text in _GAUGES.items():
+            self._gauges[name] = Gauge(f"pulsenet_{name}", text, registry=self.registry)
+        self.peers = Gauge("pulsenet_peers", "Peers by kind.", ["kind"], registry=self.registry)
+        self.bytes = Counter(
+            "pulsenet_bytes", "Payload bytes moved between peers.", ["direction", "kind"], registry=self.registry
+        )
+        self.wasted_bytes = Counter(
+            "pulsenet_wasted_bytes", "Bytes received that helped nobody.", ["reason"], registry=self.registry
+        )
+        self.rejected = Counter("pulsenet_rejected", "Refused inputs.", ["reason"], registry=self.registry)
+        self.retries = Counter("pulsenet_retries", "Requests sent again.", ["reason"], registry=self.registry)
+        self.p2pd_restarts = Counter("pulsenet_p2pd_restarts", "Times p2pd was restarted.", registry=self.registry)
+        self.published = Counter("pulsenet_published_versions", "Versions committed here.", registry=self.registry)
+        self.rollouts = Counter("pulsenet_rollouts", "Rollout batches by outcome.", ["outcome"], registry=self.registry)
+        self.update_seconds = Histogram(
+            "pulsenet_update_seconds",
+            "Seconds one stage of an update took.",
+            ["stage"],
+            buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
+            registry=self.registry,
+        )
+
+    def set(self, name: str, value: float) -> None:
+        """Set a gauge of :data:`_GAUGES`; the name is ours, so an unknown one is a programming error."""
+        self._gauges[name].set(value)
+
+    def count(self, name: str, label: str, value: float = 1.0) -> None:
+        """Add to a counter named by a core machine's ``Count`` effect."""
+        if name == "rejected":
+            self.rejected.labels(closed(label, REASONS)).inc(value)
+        elif name == "wasted_bytes":
+            self.wasted_bytes.labels(closed(label, REASONS)).inc(value)
+        elif name == "retries":
+            self.retries.labels(closed(label, REASONS)).inc(value)
+        elif name.startswith("bytes_"):
+            self.bytes.labels(name.removeprefix("bytes_"), closed(label, KINDS)).inc(value)
+        else:
+            raise KeyError(f"no counter is named {name}")
+
+    def observe(self, stage: str, seconds: float) -> None:
+        """Record how long one stage of an update took."""
+        assert stage in STAGES
+        self.update_seconds.labels(stage).observe(seconds)
+
+    def text(self) -> bytes:
+        """Return the exposition text."""
+        return generate_latest(self.registry)
+
+
+def closed(label: str, allowed: frozenset[str]) -> str:
+    """Return ``label`` if it belongs to the closed set, else ``other``."""
+    return label if label in allowed else "other"
+
+
+_GAUGES: Final = {
+    "applied_version": "Number of the newest version whose root was checked here; -1 before the first.",
+    "engine_version": "Number of the version the engine confirmed; -1 before the first.",
+    "latest_seen_version": "Number of the newest version heard of; -1 before the first.",
+    "version_lag": "Latest seen minus applied version; NaN while no publisher was heard.",
+    "version_age_seconds": "Seconds since the applied version was published or last confirmed as newest.",
+    "publisher_last_seen_timestamp_seconds": "Unix time at which the newest head was signed; 0 before the first.",
+    "publisher_seen": "1 while the newest head is within its validity.",
+    "stale": "1 when the newest head has outlived its validity.",
+    "fork": "1 when two valid manifests of one version disagree.",
+    "patch_density_ratio": "Changed share of the newest patch.",
+    "patch_compression_ratio": "Dense bytes over patch bytes of the newest patch.",
+    "reachable": "1 when a peer has opened a stream to this node.",
+    "clock_offset_seconds": "Seconds this clock runs ahead of the median of the peers.",
+    "store_bytes": "Bytes of blobs on disk.",
+    "rollout_queue_batches": "Rollout batches waiting for the training process.",
+}
