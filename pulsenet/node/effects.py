@@ -80,14 +80,14 @@ class EncodeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StoreAnchor:
-    """Write the committed version as an anchor blob; answered by ``AnchorStored``."""
+    """Write the committed version as an anchor blob; answered by ``AnchorStored`` or ``ExtraFailed``."""
 
     version: Version
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeSkip:
-    """Compose the patches between two versions; answered by ``SkipEncoded``."""
+    """Compose the patches between two versions; answered by ``SkipEncoded`` or ``ExtraFailed``."""
 
     base_version: Version
     version: Version
@@ -95,7 +95,10 @@ class EncodeSkip:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Make records and state durable in one transaction, then move the baseline; answered by ``Committed``."""
+    """Make records and state durable in one transaction, then move the baseline.
+
+    Answered by ``Committed``, or by ``EncodeFailed`` with nothing stored and the baseline where it was.
+    """
 
     generation: int
     version: Version
@@ -109,6 +112,17 @@ class DropSnapshot:
     """A newer snapshot replaced this waiting one; tell the training process."""
 
     generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseSnapshot:
+    """This snapshot will not be published; tell the training process.
+
+    ``reason`` is a stable code: ``not_publisher``, ``table``, ``superseded`` or ``authorities``.
+    """
+
+    generation: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +145,7 @@ class DialPeer:
 
 @dataclass(frozen=True, slots=True)
 class AnnounceHead:
-    """Put the signed head into the directory under our authority key."""
+    """Put the signed head into the directory under our authority key, and show it to the mesh as ``HeadSeen``."""
 
     record: SignedRecord
 
@@ -198,6 +212,7 @@ Effect = (
     | EncodeSkip
     | Commit
     | DropSnapshot
+    | RefuseSnapshot
     | SendRequest
     | DialPeer
     | AnnounceHead
@@ -222,6 +237,7 @@ EXECUTION_ORDER: dict[type[Effect], int] = {
     ApplyHop: 1,
     HandToEngine: 1,
     DropSnapshot: 1,
+    RefuseSnapshot: 1,
     SendRequest: 2,
     DialPeer: 2,
     AnnounceHead: 2,

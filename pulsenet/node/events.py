@@ -157,7 +157,10 @@ class PatchEncoded:
 
 @dataclass(frozen=True, slots=True)
 class EncodeFailed:
-    """The publish was given up and the baseline did not move; ``reason`` is a stable code."""
+    """The publish was given up, while encoding or at its commit, and the baseline did not move.
+
+    ``reason`` is a stable code.
+    """
 
     generation: int
     reason: str
@@ -182,6 +185,14 @@ class SkipEncoded:
     codec_id: int
     encoded_size_bytes: int
     changed_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraFailed:
+    """The anchor or skip patch in work for ``version`` was given up; ``reason`` is a stable code."""
+
+    version: Version
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +223,7 @@ Event = (
     | EncodeFailed
     | AnchorStored
     | SkipEncoded
+    | ExtraFailed
     | Committed
 )
 """Anything a machine may be told."""

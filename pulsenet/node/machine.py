@@ -1,0 +1,33 @@
+"""What every core machine offers its driver, and the rules between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from pulsenet.node.effects import Effect
+from pulsenet.node.events import Event
+
+Draw = Callable[[int], int]
+"""``draw(n)`` returns an integer from 0 to n - 1: chance, injected so that a run can be replayed."""
+
+
+class Machine(Protocol):
+    """A sans-IO state machine.
+
+    The driver starts a machine with one ``TimerFired``, calls it for one event at a time, and executes
+    the effects of a call by ``EXECUTION_ORDER`` before it calls again for an event they caused. Each
+    machine of a node has its own timer and its own request ids, so the driver keeps, per machine, the
+    newest ``SetTimer`` and hands a reply only to the machine that asked. Events that name no request
+    (``HeadSeen``, ``HaveSeen``, ``PeerConnected``, ``PeerLost``) go to every machine.
+    """
+
+    def handle(self, event: Event, now: float, now_ms: int) -> list[Effect]:
+        """Take in one event.
+
+        Args:
+            event: What happened.
+            now: Monotonic time in seconds; never falls.
+            now_ms: Unix time in milliseconds, corrected by the node's clock offset.
+        """
+        ...
