@@ -10,6 +10,7 @@
     │   └── TrustError          a signature, key or rule of the run does not hold
     ├── UnavailableError        nobody could answer in time: retry elsewhere
     ├── StorageError            the disk refused: free space, permissions, damage
+    │   └── LockedError         another process holds the data directory
     └── ConfigError             the operator's input is wrong: say what to change
         └── UsageError          the same, on the command line
 
@@ -66,7 +67,29 @@ class UnavailableError(PulsenetError):
 
 
 class StorageError(PulsenetError):
-    """The disk refused an operation, or holds something damaged."""
+    """The disk refused an operation, or holds something damaged (exit code 6).
+
+    Args:
+        message: Path, system error and what to do, for a person.
+        reason: Stable code: ``enospc``, ``readonly``, ``memory``, ``damaged``, ``locked`` or ``io``.
+    """
+
+    def __init__(self, message: str, reason: str = "io") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class LockedError(StorageError):
+    """Another process holds the data directory (exit code 4).
+
+    Args:
+        message: Names the directory and the owner.
+        owner_pid: Process that holds it, if the lock file says.
+    """
+
+    def __init__(self, message: str, owner_pid: int | None) -> None:
+        super().__init__(message, "locked")
+        self.owner_pid = owner_pid
 
 
 class ConfigError(PulsenetError):
