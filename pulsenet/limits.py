@@ -47,6 +47,9 @@ TENSOR_NAME_SIZE_BYTES_MAX: Final = 512
 TENSOR_DIMENSIONS_MAX: Final = 8
 """Dimensions of one tensor."""
 
+TENSOR_ELEMENTS_MAX: Final = 1 << 48
+"""Elements of one tensor: byte counts of any dtype then fit in 64 bits."""
+
 TABLE_SIZE_BYTES_MAX: Final = 16 << 20
 """Encoded parameter table: names, dtypes, shapes, aliases, exclusions."""
 
