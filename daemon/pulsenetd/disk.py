@@ -1,0 +1,216 @@
+"""Durable changes to files, one named step at a time, and the lock on a data directory.
+
+Everything the node must not lose goes through :class:`Disk`: write a temporary file, fsync it, rename it,
+fsync its directory. Tests hand in a ``Disk`` that stops before any one of these steps, as a power cut does.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import os
+from pathlib import Path
+
+from pulsenet.errors import LockedError, StorageError
+
+PARTIAL_SUFFIX = ".partial"
+"""Ends the name of every file that is not whole yet; start-up deletes what a crash left."""
+
+LOCK_NAME = "lock"
+
+Data = bytes | bytearray | memoryview
+
+_REASONS = {
+    errno.ENOSPC: "enospc",
+    errno.EDQUOT: "enospc",
+    errno.EROFS: "readonly",
+    errno.EACCES: "readonly",
+    errno.EPERM: "readonly",
+    errno.ENOMEM: "memory",
+}
+
+_partial_numbers = itertools.count()
+
+
+def describe_os_error(action: str, path: Path, error: OSError) -> StorageError:
+    """Wrap a system error so that a person reads what failed, where, and the errno."""
+    name = errno.errorcode.get(error.errno or 0, "unknown errno")
+    text = f"cannot {action} {path}: {error.strerror or error} ({name})"
+    return StorageError(text, _REASONS.get(error.errno or 0, "io"))
+
+
+class Disk:
+    """Does the steps of a durable write; a subclass may stop before any of them."""
+
+    def write(self, path: Path, data: Data) -> None:
+        """Step 1: create ``path`` (which must not exist) with these bytes, not yet durable."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        finally:
+            os.close(descriptor)
+
+    def fsync(self, path: Path) -> None:
+        """Step 2: make the file's bytes durable."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Step 3: put the file under its name, replacing what was there."""
+        os.replace(source, target)
+
+    def sync_directory(self, path: Path) -> None:
+        """Step 4: make the names in a directory durable."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def remove(self, path: Path) -> None:
+        """Delete a file; an absent one is no error."""
+        path.unlink(missing_ok=True)
+
+    def before_commit(self) -> None:
+        """Called before a database transaction becomes durable."""
+
+    def after_commit(self) -> None:
+        """Called once a database transaction is durable."""
+
+
+def write_durably(disk: Disk, path: Path, data: Data, *, sync_directory: bool = True) -> None:
+    """Put ``data`` at ``path`` so that after a crash it is whole or absent.
+
+    Args:
+        disk: Does the steps.
+        path: Final name; its directory exists.
+        data: The whole content.
+        sync_directory: False when the caller syncs the directory itself after a batch.
+
+    Raises:
+        StorageError: The system refused a step; no temporary file stays behind.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}-{next(_partial_numbers)}{PARTIAL_SUFFIX}")
+    try:
+        try:
+            disk.write(partial, data)
+            disk.fsync(partial)
+            disk.rename(partial, path)
+        except OSError:
+            # A full disk must get its space back: the next try may be smaller.
+            disk.remove(partial)
+            raise
+        if sync_directory:
+            disk.sync_directory(path.parent)
+    except OSError as error:
+        raise describe_os_error("write", path, error) from error
+
+
+def make_directory(disk: Disk, path: Path) -> None:
+    """Create a private directory (0700) and its parents, durably; an existing one is left as it is.
+
+    Raises:
+        StorageError: The system refused, or something else has this name.
+    """
+    if path.is_dir():
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+        disk.sync_directory(path.parent)
+    except OSError as error:
+        raise describe_os_error("create directory", path, error) from error
+
+
+def check_writable(path: Path) -> None:
+    """Prove that files can be made in a directory, before anything depends on it.
+
+    Raises:
+        StorageError: Names the directory and the errno.
+    """
+    probe = path / f"probe-{os.getpid()}{PARTIAL_SUFFIX}"
+    try:
+        probe.touch(mode=0o600)
+        probe.unlink()
+    except OSError as error:
+        raise describe_os_error("write in", path, error) from error
+
+
+def free_size_bytes(path: Path) -> int:
+    """Return how many bytes an ordinary user may still write on the file system of ``path``."""
+    try:
+        found = os.statvfs(path)
+    except OSError as error:
+        raise describe_os_error("read free space of", path, error) from error
+    return found.f_bavail * found.f_frsize
+
+
+def require_free_space(path: Path, size_bytes: int) -> None:
+    """Refuse early what the disk cannot hold.
+
+    Raises:
+        StorageError: Reason ``enospc``; names both figures.
+    """
+    free = free_size_bytes(path)
+    if free < size_bytes:
+        raise StorageError(
+            f"{path} has {free} bytes free and {size_bytes} are needed: free some, or use another --data-dir",
+            "enospc",
+        )
+
+
+class DirectoryLock:
+    """A data directory held by this process until ``release`` or its death.
+
+    The kernel drops the lock with the process, so a lock file left by a crash never blocks a start.
+    """
+
+    def __init__(self, directory: Path, descriptor: int) -> None:
+        self.directory = directory
+        self._descriptor: int | None = descriptor
+
+    @classmethod
+    def acquire(cls, directory: Path) -> DirectoryLock:
+        """Take the lock of an existing directory and write our process id into it.
+
+        Raises:
+            LockedError: Another process has it; names its process id.
+            StorageError: The lock file cannot be made.
+        """
+        path = directory / LOCK_NAME
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise describe_os_error("open lock file", path, error) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        except BlockingIOError as error:
+            owner = _read_owner(descriptor)
+            os.close(descriptor)
+            who = f"process {owner}" if owner is not None else "another process"
+            raise LockedError(f"{directory} is in use by {who}: stop it, or use another --data-dir", owner) from error
+        except OSError as error:
+            os.close(descriptor)
+            raise describe_os_error("lock", path, error) from error
+        return cls(directory, descriptor)
+
+    def release(self) -> None:
+        """Give the directory up; a second call does nothing."""
+        if self._descriptor is not None:
+            # The file stays: deleting it would let two processes lock two different files of one name.
+            os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _read_owner(descriptor: int) -> int | None:
+    text = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+    return int(text) if text.isdecimal() else None

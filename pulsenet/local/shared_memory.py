@@ -1,0 +1,280 @@
+"""Weights in shared memory: sealed snapshots from a training process, and regions the daemon lends.
+
+A *region* holds the tensors of one :class:`~pulsenet.tensors.params.ParameterTable` in its dense layout.
+A *snapshot* is a memfd its maker filled with ``pwrite`` and then sealed for good: nobody, its maker
+included, can change, shrink or grow it, so the reader uses it in place, without a copy. A *lent* region
+is one its owner still changes through a mapping made before sealing; all others can only read it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from pulsenet.errors import LocalProtocolError, RemoteProtocolError, StorageError
+from pulsenet.tensors.params import ParameterTable
+
+Bytes = npt.NDArray[np.uint8]
+Buffer = bytes | bytearray | memoryview | Bytes
+
+_F_SEAL_FUTURE_WRITE = 0x10
+"""Linux 5.1 and newer: mappings made before stay writable, nothing else does. Not named by ``fcntl`` yet."""
+
+SNAPSHOT_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+LENT_SEALS = _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+_READ_ONLY_SEALS = fcntl.F_SEAL_WRITE | _F_SEAL_FUTURE_WRITE
+
+
+def create_memory(name: str, size_bytes: int) -> int:
+    """Return the descriptor of a fresh memfd of this size, zero-filled, not yet sealed.
+
+    Raises:
+        StorageError: The system has no memory for it, or no memfds (reason ``memory``).
+    """
+    if not hasattr(os, "memfd_create"):
+        raise StorageError("shared memory needs memfd_create, which this system does not have (Linux only)", "memory")
+    try:
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise StorageError(f"cannot create shared memory: {error.strerror}", "memory") from error
+    try:
+        os.ftruncate(descriptor, size_bytes)
+    except OSError as error:
+        os.close(descriptor)
+        raise StorageError(f"cannot reserve {size_bytes} bytes of shared memory: {error.strerror}", "memory") from error
+    return descriptor
+
+
+def write_at(descriptor: int, data: Buffer, offset: int) -> None:
+    """Write all of ``data`` at ``offset`` with ``pwrite``.
+
+    Raises:
+        StorageError: Memory ran out (reason ``memory``).
+    """
+    rest = _as_view(data)
+    while rest:
+        try:
+            written = os.pwrite(descriptor, rest, offset)
+        except OSError as error:
+            raise StorageError(f"cannot write shared memory: {error.strerror}", "memory") from error
+        offset += written
+        rest = rest[written:]
+
+
+def _as_view(data: Buffer) -> memoryview:
+    return (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
+
+
+def seal_snapshot(descriptor: int) -> None:
+    """Make a filled memfd immutable for everybody; needs every writable mapping of it gone.
+
+    Raises:
+        LocalProtocolError: A writable mapping is still open, or it was sealed before.
+    """
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SNAPSHOT_SEALS)
+    except OSError as error:
+        raise LocalProtocolError(f"cannot seal the snapshot: {error.strerror}") from error
+
+
+def check_snapshot(descriptor: int, size_bytes: int) -> None:
+    """Refuse a descriptor received from another process unless it is an immutable memfd of this size.
+
+    Raises:
+        RemoteProtocolError: ``handoff-unsealed`` or ``handoff-size``.
+    """
+    seals = _get_seals(descriptor)
+    if seals & SNAPSHOT_SEALS != SNAPSHOT_SEALS:
+        raise RemoteProtocolError("handoff-unsealed", f"seals are {seals:#x}, {SNAPSHOT_SEALS:#x} needed")
+    _check_size(descriptor, size_bytes)
+
+
+def check_lent(descriptor: int, size_bytes: int) -> None:
+    """Refuse a descriptor received from the daemon unless it cannot change size under its reader.
+
+    Raises:
+        RemoteProtocolError: ``handoff-unsealed`` or ``handoff-size``.
+    """
+    seals = _get_seals(descriptor)
+    fixed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+    if seals & fixed != fixed or not seals & _READ_ONLY_SEALS:
+        raise RemoteProtocolError("handoff-unsealed", f"seals are {seals:#x}")
+    _check_size(descriptor, size_bytes)
+
+
+def _get_seals(descriptor: int) -> int:
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise RemoteProtocolError("handoff-unsealed", "not a memfd") from error
+
+
+def _check_size(descriptor: int, size_bytes: int) -> None:
+    found = os.fstat(descriptor).st_size
+    if found != size_bytes:
+        raise RemoteProtocolError("handoff-size", f"{found} bytes, the table needs {size_bytes}")
+
+
+class Region:
+    """One mapped memfd with its bytes as a numpy array; closing is safe to repeat.
+
+    The descriptor belongs to the region. Arrays taken from ``bytes`` keep the memory alive until they
+    are gone, so ``close`` drops the region's own reference and the memory follows the last view.
+    """
+
+    def __init__(self, descriptor: int, mapping: mmap.mmap | None, *, writable: bool) -> None:
+        self._descriptor = descriptor
+        self._bytes: Bytes = np.frombuffer(mapping if mapping is not None else bytearray(), dtype=np.uint8)
+        self.writable = writable
+
+    @classmethod
+    def create(cls, name: str, size_bytes: int) -> Region:
+        """Make a zero-filled region that this process may write and all others may only read.
+
+        Raises:
+            StorageError: No memory for it (reason ``memory``).
+        """
+        descriptor = create_memory(name, size_bytes)
+        try:
+            if size_bytes:
+                # Reserve the pages now: running out later would be a SIGBUS, not an error.
+                os.posix_fallocate(descriptor, 0, size_bytes)
+            mapping = mmap.mmap(descriptor, size_bytes, mmap.MAP_SHARED) if size_bytes else None
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, LENT_SEALS)
+        except OSError as error:
+            os.close(descriptor)
+            raise StorageError(f"cannot map {size_bytes} bytes of shared memory: {error.strerror}", "memory") from error
+        return cls(descriptor, mapping, writable=True)
+
+    @classmethod
+    def open_snapshot(cls, descriptor: int, size_bytes: int) -> Region:
+        """Map a received snapshot for reading; takes the descriptor over, and closes it on refusal.
+
+        Raises:
+            RemoteProtocolError: ``handoff-unsealed`` or ``handoff-size``.
+        """
+        try:
+            check_snapshot(descriptor, size_bytes)
+            # Private: kernels before 6.7 refuse shared mappings of a write-sealed memfd. No page is copied.
+            return cls._map(descriptor, size_bytes, mmap.MAP_PRIVATE)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def open_lent(cls, descriptor: int, size_bytes: int) -> Region:
+        """Map a received region for reading; takes the descriptor over, and closes it on refusal.
+
+        Raises:
+            RemoteProtocolError: ``handoff-unsealed`` or ``handoff-size``.
+        """
+        try:
+            check_lent(descriptor, size_bytes)
+            return cls._map(descriptor, size_bytes, mmap.MAP_SHARED)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def _map(cls, descriptor: int, size_bytes: int, flags: int) -> Region:
+        if not size_bytes:
+            return cls(descriptor, None, writable=False)
+        try:
+            mapping = mmap.mmap(descriptor, size_bytes, flags, mmap.PROT_READ)
+        except OSError as error:
+            raise StorageError(f"cannot map {size_bytes} bytes of shared memory: {error.strerror}", "memory") from error
+        return cls(descriptor, mapping, writable=False)
+
+    @property
+    def bytes(self) -> Bytes:
+        """The region as flat uint8, read-only unless ``writable``."""
+        return self._bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the region in bytes."""
+        return int(self._bytes.size)
+
+    def reopen_for_reading(self) -> int:
+        """Return a new read-only descriptor of the same memory, to be passed on; the caller closes it."""
+        return os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Close the descriptor and let go of the memory."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        self._bytes = np.zeros(0, dtype=np.uint8)
+
+
+class SnapshotWriter:
+    """Fills a snapshot block by block in bounded memory, then seals it."""
+
+    def __init__(self, table: ParameterTable) -> None:
+        self._table = table
+        self._written_size_bytes = [0] * len(table.tensors)
+        self._descriptor = create_memory("pulsenet-snapshot", table.layout_size_bytes)
+
+    def write_block(self, tensor_index: int, offset_bytes: int, data: Buffer) -> None:
+        """Store the next bytes of one tensor (row-major, little-endian); blocks of a tensor come in order.
+
+        Raises:
+            LocalProtocolError: Out of order, or beyond the tensor's end.
+            StorageError: Memory ran out.
+        """
+        view = _as_view(data)
+        spec = self._table.tensors[tensor_index]
+        expected = self._written_size_bytes[tensor_index]
+        if offset_bytes != expected:
+            raise LocalProtocolError(f"tensor {spec.name}: block at byte {offset_bytes}, the next is {expected}")
+        if offset_bytes + len(view) > spec.size_bytes:
+            raise LocalProtocolError(
+                f"tensor {spec.name}: block ends at byte {offset_bytes + len(view)} of {spec.size_bytes}"
+            )
+        write_at(self._descriptor, view, self._table.offsets[tensor_index] + offset_bytes)
+        self._written_size_bytes[tensor_index] = offset_bytes + len(view)
+
+    def seal(self) -> int:
+        """Make the snapshot immutable and return its descriptor, which the caller now owns.
+
+        Raises:
+            LocalProtocolError: A tensor is not whole.
+        """
+        for spec, written in zip(self._table.tensors, self._written_size_bytes, strict=True):
+            if written != spec.size_bytes:
+                raise LocalProtocolError(f"tensor {spec.name} has {written} of {spec.size_bytes} bytes")
+        seal_snapshot(self._descriptor)
+        descriptor, self._descriptor = self._descriptor, -1
+        return descriptor
+
+    def close(self) -> None:
+        """Give up an unsealed snapshot; does nothing after ``seal``."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def write_snapshot(table: ParameterTable, blocks: Iterable[tuple[int, int, Buffer]]) -> int:
+    """Copy a version into a sealed snapshot and return its descriptor, owned by the caller.
+
+    Args:
+        table: The version's tensors.
+        blocks: ``(tensor_index, offset_bytes, data)``, in order within each tensor.
+
+    Raises:
+        LocalProtocolError: A tensor is not whole, or its blocks are out of order.
+        StorageError: Memory ran out.
+    """
+    writer = SnapshotWriter(table)
+    try:
+        for tensor_index, offset_bytes, data in blocks:
+            writer.write_block(tensor_index, offset_bytes, data)
+        return writer.seal()
+    finally:
+        writer.close()
