@@ -100,7 +100,8 @@ class Commit:
     Answered by ``Committed``, or by ``EncodeFailed`` with nothing stored and the baseline where it was.
     """
 
-    generation: int
+    generation: int | None
+    """``None`` for an anchor or skip beside the committed version: the baseline stays, failure is ``ExtraFailed``."""
     version: Version
     root: Digest
     records: tuple[SignedRecord, ...]
