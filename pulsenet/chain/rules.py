@@ -1,0 +1,146 @@
+"""What a single record must satisfy by itself, whoever signed it (SPEC section 4).
+
+Rules that need other records (who may sign, what came before) are in ``chain/trust.py``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pulsenet import limits
+from pulsenet.chain.records import (
+    Catalogue,
+    CatalogueEntry,
+    Descriptor,
+    EpochRecord,
+    Have,
+    Head,
+    Kind,
+    Manifest,
+    RolloutBatch,
+)
+from pulsenet.errors import RemoteProtocolError
+from pulsenet.ids import Version
+
+Signable = Descriptor | EpochRecord | Manifest | Catalogue | Head | Have | RolloutBatch
+"""Every record a run signs."""
+
+HEAD_VALIDITY_MS_MAX: Final = int(limits.HEAD_VALIDITY_SECONDS * 1000)
+RAW_SIZE_BYTES_MAX: Final = limits.CHUNK_LIST_ENTRIES_MAX * limits.CHUNK_SIZE_BYTES_MAX
+
+
+def check_record(record: Signable) -> None:
+    """Check the rules of the record's type.
+
+    Raises:
+        RemoteProtocolError: ``schema``, with the rule that does not hold.
+    """
+    if isinstance(record, Descriptor):
+        _check_descriptor(record)
+    elif isinstance(record, EpochRecord):
+        _check_epoch(record)
+    elif isinstance(record, Manifest):
+        _check_manifest(record)
+    elif isinstance(record, Catalogue):
+        _check_catalogue(record)
+    elif isinstance(record, Head):
+        _check_head(record)
+    elif isinstance(record, Have):
+        _check_have(record)
+    else:
+        _require(record.version_first <= record.version_last, "rollouts: version_first above version_last")
+
+
+def compute_encoded_size_bytes_max(raw_size_bytes: int) -> int:
+    """Return the most bytes a blob of a version of this dense size may have."""
+    grown = -(-raw_size_bytes * 101 // 100)  # PATCH_OVERHEAD_RATIO_MAX in whole numbers, rounded up
+    return grown + 64 * limits.TENSORS_MAX + 1024
+
+
+def _require(condition: bool, detail: str) -> None:
+    if not condition:
+        raise RemoteProtocolError("schema", detail)
+
+
+def _ascends(items: Sequence[Any]) -> bool:
+    return all(first < second for first, second in itertools.pairwise(items))
+
+
+def _check_descriptor(record: Descriptor) -> None:
+    _require((record.revision == 0) == (record.previous is None), "descriptor: only the genesis has no previous")
+    for role in ("owners", "authorities", "trainers", "inferencers"):
+        _require(_ascends(getattr(record, role)), f"descriptor: {role} do not ascend, or one occurs twice")
+    _require(1 <= record.owner_threshold <= len(record.owners), "descriptor: owner_threshold outside 1..owners")
+    _require(record.owner_threshold <= limits.SIGNATURES_MAX, "descriptor: owner_threshold above SIGNATURES_MAX")
+    _require(len(record.authorities) >= 1, "descriptor: no authority")
+    base = (record.table_digest, record.base_root, record.base_blob_id)
+    _require(all(base) or not any(base), "descriptor: table and base are given in part")
+    _require(_ascends([name.encode() for name, _ in record.constants]), "descriptor: constants do not ascend")
+    _require(record.anchor_interval >= 1, "descriptor: anchor_interval 0")
+    _require(1 <= record.wire_version_min <= record.wire_version_max, "descriptor: wire versions out of order")
+
+
+def _check_epoch(record: EpochRecord) -> None:
+    _require(record.epoch >= 1, "epoch: epoch 0 has no record")
+    _require(record.first_number >= 1, "epoch: numbers start at 1")
+    _require((record.kept_version is None) == (record.kept_root is None), "epoch: kept version without its root")
+    if record.kept_version is not None:
+        _require(record.kept_version.epoch < record.epoch, "epoch: keeps a version of itself or later")
+        _require(record.kept_version.number < record.first_number, "epoch: first_number not above what it keeps")
+
+
+def _check_step(kind: Kind, base: Version | None, version: Version) -> None:
+    """Check where one manifest leads from and to."""
+    _require(version.number >= 1, f"{kind}: numbers start at 1")
+    if base is None:
+        _require(kind is Kind.ANCHOR, f"{kind} without a base version")
+        return
+    _require(kind is not Kind.ANCHOR, "anchor with a base version")
+    if base.epoch == version.epoch:
+        span = version.number - base.number
+        _require(span == 1 if kind is Kind.PATCH else span >= 2, f"{kind} from {base} to {version}")
+    else:
+        _require(kind is Kind.PATCH, f"{kind} across epochs")
+        _require(base.epoch < version.epoch and base.number < version.number, f"{kind} from {base} to {version}")
+
+
+def _check_manifest(record: Manifest) -> None:
+    _check_step(record.kind, record.base_version, record.version)
+    _require((record.base_version is None) == (record.base_root is None), "manifest: base version without its root")
+    _require(record.raw_size_bytes <= RAW_SIZE_BYTES_MAX, "manifest: raw_size_bytes above the limit")
+    _require(record.element_count <= record.raw_size_bytes, "manifest: more elements than bytes")
+    _require(record.changed_count <= record.element_count, "manifest: more changes than elements")
+    if record.kind is Kind.ANCHOR:
+        _require(record.changed_count == record.element_count, "manifest: an anchor changes every element")
+    _require(
+        record.encoded_size_bytes <= compute_encoded_size_bytes_max(record.raw_size_bytes),
+        f"manifest: {record.encoded_size_bytes} bytes encode {record.raw_size_bytes}",
+    )
+
+
+def entry_key(entry: CatalogueEntry) -> tuple[Version, str, Version]:
+    """Return the order of catalogue entries: by version, then kind, then base version (an anchor's first)."""
+    return entry.version, entry.kind.value, entry.base_version or Version(0, 0)
+
+
+def _check_catalogue(record: Catalogue) -> None:
+    _require(_ascends([entry_key(entry) for entry in record.entries]), "catalogue: entries do not ascend")
+    roots: dict[Version, bytes] = {}
+    for entry in record.entries:
+        _check_step(entry.kind, entry.base_version, entry.version)
+        _require(entry.version.epoch <= record.epoch, f"catalogue: {entry.version} is of a later epoch")
+        _require(roots.setdefault(entry.version, entry.root) == entry.root, f"catalogue: two roots for {entry.version}")
+
+
+def _check_head(record: Head) -> None:
+    _require(record.version.number >= 1, "head: numbers start at 1")
+    _require((record.version.epoch == 0) == (record.epoch_digest is None), "head: epoch 0 alone has no epoch record")
+    validity_ms = record.valid_until_ms - record.issued_at_ms
+    _require(0 < validity_ms <= HEAD_VALIDITY_MS_MAX, f"head: valid for {validity_ms} ms")
+
+
+def _check_have(record: Have) -> None:
+    _require(record.version_first <= record.version_last, "have: version_first above version_last")
+    _require(_ascends(record.anchors), "have: anchors do not ascend")
