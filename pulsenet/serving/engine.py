@@ -1,0 +1,138 @@
+"""What pulsenet asks of anything that serves weights: two calls, and to say which version it holds.
+
+An engine is told *what* to hold, never how it came here: either the positions that differ from the version it holds
+(absolute records: index, old bits, new bits) or everything. Each call returns only once the weights are whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pulsenet.codec.changes import Changes
+from pulsenet.errors import IntegrityError, PatchMismatchError
+from pulsenet.ids import Digest, Version, short
+from pulsenet.tensors.params import ParameterTable
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordsUpdate:
+    """The changes that lead from the engine's version to ``version``."""
+
+    base_version: Version
+    """What the engine must hold; anything else is refused."""
+    version: Version
+    root: Digest
+    """Root of ``version``."""
+    table: ParameterTable
+    changes: Callable[[], Iterator[Changes]]
+    """Starts a fresh walk over the records, ascending by tensor; the same records every time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FullUpdate:
+    """Every byte of ``version``."""
+
+    version: Version
+    root: Digest
+    table: ParameterTable
+    region: Bytes
+    """The dense layout of ``table``, read-only."""
+
+    def tensor_bytes(self, tensor_index: int) -> Bytes:
+        """Return the bytes of one tensor: a flat view of the region."""
+        offset_bytes = self.table.offsets[tensor_index]
+        return self.region[offset_bytes : offset_bytes + self.table.tensors[tensor_index].size_bytes]
+
+
+class Engine(Protocol):
+    """Holds weights and serves from them.
+
+    Both calls return once the weights are whole and verified, with ``version`` moved. When one raises, the weights
+    are what they were before and ``version`` stays, or ``version`` is ``None`` and nothing is served until
+    ``load_full`` succeeds. A reader never sees a mix.
+    """
+
+    @property
+    def version(self) -> Version | None:
+        """The version the weights are, bit by bit; ``None`` while that is not known."""
+
+    def apply_records(self, update: RecordsUpdate) -> None:
+        """Move from ``update.base_version`` to ``update.version``.
+
+        Raises:
+            PatchMismatchError: The engine does not hold the base, or the records do not fit it.
+            IntegrityError: The result does not have the root.
+        """
+
+    def load_full(self, update: FullUpdate) -> None:
+        """Replace all weights, whatever they were.
+
+        Raises:
+            PatchMismatchError: The engine's parameters are not those of ``update.table``.
+            IntegrityError: The result does not have the root.
+        """
+
+
+def check_base(held: Version | None, update: RecordsUpdate) -> None:
+    """Refuse records that start from another version than the one held."""
+    if held != update.base_version:
+        raise PatchMismatchError(
+            f"records lead from {update.base_version} to {update.version}, but the engine holds "
+            f"{held or 'an unknown version'}: ask for a full load"
+        )
+
+
+def check_root(version: Version, expected: Digest, found: Digest) -> None:
+    """Refuse a result whose root is not the version's."""
+    if found != expected:
+        raise IntegrityError(
+            f"weights of version {version} have root {short(found)}, expected {short(expected)}: load them in full"
+        )
+
+
+def check_records(changes: Iterable[Changes], table: ParameterTable) -> int:
+    """Check the structure of every record before any is written, and return how many values change.
+
+    Indices must be unsigned, strictly ascending and inside their tensor, with as many old and new bits as indices.
+    Indexing would otherwise wrap, repeat or cross into a neighbour without an error.
+
+    Raises:
+        PatchMismatchError: A record does not fit the table.
+    """
+    changed_count = 0
+    for change in changes:
+        if not 0 <= change.tensor_index < len(table.tensors):
+            raise PatchMismatchError(f"records name tensor {change.tensor_index} of {len(table.tensors)}")
+        spec = table.tensors[change.tensor_index]
+        indices = change.indices
+        count = len(indices)
+        if len(change.new_bits) != count or len(change.old_bits) != count:
+            raise PatchMismatchError(f"records of {spec.name} have {count} indices and {len(change.new_bits)} values")
+        for bits in (change.old_bits, change.new_bits):
+            if bits.dtype.itemsize != spec.element_size_bytes:
+                raise PatchMismatchError(f"records of {spec.name} hold {bits.dtype} where it has {spec.dtype}")
+        if count == 0:
+            continue
+        if indices.dtype.kind != "u":
+            raise PatchMismatchError(f"records of {spec.name} have signed indices")
+        if count > 1 and not bool(np.all(indices[1:] > indices[:-1])):
+            raise PatchMismatchError(f"records of {spec.name} have indices that repeat or go backwards")
+        if int(indices[-1]) >= spec.element_count:
+            raise PatchMismatchError(
+                f"records of {spec.name} reach index {int(indices[-1])}, but it has {spec.element_count} elements"
+            )
+        changed_count += count
+    return changed_count
+
+
+def describe_names(names: Iterable[str]) -> str:
+    """Return the count and the first five names, for one line of an error."""
+    listed = list(names)
+    return f"{len(listed)} ({', '.join(listed[:5])}{', …' if len(listed) > 5 else ''})"
