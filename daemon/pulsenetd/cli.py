@@ -1,0 +1,74 @@
+"""The ``pulsenet`` command: parse, dispatch, and turn every failure into one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import NoReturn
+
+from pulsenet.errors import PulsenetError, UsageError
+from pulsenetd.commands import config, demo, join, keygen, patch, run, status, verify
+from pulsenetd.errors import exit_code
+from pulsenetd.logs import printable
+
+_EPILOG = """\
+examples:
+  pulsenet demo                                 a whole swarm on this machine
+  pulsenet join --role trainer                  open the private run 'local'
+  pulsenet join --role inferencer               second terminal: follow it
+  pulsenet patch make OLD NEW -o FILE           what a patch of your own checkpoints costs
+
+Every option of 'join' is also a PULSENET_* variable and a key of the TOML file given with --config.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of exiting, so that usage errors leave through the same door as all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see '{self.prog} --help'")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    parser = _Parser(
+        prog="pulsenet",
+        description="Move model weights and pseudo-gradients between volunteers' machines.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"pulsenet {version('pulsenet')}")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    for module in (join, run, keygen, status, verify, patch, config, demo):
+        module.add_parser(commands)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    debug = "--debug" in (sys.argv[1:] if arguments is None else arguments)
+    try:
+        parsed = build_parser().parse_args(arguments)
+        code: int = parsed.run_command(parsed)
+        sys.stdout.flush()
+        return code
+    except PulsenetError as error:
+        if debug:
+            raise
+        for line in str(error).splitlines():
+            print(f"pulsenet: {printable(line)}", file=sys.stderr)
+        return exit_code(error)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has left; keep the interpreter from complaining about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""One module per command of ``pulsenet``; each offers ``add_parser`` and a function that returns an exit code."""

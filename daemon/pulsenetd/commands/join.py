@@ -1,0 +1,36 @@
+"""``pulsenet join``: run a node until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from pulsenetd.commands.config import add_options, resolve
+
+_EPILOG = """\
+examples:
+  pulsenet join --role trainer                        open or re-open the private run 'local' on loopback
+  pulsenet join --role inferencer                     follow it from a second terminal
+  pulsenet join --role inferencer --token pulse1...   follow somebody's run
+  pulsenet join --role seed --token pulse1... --listen /ip4/0.0.0.0/tcp/4001
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add ``join`` to the command line."""
+    parser = commands.add_parser(
+        "join",
+        help="run a node",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Join a run and stay in it. Each option may also be given as PULSENET_<NAME> or in --config.",
+    )
+    add_options(parser)
+    parser.set_defaults(run_command=_join)
+
+
+def _join(arguments: argparse.Namespace) -> int:
+    resolved = resolve(arguments)
+    from pulsenetd import app
+
+    return app.run_node(resolved.config)

@@ -1,0 +1,31 @@
+"""``pulsenet keygen``: make a node's key before the node exists."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from pulsenet.errors import UsageError
+
+
+def add_parser(commands: Any) -> None:
+    """Add ``keygen`` to the command line."""
+    parser = commands.add_parser("keygen", help="make a key and print its peer id")
+    parser.add_argument("file", metavar="FILE", help="key file to write, mode 0600; a node's is DATA_DIR/identity.key")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run_command=_keygen)
+
+
+def _keygen(arguments: argparse.Namespace) -> int:
+    from pulsenetd import identity
+
+    path = Path(arguments.file)
+    if path.exists():
+        raise UsageError(f"{path} exists already; a key is never overwritten")
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    made = identity.load_or_create(path)
+    text = identity.to_libp2p_text(made.peer_id)
+    print(json.dumps({"peer_id": text, "public_key": made.peer_id.hex(), "file": str(path)}) if arguments.json else text)
+    return 0

@@ -1,0 +1,243 @@
+"""``pulsenet run``: create a run, show it, and change whom it trusts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pulsenet import limits
+from pulsenet.chain.records import Descriptor
+from pulsenet.chain.token import encode_token
+from pulsenet.errors import ConfigError, UsageError
+from pulsenet.ids import PeerId
+from pulsenet.wire.schema import decode_value
+from pulsenetd import config, runs
+
+
+def add_parser(commands: Any) -> None:
+    """Add ``run create|show|admit|revoke|promote|countersign`` to the command line."""
+    parser = commands.add_parser("run", help="create a run or change whom it trusts")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    create = actions.add_parser("create", help="name a run, list its keys, print its join token")
+    create.add_argument("name", metavar="NAME")
+    create.add_argument("--authority", action="append", default=[], metavar="KEY", help="key that may publish")
+    create.add_argument("--trainer", action="append", default=[], metavar="KEY", help="key that may contribute")
+    create.add_argument("--inferencer", action="append", default=[], metavar="KEY", help="key whose rollouts count")
+    create.add_argument("--open-inferencers", type=int, default=0, metavar="N", help="unlisted inferencers admitted")
+    create.add_argument("--private", action="store_true", help="only holders of the token find the run")
+    create.add_argument("--anchor-interval", type=int, default=limits.ANCHOR_INTERVAL_DEFAULT, metavar="N")
+    create.add_argument("--publish-interval", type=float, default=0.0, metavar="SECONDS", help="least time between versions")
+    create.add_argument("--bootstrap", action="append", default=[], metavar="ADDR", help="address put into the token")
+    create.add_argument("--expires", type=float, default=0.0, metavar="HOURS", help="life of the token; 0 for ever")
+    _common(create, _create)
+    show = actions.add_parser("show", help="print a run's descriptor and token")
+    show.add_argument("name", metavar="NAME", nargs="?", default=runs.LOCAL_RUN)
+    _common(show, _show)
+    for action, (text, _) in _CHANGES.items():
+        change = actions.add_parser(action, help=text)
+        change.add_argument("name", metavar="NAME")
+        change.add_argument("key", metavar="KEY", help="peer id, or public key in hexadecimal")
+        if action == "admit":
+            change.add_argument("--role", choices=("trainer", "inferencer"), required=True)
+        _common(change, _change)
+    countersign = actions.add_parser("countersign", help="add an owner's signature to the newest revision")
+    countersign.add_argument("name", metavar="NAME")
+    _common(countersign, _countersign)
+
+
+def _common(parser: argparse.ArgumentParser, function: Callable[[argparse.Namespace], int]) -> None:
+    parser.add_argument("--owner-key", metavar="FILE", help="owner's key (default: owner.key in the run's directory)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run_command=function)
+
+
+def _run_path(name: str) -> Path:
+    config.resolve({"run": name}, {}, None)  # refuses names that are not run names
+    return runs.run_path(runs.data_home(os.environ), name)
+
+
+def parse_key(text: str) -> PeerId:
+    """Return the key a person typed: a libp2p peer id or 64 hexadecimal digits.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    from pulsenetd import identity
+
+    if len(text) == 64:
+        try:
+            return PeerId(bytes.fromhex(text))
+        except ValueError:
+            pass
+    try:
+        return identity.from_libp2p_text(text)
+    except Exception as error:
+        raise UsageError(f"'{text}' is not a key: give a peer id (12D3KooW...) or 64 hexadecimal digits") from error
+
+
+def _owner(arguments: argparse.Namespace, run: Path) -> Any:
+    from pulsenetd import identity
+
+    path = Path(arguments.owner_key) if arguments.owner_key else run / "owner.key"
+    return identity.load_or_create(path) if arguments.action == "create" else _load_owner(path)
+
+
+def _load_owner(path: Path) -> Any:
+    from pulsenetd import identity
+
+    try:
+        return identity.load(path)
+    except FileNotFoundError:
+        raise ConfigError(f"no owner key at {path}; give --owner-key FILE") from None
+
+
+def _create(arguments: argparse.Namespace) -> int:
+    if arguments.anchor_interval < 1:
+        raise UsageError(f"--anchor-interval: {arguments.anchor_interval} is not at least 1")
+    if not 0 <= arguments.open_inferencers <= limits.KEYS_PER_ROLE_MAX:
+        raise UsageError(f"--open-inferencers: {arguments.open_inferencers} is not from 0 to {limits.KEYS_PER_ROLE_MAX}")
+    if not arguments.authority:
+        raise UsageError("--authority: name at least one key that may publish (make it with 'pulsenet keygen FILE')")
+    for address in arguments.bootstrap:
+        if problem := config.address_problem(address, peer_needed=True, port_zero_allowed=False):
+            raise UsageError(f"--bootstrap: {problem}")
+    path = _run_path(arguments.name)
+    owner = _owner(arguments, path)
+    authorities = [parse_key(key) for key in arguments.authority]
+    descriptor = runs.genesis(
+        arguments.name,
+        nonce=secrets.token_bytes(16),
+        owner=owner.peer_id,
+        authorities=authorities,
+        trainers=[parse_key(key) for key in arguments.trainer] or authorities,
+        inferencers=[parse_key(key) for key in arguments.inferencer],
+        open_inferencers_max=arguments.open_inferencers,
+        private=arguments.private,
+        anchor_interval=arguments.anchor_interval,
+        publish_interval_min_ms=round(arguments.publish_interval * 1_000),
+    )
+    expires = round((time.time() + arguments.expires * 3_600) * 1_000) if arguments.expires > 0 else None
+    secret = secrets.token_bytes(16) if arguments.private else b""
+    file = runs.create_run(
+        path,
+        descriptor,
+        sign=owner.sign,
+        owner=owner.peer_id,
+        bootstraps=tuple(arguments.bootstrap),
+        secret=secret,
+        expires_at_ms=expires,
+    )
+    token = encode_token(file.token)
+    if arguments.json:
+        print(json.dumps({"name": arguments.name, "run_id": file.token.run_id.hex(), "token": token, "dir": str(path)}))
+    else:
+        print(f"run {arguments.name} ({file.token.run_id.hex()[:16]}) written to {path}")
+        print(f"keep {path / 'owner.key'} safe: it alone can change whom the run trusts")
+        print(f"join token: {token}")
+    return 0
+
+
+def _newest(path: Path) -> Descriptor:
+    records = runs.load_descriptors(path)
+    if not records:
+        raise ConfigError(f"no run in {path}; create it with 'pulsenet run create' or join it first")
+    return decode_value(Descriptor, records[-1].payload)
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from pulsenetd import identity
+
+    path = _run_path(arguments.name)
+    descriptor = _newest(path)
+    file = runs.read_run_file(path / "run.json")
+
+    def keys(role: tuple[PeerId, ...]) -> list[str]:
+        return [identity.to_libp2p_text(key) for key in role]
+
+    table = {
+        "name": descriptor.name,
+        "run_id": file.token.run_id.hex(),
+        "revision": descriptor.revision,
+        "owners": keys(descriptor.owners),
+        "owner_threshold": descriptor.owner_threshold,
+        "authorities": keys(descriptor.authorities),
+        "trainers": keys(descriptor.trainers),
+        "inferencers": keys(descriptor.inferencers),
+        "open_inferencers_max": descriptor.open_inferencers_max,
+        "private": descriptor.private,
+        "algorithm": descriptor.algorithm,
+        "anchor_interval": descriptor.anchor_interval,
+        "bootstraps": list(file.bootstraps),
+        "token": encode_token(replace(file.token, bootstraps=file.bootstraps or file.token.bootstraps)),
+    }
+    if arguments.json:
+        print(json.dumps(table, indent=2))
+        return 0
+    for name, value in table.items():
+        for position, item in enumerate(value if isinstance(value, list) else [value]):
+            print(f"{name if position == 0 else '':<20} {item}")
+        if value == []:
+            print(f"{name:<20} -")
+    return 0
+
+
+def _admit(descriptor: Descriptor, key: PeerId, role: str) -> Descriptor:
+    if role == "trainer":
+        return replace(descriptor, trainers=tuple(sorted({*descriptor.trainers, key})))
+    return replace(descriptor, inferencers=tuple(sorted({*descriptor.inferencers, key})))
+
+
+def _revoke(descriptor: Descriptor, key: PeerId, role: str) -> Descriptor:
+    left = {
+        name: tuple(item for item in getattr(descriptor, name) if item != key)
+        for name in ("authorities", "trainers", "inferencers")
+    }
+    if not left["authorities"]:
+        raise UsageError("this is the last authority; promote another key before revoking it")
+    if all(left[name] == getattr(descriptor, name) for name in left):
+        raise UsageError("this key has no role in the run; nothing was changed")
+    return replace(descriptor, **left)
+
+
+def _promote(descriptor: Descriptor, key: PeerId, role: str) -> Descriptor:
+    return replace(descriptor, authorities=tuple(sorted({*descriptor.authorities, key})))
+
+
+_CHANGES: dict[str, tuple[str, Callable[[Descriptor, PeerId, str], Descriptor]]] = {
+    "admit": ("list a trainer's or inferencer's key", _admit),
+    "revoke": ("remove a key from every role", _revoke),
+    "promote": ("let a key publish", _promote),
+}
+
+
+def _change(arguments: argparse.Namespace) -> int:
+    path = _run_path(arguments.name)
+    key = parse_key(arguments.key)
+    _, change = _CHANGES[arguments.action]
+    role = getattr(arguments, "role", "")
+    owner = _owner(arguments, path)
+    descriptor, complete = runs.revise(
+        path, lambda current: change(current, key, role), sign=owner.sign, owner=owner.peer_id
+    )
+    if arguments.json:
+        print(json.dumps({"revision": descriptor.revision, "complete": complete}))
+    elif complete:
+        print(f"revision {descriptor.revision} signed; running nodes of this machine pass it on within a minute")
+    else:
+        print(f"revision {descriptor.revision} needs more owners: 'pulsenet run countersign {arguments.name}'")
+    return 0
+
+
+def _countersign(arguments: argparse.Namespace) -> int:
+    path = _run_path(arguments.name)
+    owner = _owner(arguments, path)
+    count = runs.countersign(path, sign=owner.sign, owner=owner.peer_id)
+    print(json.dumps({"signatures": count}) if arguments.json else f"{count} signatures")
+    return 0

@@ -1,0 +1,87 @@
+"""``pulsenet status``: what the nodes of this machine are doing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Final
+
+from pulsenet.errors import UnavailableError
+from pulsenetd import runs
+
+ANSWER_SECONDS_MAX: Final = 5.0
+ANSWER_SIZE_BYTES_MAX: Final = 4 << 20
+NODE_FILE: Final = "node.json"
+"""Where a running node says how to reach it."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add ``status`` to the command line."""
+    parser = commands.add_parser("status", help="show the running nodes of a run on this machine")
+    parser.add_argument("--run", default=None, metavar="NAME", help="only this run (default: all)")
+    parser.add_argument("--data-dir", default=None, metavar="DIR", help="only the node in this directory")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run_command=_status)
+
+
+def read_status(node: Path) -> dict[str, Any]:
+    """Ask the node that lives in a directory for its status.
+
+    Raises:
+        UnavailableError: No node runs there, or it does not answer.
+    """
+    try:
+        address = json.loads((node / NODE_FILE).read_text())["metrics_url"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UnavailableError(f"no node runs in {node}; start it with 'pulsenet join --data-dir {node}'") from error
+    if not isinstance(address, str) or not address.startswith("http://"):
+        raise UnavailableError(f"{node / NODE_FILE} names no http address; restart the node")
+    try:
+        # The scheme was checked above; the file is the node's own and private to this user.
+        with urllib.request.urlopen(address + "/status", timeout=ANSWER_SECONDS_MAX) as answer:  # noqa: S310
+            status: dict[str, Any] = json.loads(answer.read(ANSWER_SIZE_BYTES_MAX))
+            return status
+    except (OSError, ValueError, urllib.error.URLError) as error:
+        raise UnavailableError(f"the node in {node} does not answer at {address} ({error}); is it running?") from error
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    directories = _node_directories(arguments)
+    nodes: list[dict[str, Any]] = []
+    problems: list[str] = []
+    for directory in directories:
+        try:
+            nodes.append({"data_dir": str(directory), **read_status(directory)})
+        except UnavailableError as error:
+            problems.append(str(error))
+    if arguments.data_dir and not nodes:
+        raise UnavailableError(problems[0])
+    if arguments.json:
+        print(json.dumps(nodes[0] if arguments.data_dir else {"nodes": nodes}, indent=2))
+        return 0
+    if not nodes:
+        print("no node is running; start one with 'pulsenet join --role trainer'")
+    for node in nodes:
+        print(_line(node))
+    return 0
+
+
+def _node_directories(arguments: argparse.Namespace) -> list[Path]:
+    if arguments.data_dir:
+        return [Path(arguments.data_dir)]
+    home = runs.data_home(os.environ)
+    pattern = f"{arguments.run}/*/{NODE_FILE}" if arguments.run else f"*/*/{NODE_FILE}"
+    return [path.parent for path in sorted(home.glob(pattern))]
+
+
+def _line(node: dict[str, Any]) -> str:
+    version = node.get("applied_version")
+    lag = node.get("version_lag")
+    return (
+        f"{node.get('run', '?')}/{node.get('role', '?'):<11} version {version if version is not None else '-':<8} "
+        f"lag {lag if lag is not None else '?':<4} peers {node.get('peers', 0):<4} {node.get('state', '')}"
+    )

@@ -1,0 +1,237 @@
+"""A run as this machine knows it: its directory, its run file, its descriptor revisions.
+
+::
+
+    $XDG_DATA_HOME/pulsenet/<run>/
+        run.json            0600: run id, token, live bootstraps
+        descriptors/        one signed revision per file, 000000.record is the genesis
+        owner.key           0600, only where the run was created
+        trainer/ inferencer/ inferencer-2/ ...   one directory per node
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pulsenet import limits
+from pulsenet.chain.records import Descriptor, JoinToken, SignedRecord
+from pulsenet.chain.signing import add_signature, decode_signed, encode_signed, record_digest, seal
+from pulsenet.chain.token import decode_token, encode_token
+from pulsenet.errors import ConfigError, PulsenetError, StorageError
+from pulsenet.ids import PeerId, RunId
+from pulsenet.wire.schema import decode_value
+
+LOCAL_RUN: Final = "local"
+"""The run that opens by itself, on loopback, when nothing else is asked for."""
+
+RUN_FILE_SIZE_BYTES_MAX: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """What the run file says."""
+
+    name: str
+    token: JoinToken
+    bootstraps: tuple[str, ...]
+    """Addresses of nodes of this machine that were live when the file was written."""
+
+
+def data_home(environment: Mapping[str, str]) -> Path:
+    """Return the directory that holds all runs."""
+    base = environment.get("XDG_DATA_HOME") or os.path.join(environment.get("HOME", "/"), ".local", "share")
+    return Path(base) / "pulsenet"
+
+
+def run_path(home: Path, name: str) -> Path:
+    """Return the directory of one run."""
+    return home / name
+
+
+def node_path(run: Path, role: str, index: int) -> Path:
+    """Return the directory of the ``index``-th node of a role, counted from 1."""
+    return run / (role if index == 1 else f"{role}-{index}")
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Replace a file atomically; it is readable by its owner only from its first byte.
+
+    Raises:
+        StorageError: The disk refused.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}; check permissions and free space") from error
+
+
+def write_run_file(path: Path, run: RunFile) -> None:
+    """Write a run file (mode 0600: a private run's token is a secret)."""
+    text = json.dumps(
+        {
+            "name": run.name,
+            "run_id": run.token.run_id.hex(),
+            "token": encode_token(run.token),
+            "bootstraps": list(run.bootstraps),
+        },
+        indent=2,
+    )
+    write_private(path, text.encode() + b"\n")
+
+
+def read_run_file(path: Path) -> RunFile:
+    """Read a run file.
+
+    Raises:
+        FileNotFoundError: There is none (yet).
+        ConfigError: It is not a run file.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(RUN_FILE_SIZE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"cannot read run file {path}: {error.strerror}") from error
+    try:
+        table: dict[str, Any] = json.loads(data)
+        bootstraps = tuple(str(address) for address in table["bootstraps"])
+        return RunFile(str(table["name"]), decode_token(table["token"]), bootstraps)
+    except (ValueError, KeyError, TypeError, PulsenetError) as error:
+        raise ConfigError(f"{path} is not a run file ({error}); write it again with 'pulsenet run create'") from error
+
+
+def save_descriptor(run: Path, signed: SignedRecord) -> None:
+    """Keep one descriptor revision beside the run file."""
+    revision = decode_value(Descriptor, signed.payload).revision
+    write_private(run / "descriptors" / f"{revision:06d}.record", encode_signed(signed))
+
+
+def load_descriptors(run: Path) -> list[SignedRecord]:
+    """Return the stored revisions in ascending order; empty when none is known yet.
+
+    Raises:
+        StorageError: One of the files is damaged.
+    """
+    records = []
+    for path in sorted((run / "descriptors").glob("[0-9]*.record")):
+        try:
+            if path.stat().st_size > limits.RECORD_SIZE_BYTES_MAX:
+                raise StorageError(f"{path} is too large for a descriptor; delete it and join again")
+            records.append(decode_signed(path.read_bytes()))
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error.strerror}") from error
+        except PulsenetError as error:
+            raise StorageError(f"{path} is damaged ({error}); delete it and join again") from error
+    return records
+
+
+def genesis(
+    name: str,
+    *,
+    nonce: bytes,
+    owner: PeerId,
+    authorities: Iterable[PeerId],
+    trainers: Iterable[PeerId],
+    inferencers: Iterable[PeerId],
+    open_inferencers_max: int,
+    private: bool,
+    anchor_interval: int,
+    publish_interval_min_ms: int,
+) -> Descriptor:
+    """Return the genesis descriptor of a run with one owner; table and base are fixed by the first publish."""
+    return Descriptor(
+        name=name,
+        nonce=nonce,
+        revision=0,
+        previous=None,
+        owners=(owner,),
+        owner_threshold=1,
+        authorities=tuple(sorted(set(authorities))),
+        trainers=tuple(sorted(set(trainers))),
+        inferencers=tuple(sorted(set(inferencers))),
+        open_trainers_max=0,
+        open_inferencers_max=open_inferencers_max,
+        private=private,
+        table_digest=None,
+        base_root=None,
+        base_blob_id=None,
+        algorithm="none",
+        constants=(),
+        publish_interval_min_ms=publish_interval_min_ms,
+        anchor_interval=anchor_interval,
+        wire_version_min=limits.WIRE_VERSION,
+        wire_version_max=limits.WIRE_VERSION,
+    )
+
+
+def create_run(
+    run: Path,
+    descriptor: Descriptor,
+    *,
+    sign: Callable[[bytes], bytes],
+    owner: PeerId,
+    bootstraps: tuple[str, ...],
+    secret: bytes,
+    expires_at_ms: int | None,
+) -> RunFile:
+    """Sign the genesis and write the run's directory.
+
+    Raises:
+        ConfigError: The run exists already.
+        StorageError: The disk refused.
+    """
+    if load_descriptors(run):
+        raise ConfigError(f"run '{descriptor.name}' exists already in {run}; choose another name or remove it")
+    signed = seal(descriptor, sign, owner)
+    run_id = RunId(record_digest(signed))
+    token = JoinToken(run_id, 0, bootstraps, secret, expires_at_ms)
+    file = RunFile(descriptor.name, token, bootstraps)
+    save_descriptor(run, signed)
+    write_run_file(run / "run.json", file)
+    return file
+
+
+def revise(
+    run: Path, change: Callable[[Descriptor], Descriptor], *, sign: Callable[[bytes], bytes], owner: PeerId
+) -> tuple[Descriptor, bool]:
+    """Sign the next revision of a run's descriptor.
+
+    Returns:
+        The new descriptor, and whether its signatures already reach the owners' threshold.
+
+    Raises:
+        ConfigError: There is no run here, or the key is not one of its owners.
+    """
+    records = load_descriptors(run)
+    if not records:
+        raise ConfigError(f"no run in {run}; create it with 'pulsenet run create' on the owner's machine")
+    current = decode_value(Descriptor, records[-1].payload)
+    if owner not in current.owners:
+        raise ConfigError(f"the key in {run / 'owner.key'} does not own this run; give --owner-key")
+    changed = replace(change(current), revision=current.revision + 1, previous=record_digest(records[-1]))
+    signed = seal(changed, sign, owner)
+    save_descriptor(run, signed)
+    return changed, len(signed.signers) >= current.owner_threshold
+
+
+def countersign(run: Path, *, sign: Callable[[bytes], bytes], owner: PeerId) -> int:
+    """Add an owner's signature to the newest revision; return how many it has now."""
+    records = load_descriptors(run)
+    if not records:
+        raise ConfigError(f"no run in {run}")
+    signed = add_signature(records[-1], sign, owner)
+    save_descriptor(run, signed)
+    return len(signed.signers)
