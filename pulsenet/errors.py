@@ -10,7 +10,6 @@
     │   └── TrustError          a signature, key or rule of the run does not hold
     ├── UnavailableError        nobody could answer in time: retry elsewhere
     ├── StorageError            the disk refused: free space, permissions, damage
-    │   └── LockedError         another process holds the data directory
     └── ConfigError             the operator's input is wrong: say what to change
         └── UsageError          the same, on the command line
 
@@ -77,19 +76,6 @@ class StorageError(PulsenetError):
     def __init__(self, message: str, reason: str = "io") -> None:
         super().__init__(message)
         self.reason = reason
-
-
-class LockedError(StorageError):
-    """Another process holds the data directory (exit code 4).
-
-    Args:
-        message: Names the directory and the owner.
-        owner_pid: Process that holds it, if the lock file says.
-    """
-
-    def __init__(self, message: str, owner_pid: int | None) -> None:
-        super().__init__(message, "locked")
-        self.owner_pid = owner_pid
 
 
 class ConfigError(PulsenetError):

@@ -12,7 +12,8 @@ import itertools
 import os
 from pathlib import Path
 
-from pulsenet.errors import LockedError, StorageError
+from pulsenet.errors import StorageError
+from pulsenetd.errors import DirectoryLockedError
 
 PARTIAL_SUFFIX = ".partial"
 """Ends the name of every file that is not whole yet; start-up deletes what a crash left."""
@@ -180,7 +181,7 @@ class DirectoryLock:
         """Take the lock of an existing directory and write our process id into it.
 
         Raises:
-            LockedError: Another process has it; names its process id.
+            DirectoryLockedError: Another process has it; names its process id.
             StorageError: The lock file cannot be made.
         """
         path = directory / LOCK_NAME
@@ -196,7 +197,8 @@ class DirectoryLock:
             owner = _read_owner(descriptor)
             os.close(descriptor)
             who = f"process {owner}" if owner is not None else "another process"
-            raise LockedError(f"{directory} is in use by {who}: stop it, or use another --data-dir", owner) from error
+            text = f"{directory} is in use by {who}: stop it, or use another --data-dir"
+            raise DirectoryLockedError(text, "locked") from error
         except OSError as error:
             os.close(descriptor)
             raise describe_os_error("lock", path, error) from error

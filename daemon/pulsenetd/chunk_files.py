@@ -1,0 +1,145 @@
+"""Chunks as files named by their digest: whole or absent, whatever stopped the process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pulsenet import limits
+from pulsenet.ids import DIGEST_SIZE_BYTES, Digest, compute_digest
+from pulsenetd.disk import PARTIAL_SUFFIX, Disk, describe_os_error, make_directory, write_durably
+
+
+class ChunkFiles:
+    """A directory of ``<first two hex digits>/<64 hex digits>``; safe to call from several threads.
+
+    Bytes are checked against their name on every read, so a file a power cut left short or zero-filled is
+    found, deleted and reported absent, never served.
+    """
+
+    def __init__(self, root: Path, disk: Disk) -> None:
+        self._root = root
+        self._disk = disk
+        self._sizes: dict[Digest, int] = {}
+        self._lock = threading.Lock()
+        self.damaged_count = 0
+        """Files deleted because their bytes did not match their name."""
+
+    def scan(self) -> None:
+        """Learn what is there and delete what a crash left unfinished.
+
+        Raises:
+            StorageError: The directory cannot be read or made.
+        """
+        make_directory(self._disk, self._root)
+        try:
+            for path in self._root.glob(f"*/*{PARTIAL_SUFFIX}"):
+                self._disk.remove(path)
+            for path in self._root.glob("*/*"):
+                digest = _parse_name(path.name)
+                if digest is None:
+                    continue
+                size_bytes = path.stat().st_size
+                if size_bytes > limits.CHUNK_SIZE_BYTES_MAX:
+                    # No chunk is that large, so its bytes cannot match: never read it.
+                    self.damaged_count += 1
+                    self._disk.remove(path)
+                else:
+                    self._sizes[digest] = size_bytes
+        except OSError as error:
+            raise describe_os_error("read", self._root, error) from error
+
+    def __contains__(self, digest: Digest) -> bool:
+        return digest in self._sizes
+
+    def __iter__(self) -> Iterator[Digest]:
+        with self._lock:
+            return iter(list(self._sizes))
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def total_size_bytes(self) -> int:
+        """Bytes of all chunks held."""
+        with self._lock:
+            return sum(self._sizes.values())
+
+    def size_bytes(self, digest: Digest) -> int | None:
+        """Return the size of a held chunk's file, or ``None``."""
+        return self._sizes.get(digest)
+
+    def put(self, digest: Digest, data: bytes, *, sync_directory: bool = True) -> None:
+        """Keep a chunk whose digest the caller has checked; one already held is left alone.
+
+        Args:
+            digest: BLAKE3 of ``data``.
+            data: The chunk.
+            sync_directory: False inside a batch that ends with :meth:`sync`.
+
+        Raises:
+            StorageError: The disk refused.
+        """
+        if self.get(digest) is not None:
+            return
+        path = self._path(digest)
+        make_directory(self._disk, path.parent)
+        write_durably(self._disk, path, data, sync_directory=sync_directory)
+        with self._lock:
+            self._sizes[digest] = len(data)
+
+    def sync(self, digests: Iterable[Digest]) -> None:
+        """Make the names of chunks written without ``sync_directory`` durable."""
+        for directory in sorted({self._path(digest).parent for digest in digests}):
+            try:
+                self._disk.sync_directory(directory)
+            except OSError as error:
+                raise describe_os_error("sync", directory, error) from error
+
+    def get(self, digest: Digest) -> bytes | None:
+        """Return a chunk's verified bytes, or ``None`` if it is not held or was damaged (and is now deleted).
+
+        Raises:
+            StorageError: The file is there but cannot be read.
+        """
+        if digest not in self._sizes:
+            return None
+        path = self._path(digest)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            self._forget(digest)
+            return None
+        except OSError as error:
+            raise describe_os_error("read", path, error) from error
+        if compute_digest(data) != digest:
+            self.damaged_count += 1
+            self.remove(digest)
+            return None
+        return data
+
+    def remove(self, digest: Digest) -> None:
+        """Delete a chunk; an absent one is no error."""
+        self._forget(digest)
+        path = self._path(digest)
+        try:
+            self._disk.remove(path)
+        except OSError as error:
+            raise describe_os_error("delete", path, error) from error
+
+    def _forget(self, digest: Digest) -> None:
+        with self._lock:
+            self._sizes.pop(digest, None)
+
+    def _path(self, digest: Digest) -> Path:
+        name = digest.hex()
+        return self._root / name[:2] / name
+
+
+def _parse_name(name: str) -> Digest | None:
+    try:
+        digest = bytes.fromhex(name)
+    except ValueError:
+        return None
+    return Digest(digest) if len(digest) == DIGEST_SIZE_BYTES else None

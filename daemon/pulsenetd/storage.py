@@ -1,0 +1,422 @@
+"""Everything a node must not lose: signed records, named state, blobs with their chunks.
+
+Records, state and chunk lists live in SQLite (WAL, synchronous FULL): a transaction is whole or absent. Chunks
+are content-addressed files (:mod:`pulsenetd.chunk_files`). The order is always chunks, then chunk list, then the
+records that name it, so that nothing durable ever points at something that is not.
+
+All methods block and may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pulsenet.chain.records import Manifest, SignedRecord
+from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
+from pulsenet.errors import IntegrityError, RemoteProtocolError, StorageError
+from pulsenet.ids import Digest, short
+from pulsenet.wire.chunks import ChunkCutter, ChunkList
+from pulsenet.wire.schema import decode_value
+from pulsenetd.chunk_files import ChunkFiles
+from pulsenetd.database import Database
+from pulsenetd.disk import DirectoryLock, Disk, check_writable, free_size_bytes, make_directory, require_free_space
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS records (digest BLOB PRIMARY KEY, type TEXT NOT NULL, encoded BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS records_by_type ON records (type);
+CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS blobs (
+    blob_id BLOB PRIMARY KEY, chunk_list BLOB NOT NULL,
+    made_here INTEGER NOT NULL,  -- encoded by this node: an orphan unless a manifest names it
+    released INTEGER NOT NULL    -- nobody here needs it: goes once no lease protects it
+);
+"""
+
+DATABASE_NAME = "store.sqlite"
+FREE_SIZE_BYTES_MIN = 64 << 20
+"""Left free on the disk, so that records and the database can still be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the store holds, for status and limits."""
+
+    blob_count: int
+    chunk_count: int
+    chunk_size_bytes: int
+    free_size_bytes: int
+    damaged_count: int
+    """Chunks found damaged and deleted since the start."""
+
+
+class Store:
+    """The durable side of one node; open it with :meth:`open`."""
+
+    def __init__(self, directory: Path, disk: Disk, lock: DirectoryLock | None) -> None:
+        self.directory = directory
+        self.disk = disk
+        self._directory_lock = lock
+        self._mutex = threading.RLock()
+        self._chunks = ChunkFiles(directory / "chunks", disk)
+        self._references: Counter[Digest] = Counter()
+        """How many chunk lists name a chunk, plus one while a writer holds it."""
+        self._uncommitted: set[Digest] = set()
+        """Blobs made by this process whose manifest is not stored yet."""
+        self._leases: dict[Digest, float] = {}
+        self._database = Database(directory / DATABASE_NAME, disk, _SCHEMA)
+
+    @classmethod
+    def open(cls, directory: Path, *, disk: Disk | None = None, lock: DirectoryLock | None = None) -> Store:
+        """Open or create the store and repair what a crash left.
+
+        Partial files go, blobs made here that no manifest names go, chunks no list names go, and the chunks of
+        half-fetched blobs are checked again.
+
+        Args:
+            directory: The node's data directory; created if absent.
+            disk: Seam for fault tests.
+            lock: A lock on ``directory`` the caller already holds; otherwise the store takes one.
+
+        Raises:
+            DirectoryLockedError: Another process has the directory; nothing was touched.
+            StorageError: Not writable, or damaged; names path and errno.
+        """
+        disk = disk if disk is not None else Disk()
+        make_directory(disk, directory)
+        check_writable(directory)
+        own_lock = DirectoryLock.acquire(directory) if lock is None else None
+        store = cls(directory, disk, own_lock)
+        try:
+            store._database.open()
+            store._recover()
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def close(self) -> None:
+        """Close the database and give the directory up; a second call does nothing."""
+        with self._mutex:
+            self._database.close()
+            if self._directory_lock is not None:
+                self._directory_lock.release()
+                self._directory_lock = None
+
+    # Records and state
+
+    def put_record(self, record: SignedRecord) -> Digest:
+        """Keep a verified signed record, durable on return, and return the digest of its payload."""
+        return self.commit([record], [])[0]
+
+    def commit(self, records: Sequence[SignedRecord], state: Sequence[tuple[str, bytes]]) -> tuple[Digest, ...]:
+        """Make records and state durable in one transaction: after a crash all of it is there, or nothing.
+
+        Raises:
+            StorageError: The disk refused; nothing changed.
+        """
+        rows = [(record_digest(record), record.type, encode_signed(record)) for record in records]
+        with self._mutex, self._database.transaction() as database:
+            database.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", rows)
+            database.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", state)
+        with self._mutex:
+            for record in records:
+                if record.type == Manifest.TYPE:
+                    self._uncommitted.discard(decode_value(Manifest, record.payload).blob_id)
+        return tuple(Digest(row[0]) for row in rows)
+
+    def record(self, digest: Digest) -> bytes | None:
+        """Return the encoded signed record whose payload has this digest, or ``None``."""
+        return self._database.fetch_value("SELECT encoded FROM records WHERE digest = ?", digest)
+
+    def records_of_type(self, record_type: str) -> list[bytes]:
+        """Return every encoded signed record of a type, in no order."""
+        return [row[0] for row in self._database.fetch_all("SELECT encoded FROM records WHERE type = ?", record_type)]
+
+    def manifests(self) -> list[tuple[Digest, Manifest]]:
+        """Return every stored manifest with its digest, in no order."""
+        found = []
+        for encoded in self.records_of_type(Manifest.TYPE):
+            record = decode_signed(encoded)
+            found.append((record_digest(record), decode_value(Manifest, record.payload)))
+        return found
+
+    def save_state(self, key: str, value: bytes) -> None:
+        """Replace a named value, durable on return."""
+        self.commit([], [(key, value)])
+
+    def state(self, key: str) -> bytes | None:
+        """Return a named value, or ``None`` if it was never saved."""
+        return self._database.fetch_value("SELECT value FROM state WHERE key = ?", key)
+
+    # Blobs
+
+    def put_chunk_list(self, blob_id: Digest, data: bytes) -> None:
+        """Keep a verified encoded chunk list; its chunks may come later, in any order.
+
+        Raises:
+            IntegrityError: ``data`` is not this blob's list.
+            RemoteProtocolError: It cannot be decoded.
+        """
+        chunk_list = ChunkList.decode(data)
+        if chunk_list.blob_id != blob_id:
+            raise IntegrityError(f"chunk list of blob {short(blob_id)} has digest {short(chunk_list.blob_id)}")
+        self._keep_list(chunk_list, made_here=False)
+
+    def chunk_list_bytes(self, blob_id: Digest) -> bytes | None:
+        """Return the encoded chunk list of a blob, or ``None``."""
+        return self._database.fetch_value("SELECT chunk_list FROM blobs WHERE blob_id = ?", blob_id)
+
+    def chunk_list(self, blob_id: Digest) -> ChunkList | None:
+        """Return the chunk list of a blob, or ``None``."""
+        data = self.chunk_list_bytes(blob_id)
+        return None if data is None else ChunkList.decode(data)
+
+    def put_chunk(self, digest: Digest, data: bytes) -> None:
+        """Keep a chunk whose digest the caller has checked, durable on return.
+
+        Raises:
+            StorageError: The disk refused; nothing half-written stays.
+        """
+        self._chunks.put(digest, data)
+
+    def has_chunk(self, digest: Digest) -> bool:
+        """Return whether a chunk is held (its bytes are checked when they are read)."""
+        return digest in self._chunks
+
+    def chunk(self, digest: Digest) -> bytes | None:
+        """Return a chunk's verified bytes; ``None`` if it is absent, or was damaged and is now deleted."""
+        return self._chunks.get(digest)
+
+    def missing_chunks(self, blob_id: Digest) -> list[tuple[int, Digest]]:
+        """Return (size, digest) of the blob's chunks that are not held, in order, each once.
+
+        Raises:
+            StorageError: The blob's chunk list is not held.
+        """
+        entries = self._require_list(blob_id).entries
+        return [(size, digest) for size, digest in dict.fromkeys(entries) if digest not in self._chunks]
+
+    def is_complete(self, blob_id: Digest) -> bool:
+        """Return whether the blob's list and all its chunks are held."""
+        chunk_list = self.chunk_list(blob_id)
+        return chunk_list is not None and all(digest in self._chunks for _, digest in chunk_list.entries)
+
+    def read_blob(self, blob_id: Digest) -> Iterator[bytes]:
+        """Yield the blob's verified chunks in order, one in memory at a time.
+
+        Raises:
+            StorageError: A chunk is missing or damaged (reason ``damaged``).
+        """
+        for _, digest in self._require_list(blob_id).entries:
+            data = self._chunks.get(digest)
+            if data is None:
+                raise StorageError(f"chunk {short(digest)} of blob {short(blob_id)} is missing or damaged", "damaged")
+            yield data
+
+    @contextmanager
+    def writing_blob(self) -> Iterator[BlobWriter]:
+        """Cut, keep and name a blob made here; on an exception its chunks are deleted again."""
+        writer = BlobWriter(self, self._chunks)
+        try:
+            yield writer
+        except Exception:
+            writer.abandon()
+            raise
+
+    def discard_blob(self, blob_id: Digest) -> None:
+        """Delete a blob made here that will get no manifest; one that has a manifest stays."""
+        with self._mutex:
+            if blob_id in self._uncommitted:
+                self._uncommitted.discard(blob_id)
+                self._delete_blobs([blob_id])
+
+    # Retention
+
+    def lease(self, digest: Digest, until: float) -> None:
+        """Protect a blob, or the blobs a chunk belongs to, from release until this monotonic time."""
+        with self._mutex:
+            self._leases[digest] = max(until, self._leases.get(digest, until))
+
+    def release(self, blob_ids: Iterable[Digest], record_digests: Iterable[Digest], now: float) -> None:
+        """Delete records at once, and blobs as soon as no lease protects them.
+
+        Args:
+            blob_ids: Blobs nobody here needs; unknown ones are ignored.
+            record_digests: Records nobody here needs.
+            now: Monotonic time.
+        """
+        with self._mutex, self._database.transaction() as database:
+            database.executemany("DELETE FROM records WHERE digest = ?", [(digest,) for digest in record_digests])
+            database.executemany("UPDATE blobs SET released = 1 WHERE blob_id = ?", [(blob,) for blob in blob_ids])
+        self.sweep(now)
+
+    def sweep(self, now: float) -> int:
+        """Delete released blobs whose leases have run out, and return how many went."""
+        with self._mutex:
+            self._leases = {digest: until for digest, until in self._leases.items() if until > now}
+            released = [
+                Digest(row[0]) for row in self._database.fetch_all("SELECT blob_id FROM blobs WHERE released = 1")
+            ]
+            free = [blob_id for blob_id in released if not self._is_leased(blob_id)]
+            self._delete_blobs(free)
+            return len(free)
+
+    def usage(self) -> Usage:
+        """Return what the store holds now."""
+        return Usage(
+            blob_count=int(self._database.fetch_all("SELECT count(*) FROM blobs")[0][0]),
+            chunk_count=len(self._chunks),
+            chunk_size_bytes=self._chunks.total_size_bytes,
+            free_size_bytes=free_size_bytes(self.directory),
+            damaged_count=self._chunks.damaged_count,
+        )
+
+    def require_space(self, size_bytes: int) -> None:
+        """Refuse, before a fetch or an encode starts, what the disk cannot hold.
+
+        Raises:
+            StorageError: Reason ``enospc``.
+        """
+        require_free_space(self.directory, size_bytes + FREE_SIZE_BYTES_MIN)
+
+    # Inside
+
+    def _keep_list(self, chunk_list: ChunkList, *, made_here: bool) -> None:
+        blob_id = chunk_list.blob_id
+        with self._mutex:
+            is_new = self.chunk_list_bytes(blob_id) is None
+            with self._mutex, self._database.transaction() as database:
+                database.execute(
+                    "INSERT INTO blobs VALUES (?, ?, ?, 0) ON CONFLICT (blob_id) DO UPDATE SET released = 0",
+                    (blob_id, chunk_list.encode(), int(made_here)),
+                )
+            if is_new:
+                self._references.update({digest for _, digest in chunk_list.entries})
+            if made_here and is_new:
+                self._uncommitted.add(blob_id)
+
+    def _recover(self) -> None:
+        self._chunks.scan()
+        named = {manifest.blob_id for _, manifest in self.manifests()}
+        lists: list[ChunkList] = []
+        dead: list[Digest] = []
+        for blob_id, data, made_here, released in self._database.fetch_all("SELECT * FROM blobs"):
+            chunk_list = _decode_own_list(data)
+            if chunk_list is None or released or (made_here and blob_id not in named):
+                dead.append(Digest(blob_id))
+                continue
+            lists.append(chunk_list)
+            self._references.update({digest for _, digest in chunk_list.entries})
+        self._delete_rows(dead)
+        for digest in self._chunks:
+            if not self._references[digest]:
+                self._chunks.remove(digest)
+        for chunk_list in lists:
+            self._check_chunks(chunk_list)
+
+    def _check_chunks(self, chunk_list: ChunkList) -> None:
+        """Drop chunks of a wrong size; read every chunk of a blob a crash may have interrupted."""
+        sizes = [(size, digest, self._chunks.size_bytes(digest)) for size, digest in chunk_list.entries]
+        is_partial = any(held is None for _, _, held in sizes)
+        for size, digest, held in sizes:
+            if held is not None and (is_partial or held != size):
+                self._chunks.get(digest)
+
+    def _delete_blobs(self, blob_ids: Sequence[Digest]) -> None:
+        lists = [chunk_list for blob_id in blob_ids if (chunk_list := self.chunk_list(blob_id)) is not None]
+        # Rows first: a crash in between leaves chunks without a list, which the next start deletes.
+        self._delete_rows(blob_ids)
+        for chunk_list in lists:
+            self._drop_references({digest for _, digest in chunk_list.entries})
+
+    def _delete_rows(self, blob_ids: Sequence[Digest]) -> None:
+        if blob_ids:
+            with self._mutex, self._database.transaction() as database:
+                database.executemany("DELETE FROM blobs WHERE blob_id = ?", [(blob_id,) for blob_id in blob_ids])
+
+    def _add_references(self, digests: Iterable[Digest]) -> None:
+        with self._mutex:
+            self._references.update(digests)
+
+    def _drop_references(self, digests: Iterable[Digest]) -> None:
+        with self._mutex:
+            for digest in digests:
+                self._references[digest] -= 1
+                if self._references[digest] <= 0:
+                    del self._references[digest]
+                    self._chunks.remove(digest)
+
+    def _is_leased(self, blob_id: Digest) -> bool:
+        if blob_id in self._leases:
+            return True
+        chunk_list = self.chunk_list(blob_id)
+        return chunk_list is not None and any(digest in self._leases for _, digest in chunk_list.entries)
+
+    def _require_list(self, blob_id: Digest) -> ChunkList:
+        chunk_list = self.chunk_list(blob_id)
+        if chunk_list is None:
+            raise StorageError(f"blob {short(blob_id)} is not held", "damaged")
+        return chunk_list
+
+
+class BlobWriter:
+    """Cuts the bytes fed to it into chunks and keeps each; made by :meth:`Store.writing_blob`."""
+
+    def __init__(self, store: Store, chunks: ChunkFiles) -> None:
+        self._store = store
+        self._chunks = chunks
+        self._cutter = ChunkCutter()
+        self._held: set[Digest] = set()
+
+    def feed(self, piece: bytes | bytearray | memoryview) -> None:
+        """Append bytes to the blob.
+
+        Raises:
+            StorageError: The disk refused.
+        """
+        self._keep(self._cutter.feed(piece))
+
+    def boundary(self) -> None:
+        """Let the next byte start a new chunk."""
+        self._keep(self._cutter.boundary())
+
+    def finish(self) -> ChunkList:
+        """Make the blob durable and servable, and return its list.
+
+        It stays only if a manifest that names it is committed: see :meth:`Store.discard_blob`.
+        """
+        self._keep(self._cutter.finish())
+        self._chunks.sync(self._held)
+        chunk_list = self._cutter.chunk_list
+        self._store._keep_list(chunk_list, made_here=True)
+        self._let_go()
+        return chunk_list
+
+    def abandon(self) -> None:
+        """Delete what was written, but for chunks other blobs name; does nothing after ``finish``."""
+        self._let_go()
+
+    def _keep(self, chunks: Iterable[tuple[Digest, bytes]]) -> None:
+        for digest, data in chunks:
+            if digest not in self._held:
+                # Referenced before it is written: deleting another blob must not take it away.
+                self._store._add_references([digest])
+                self._held.add(digest)
+                self._chunks.put(digest, data, sync_directory=False)
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, set()
+        self._store._drop_references(held)
+
+
+def _decode_own_list(data: bytes) -> ChunkList | None:
+    """Decode a list we stored; a damaged one is treated like an absent one."""
+    try:
+        return ChunkList.decode(data)
+    except RemoteProtocolError:
+        return None
