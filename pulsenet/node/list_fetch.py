@@ -1,0 +1,197 @@
+"""Fetching chunk lists, page by page (SPEC section 5).
+
+All pages of one list come from one source, so that a list that does not match its name has one culprit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from pulsenet import limits
+from pulsenet.chain.records import Manifest
+from pulsenet.errors import IntegrityError, RemoteProtocolError
+from pulsenet.ids import Digest, PeerId, compute_digest
+from pulsenet.node.effects import Count, Effect, SendRequest, StoreChunkList, StrikePeer
+from pulsenet.node.events import Event, ReplyReceived, RequestDone, RequestFailed
+from pulsenet.node.sources import Claim, Source, Sources, claim_of
+from pulsenet.wire.chunks import ChunkList, compute_list_size_bytes_max, open_chunk_list
+from pulsenet.wire.messages import ChunkListReply, GetChunkList, Refusal
+
+LISTS_IN_FLIGHT_MAX = 4
+"""Chunk lists being paged in at one time."""
+
+PAGE_TIMEOUT_SECONDS = limits.REQUEST_OPEN_SECONDS_MAX + limits.READ_STALL_SECONDS_MAX
+"""A page is at most as large as a chunk."""
+
+GRACE_SECONDS = 10.0
+"""If the shell stays silent this long after its own deadline, a request is given up here."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlobWant:
+    """A blob to fetch: the verified manifest that names it, and who signed that."""
+
+    manifest: Manifest
+    publisher: PeerId | None
+
+    def claim_of(self, source: Source) -> Claim:
+        """Return what ``source`` says about holding this blob."""
+        return claim_of(source, self.manifest, self.publisher)
+
+
+@dataclass(frozen=True, slots=True)
+class ListOutcome:
+    """What became of one blob's list: exactly one of the three."""
+
+    blob_id: Digest
+    chunk_list: ChunkList | None = None
+    refused: str = ""
+    """The list is the signed one and still wrong, so no source will help."""
+    missed_by: PeerId | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Paging:
+    want: BlobWant
+    data: bytearray = field(default_factory=bytearray)
+    source: PeerId | None = None
+    request_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    blob_id: Digest
+    peer_id: PeerId
+    gives_up_at: float
+
+
+class ListFetcher:
+    """Pure machine for the lists of wanted blobs; a list leaves it once it is opened or refused."""
+
+    def __init__(self, sources: Sources, take_request_id: Callable[[], int]) -> None:
+        self._sources = sources
+        self._take_request_id = take_request_id
+        self._paging: dict[Digest, _Paging] = {}
+        self._requests: dict[int, _Request] = {}
+
+    @property
+    def requests_in_flight(self) -> int:
+        """Requests not ended yet."""
+        return len(self._requests)
+
+    def set_wants(self, wants: Sequence[BlobWant]) -> None:
+        """Replace the blobs whose lists are wanted, most urgent first; those that stay keep their pages."""
+        self._paging = {
+            want.manifest.blob_id: self._paging.get(want.manifest.blob_id) or _Paging(want) for want in wants
+        }
+
+    def handle(self, event: Event, now: float) -> tuple[list[Effect], ListOutcome | None]:
+        """Take in an event about one of our requests; anything else is ignored."""
+        match event:
+            case ReplyReceived(request_id, _, reply) if request_id in self._requests:
+                request = self._end(request_id)
+                paging = self._paging.get(request.blob_id)
+                if paging is None or paging.source != request.peer_id:
+                    return [], None
+                return self._take_reply(paging, request.peer_id, reply, now)
+            case RequestFailed(request_id) | RequestDone(request_id) if request_id in self._requests:
+                return self._fail(request_id, "closed" if isinstance(event, RequestDone) else event.reason, now), None
+        return [], None
+
+    def lose_peer(self, peer_id: PeerId, now: float) -> list[Effect]:
+        """End every request to a peer that is gone."""
+        ids = [request_id for request_id, request in self._requests.items() if request.peer_id == peer_id]
+        return [effect for request_id in ids for effect in self._fail(request_id, "closed", now)]
+
+    def pump(self, now: float) -> list[Effect]:
+        """Give up what is overdue and ask for the next pages."""
+        overdue = [request_id for request_id, request in self._requests.items() if request.gives_up_at <= now]
+        effects = [effect for request_id in overdue for effect in self._fail(request_id, "timeout", now)]
+        for paging in self._paging.values():
+            if len(self._requests) >= LISTS_IN_FLIGHT_MAX:
+                break
+            if paging.request_id is None:
+                effects += self._ask(paging, now)
+        return effects
+
+    def next_wake(self, now: float) -> float | None:
+        """Return the earliest later time at which a request is overdue."""
+        return min((r.gives_up_at for r in self._requests.values() if r.gives_up_at > now), default=None)
+
+    def _ask(self, paging: _Paging, now: float) -> list[Effect]:
+        blob_id = paging.want.manifest.blob_id
+        candidates = self._sources.candidates(blob_id, now, partial(BlobWant.claim_of, paging.want))
+        if not candidates:
+            return []
+        source = next((s for s in candidates if s.peer_id == paging.source), None)
+        if source is None:
+            source = candidates[0]
+            paging.source = source.peer_id
+            paging.data = bytearray()
+        request_id = self._take_request_id()
+        self._requests[request_id] = _Request(blob_id, source.peer_id, now + PAGE_TIMEOUT_SECONDS + GRACE_SECONDS)
+        paging.request_id = request_id
+        source.requests_in_flight += 1
+        message = GetChunkList(blob_id, len(paging.data))
+        return [SendRequest(request_id, source.peer_id, message, PAGE_TIMEOUT_SECONDS)]
+
+    def _take_reply(
+        self, paging: _Paging, peer_id: PeerId, reply: object, now: float
+    ) -> tuple[list[Effect], ListOutcome | None]:
+        manifest = paging.want.manifest
+        if isinstance(reply, Refusal):
+            paging.source = None
+            if reply.code == "not-found":
+                return [], ListOutcome(manifest.blob_id, missed_by=peer_id)
+            self._sources.note_failure(peer_id, now, wait_seconds=reply.retry_after_ms / 1000)
+            return [Count("retries", "refused")], None
+        size_bytes_max = compute_list_size_bytes_max(manifest.encoded_size_bytes)
+        if (
+            not isinstance(reply, ChunkListReply)
+            or reply.blob_id != manifest.blob_id
+            or not reply.data
+            or len(paging.data) + len(reply.data) > min(reply.total_size_bytes, size_bytes_max)
+        ):
+            return self._refuse(paging, peer_id, now), None
+        paging.data += reply.data
+        if len(paging.data) < reply.total_size_bytes:
+            return [], None
+        data = bytes(paging.data)
+        if compute_digest(data) != manifest.blob_id:
+            return self._refuse(paging, peer_id, now), None
+        self._sources.note_success(peer_id)
+        del self._paging[manifest.blob_id]
+        outcome, effects = open_list(manifest, data)
+        return ([StoreChunkList(manifest.blob_id, data)] if outcome.chunk_list is not None else effects), outcome
+
+    def _refuse(self, paging: _Paging, peer_id: PeerId, now: float) -> list[Effect]:
+        paging.data = bytearray()
+        paging.source = None
+        self._sources.note_failure(peer_id, now)
+        return [StrikePeer(peer_id, "chunk-list"), Count("rejected", "chunk-list")]
+
+    def _fail(self, request_id: int, reason: str, now: float) -> list[Effect]:
+        request = self._end(request_id)
+        self._sources.note_failure(request.peer_id, now)
+        return [Count("retries", reason)]
+
+    def _end(self, request_id: int) -> _Request:
+        request = self._requests.pop(request_id)
+        source = self._sources.get(request.peer_id)
+        if source is not None:
+            source.requests_in_flight = max(source.requests_in_flight - 1, 0)
+        paging = self._paging.get(request.blob_id)
+        if paging is not None and paging.request_id == request_id:
+            paging.request_id = None
+        return request
+
+
+def open_list(manifest: Manifest, data: bytes) -> tuple[ListOutcome, list[Effect]]:
+    """Open a list whose digest is the one ``manifest`` names; what is wrong with it is then its signer's fault."""
+    try:
+        chunk_list = open_chunk_list(data, blob_id=manifest.blob_id, size_bytes=manifest.encoded_size_bytes)
+    except (IntegrityError, RemoteProtocolError):
+        return ListOutcome(manifest.blob_id, refused="chunk-list"), [Count("rejected", "chunk-list")]
+    return ListOutcome(manifest.blob_id, chunk_list=chunk_list), []
