@@ -7,7 +7,6 @@ from typing import Final
 from pulsenet.errors import (
     ConfigError,
     IntegrityError,
-    LockedError,
     PulsenetError,
     StorageError,
     UnavailableError,
@@ -23,6 +22,10 @@ class AddressInUseError(PulsenetError):
     """Another process listens where this node should."""
 
 
+class DirectoryLockedError(StorageError):
+    """Another process owns the data directory."""
+
+
 class P2pdError(PulsenetError):
     """p2pd is missing, cannot run here, or keeps dying."""
 
@@ -32,7 +35,7 @@ EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (ConfigError, 78),
     (NoBootstrapError, 3),
     (AddressInUseError, 4),
-    (LockedError, 4),
+    (DirectoryLockedError, 4),
     (IntegrityError, 5),
     (StorageError, 6),
     (P2pdError, 7),
