@@ -23,8 +23,9 @@ Bits = npt.NDArray[Any]
 Indices = npt.NDArray[Any]
 """Flat array of uint32, or uint64 for a tensor of 2^32 elements and more."""
 
-_HEADER: Final = struct.Struct("<4sIBBHIQ")
+_HEADER: Final = struct.Struct("<4sIBB6sQ")
 _MAGIC: Final = b"PCHG"
+_RESERVED: Final = bytes(6)
 _ALIGNMENT_BYTES: Final = 8
 
 _UNSIGNED: Final[dict[int, np.dtype[Any]]] = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
@@ -117,7 +118,7 @@ def apply_changes(view: Bits, changes: Changes) -> None:
         PatchMismatchError: an element does not hold its old bits.
         In both cases nothing was written.
     """
-    _check(view, changes, expected=changes.old_bits, writes=True)
+    _check(view, changes, expected=changes.old_bits)
     _write_loop(view, changes.indices, changes.new_bits)
 
 
@@ -128,7 +129,7 @@ def undo_changes(view: Bits, changes: Changes) -> None:
         LocalProtocolError: an index outside the tensor, twice or out of order, or another element width.
             Nothing was written.
     """
-    _check(view, changes, expected=None, writes=True)
+    _check(view, changes, expected=None)
     _write_loop(view, changes.indices, changes.old_bits)
 
 
@@ -161,7 +162,7 @@ def compose_changes(first: Changes, second: Changes) -> Changes:
 def encode_changes(changes: Changes) -> bytes:
     """Return the spool form of ``changes``: self-delimiting, a multiple of 8 bytes long."""
     index_size, element_size = changes.indices.dtype.itemsize, changes.old_bits.dtype.itemsize
-    header = _HEADER.pack(_MAGIC, changes.tensor_index, index_size, element_size, 0, 0, len(changes))
+    header = _HEADER.pack(_MAGIC, changes.tensor_index, index_size, element_size, _RESERVED, len(changes))
     arrays = (
         changes.indices.astype(_UNSIGNED[index_size], copy=False),
         changes.old_bits.astype(_UNSIGNED[element_size], copy=False),
@@ -188,8 +189,8 @@ def decode_changes(data: bytes | bytearray | memoryview, table: ParameterTable) 
     while offset < len(view):
         if len(view) - offset < _HEADER.size:
             raise RemoteProtocolError("changes-truncated", f"{len(view) - offset} bytes of a header")
-        magic, tensor_index, index_size, element_size, zero, zero_too, count = _HEADER.unpack_from(view, offset)
-        if magic != _MAGIC or zero != 0 or zero_too != 0 or tensor_index >= len(table.tensors):
+        magic, tensor_index, index_size, element_size, reserved, count = _HEADER.unpack_from(view, offset)
+        if magic != _MAGIC or reserved != _RESERVED or tensor_index >= len(table.tensors):
             raise RemoteProtocolError("changes-header", f"tensor {tensor_index} of {len(table.tensors)}")
         spec = table.tensors[tensor_index]
         expected_sizes = (spec.index_dtype.itemsize, spec.element_size_bytes)
@@ -223,10 +224,10 @@ def _check_indices(changes: Changes, element_count: int) -> None:
         raise RemoteProtocolError("changes-index", f"tensor {changes.tensor_index} of {element_count} elements")
 
 
-def _check(view: Bits, changes: Changes, *, expected: Bits | None, writes: bool) -> None:
+def _check(view: Bits, changes: Changes, *, expected: Bits | None) -> None:
     if view.ndim != 1 or view.dtype != changes.new_bits.dtype:
         raise LocalProtocolError(f"a flat view of {changes.new_bits.dtype} is needed, not {view.ndim}-d {view.dtype}")
-    if writes and not view.flags.writeable:
+    if not view.flags.writeable:
         raise LocalProtocolError("the view is read-only")
     if expected is None:
         wide = changes.indices

@@ -1,0 +1,91 @@
+"""Planes: runs of similar bytes, stored as they are or as one zstandard frame (SPEC codec, "Planes").
+
+A frame is opened only after its own header agreed with the size the format expects, so no frame can make the
+receiver spend more memory than the block it belongs to.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from pulsenet.codec.varint import BodyReader, encode_varint
+from pulsenet.errors import RemoteProtocolError
+
+ZSTD_LEVEL: Final = 1
+"""Measured: higher levels gain nothing on these planes."""
+
+COMPRESS_SIZE_BYTES_MIN: Final = 32
+"""Shorter planes cannot win back a frame's own header."""
+
+WINDOW_SIZE_BYTES_MAX: Final = 8 << 20
+"""No plane is longer, so no frame may ask for a larger window."""
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def encode_plane(raw: Bytes) -> bytes:
+    """Return the plane's size and kind, then its bytes; compressed where that is shorter."""
+    data = raw.tobytes()
+    if len(data) >= COMPRESS_SIZE_BYTES_MIN:
+        frame = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=False, write_dict_id=False).compress(data)
+        if len(frame) < len(data):
+            return encode_varint(len(frame) << 1 | 1) + frame
+    return encode_varint(len(data) << 1) + data
+
+
+def decode_plane(reader: BodyReader, *, size_min: int, size_max: int) -> Bytes:
+    """Return the next plane's raw bytes, of ``size_min`` to ``size_max`` bytes.
+
+    Raises:
+        RemoteProtocolError: ``patch-plane`` for a size outside these bounds, a frame that does not state its
+            size, is damaged, or is followed by anything; ``patch-truncated``, ``patch-varint``.
+    """
+    head = reader.read_varint()
+    stored = reader.take(head >> 1)
+    if head & 1:
+        return np.frombuffer(_decompress(stored, size_min=size_min, size_max=size_max), np.uint8)
+    if not size_min <= len(stored) <= size_max:
+        raise RemoteProtocolError("patch-plane", f"{len(stored)} bytes, expected {size_min} to {size_max}")
+    return np.frombuffer(stored, np.uint8)
+
+
+def _decompress(frame: memoryview, *, size_min: int, size_max: int) -> bytes:
+    try:
+        header = zstandard.get_frame_parameters(frame)
+    except zstandard.ZstdError as error:
+        raise RemoteProtocolError("patch-plane", f"no zstandard frame: {error}") from error
+    # An unknown size reads as 2^64 - 1 or 2^64 - 2. Size 0 is refused because the decoder then skips all checks.
+    if not max(size_min, 1) <= header.content_size <= size_max or header.dict_id != 0:
+        raise RemoteProtocolError(
+            "patch-plane", f"a frame of {header.content_size} bytes, expected {size_min} to {size_max}"
+        )
+    decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_SIZE_BYTES_MAX)
+    try:
+        # python-zstandard allocates what the header states (checked above), streams into exactly that much,
+        # and refuses both more output and unused input.
+        raw = decompressor.decompress(frame, read_across_frames=False, allow_extra_data=False)
+    except (zstandard.ZstdError, MemoryError) as error:
+        raise RemoteProtocolError("patch-plane", f"damaged frame: {error}") from error
+    if len(raw) != header.content_size:
+        raise RemoteProtocolError("patch-plane", f"a frame gave {len(raw)} bytes, not {header.content_size}")
+    return raw
+
+
+def split_bytes(bits: npt.NDArray[Any]) -> list[Bytes]:
+    """Return the byte planes of unsigned integers, least significant byte first."""
+    width = bits.dtype.itemsize
+    by_element = np.ascontiguousarray(bits.astype(f"<u{width}", copy=False)).view(np.uint8).reshape(-1, width)
+    return [np.ascontiguousarray(by_element[:, position]) for position in range(width)]
+
+
+def join_bytes(planes: list[Bytes]) -> npt.NDArray[Any]:
+    """Undo :func:`split_bytes`."""
+    width = len(planes)
+    by_element = np.empty((planes[0].size, width), np.uint8)
+    for position, plane in enumerate(planes):
+        by_element[:, position] = plane
+    return by_element.reshape(-1).view(f"<u{width}")

@@ -1,0 +1,244 @@
+"""Encode and decode patch blobs (SPEC codec, "Patch blob").
+
+Both hold a few blocks in memory, whatever the model's size. Blocks are independent: with an executor's ``map`` as
+``run_blocks`` several cores share the work, and the bytes stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from pulsenet import limits
+from pulsenet.codec.blocks import (
+    Block,
+    BlockMap,
+    Codec,
+    EncodedBlock,
+    decode_block,
+    encode_absolute_block,
+    encode_block,
+)
+from pulsenet.codec.changes import Changes
+from pulsenet.codec.stream import END_OF_RECORDS, Form, PatchHeader, PatchReader, PatchRecord, peek_header
+from pulsenet.codec.varint import encode_varint
+from pulsenet.errors import LocalProtocolError
+from pulsenet.tensors.params import ParameterTable, Region
+
+__all__ = [
+    "CODEC_CHOICES",
+    "PatchTotals",
+    "RunBlocks",
+    "decode_patch",
+    "encode_absolute",
+    "encode_patch",
+    "list_records",
+    "peek_header",
+]
+
+CODEC_CHOICES: Final[dict[str, frozenset[Codec]]] = {
+    "auto": frozenset({Codec.ABSOLUTE, Codec.PLAIN, Codec.DENSE}),
+    "plain": frozenset({Codec.ABSOLUTE, Codec.PLAIN, Codec.DENSE}),
+    "absolute": frozenset({Codec.ABSOLUTE, Codec.DENSE}),
+    "dense": frozenset({Codec.DENSE}),
+}
+"""Codecs each block may choose from, by the name an operator gives."""
+
+BLOCKS_AT_ONCE: Final = 32
+"""Blocks handed to ``run_blocks`` together: enough for every core, few enough for memory."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+RunBlocks = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
+"""``map`` or an executor's ``map``: calls the function on each item, results in order."""
+
+
+@dataclass(slots=True)
+class PatchTotals:
+    """Filled in while a patch is encoded; final once its last piece was taken."""
+
+    changed_count: int = 0
+    record_count: int = 0
+    encoded_size_bytes: int = 0
+    codec_id: int = 0
+    """Highest codec id used: what a receiver must know. 0 for a patch without changes."""
+
+
+def encode_patch(
+    table: ParameterTable,
+    old_region: Region,
+    new_region: Region,
+    *,
+    codec: str = "auto",
+    totals: PatchTotals | None = None,
+    run_blocks: RunBlocks = map,
+) -> Iterator[bytes]:
+    """Return the pieces of the patch that turns ``old_region`` into ``new_region``.
+
+    Args:
+        codec: A key of :data:`CODEC_CHOICES`; per block the shortest of those wins.
+        totals: Counts what was written.
+        run_blocks: ``map``, or an executor's ``map`` to use several cores. The regions must not change meanwhile.
+
+    Raises:
+        LocalProtocolError: an unknown codec, or a region smaller than the table's layout.
+    """
+    if codec not in CODEC_CHOICES:
+        raise LocalProtocolError(f"codec {codec!r} is none of {', '.join(CODEC_CHOICES)}")
+    allowed = CODEC_CHOICES[codec]
+    _check_region(table, old_region)
+    _check_region(table, new_region)
+    blocks = BlockMap(table)
+
+    def encode(block_index: int) -> tuple[int, EncodedBlock] | None:
+        block = blocks.block(block_index)
+        old = block.cut(table.view(old_region, block.tensor_index))
+        new = block.cut(table.view(new_region, block.tensor_index))
+        encoded = encode_block(block, old, new, allowed)
+        return None if encoded is None else (block_index, encoded)
+
+    records = _run_in_batches(run_blocks, encode, range(blocks.block_count))
+    form = Form.RELATIVE if Codec.PLAIN in allowed else Form.ABSOLUTE
+    return _write_patch(table, form, (record for record in records if record is not None), totals)
+
+
+def encode_absolute(
+    table: ParameterTable, changes: Iterable[Changes], *, totals: PatchTotals | None = None
+) -> Iterator[bytes]:
+    """Return the pieces of an absolute patch that makes these changes.
+
+    Args:
+        changes: Ascending by tensor and index; a tensor may be spread over several.
+
+    Raises:
+        LocalProtocolError: while iterating, when changes are out of order, outside their tensor or of another
+            element width.
+    """
+    blocks = BlockMap(table)
+    return _write_patch(table, Form.ABSOLUTE, _encode_changes(table, blocks, changes), totals)
+
+
+def decode_patch(
+    pieces: Iterable[bytes], table: ParameterTable, old_region: Region, *, run_blocks: RunBlocks = map
+) -> Iterator[Changes]:
+    """Yield the changes of a patch, block by block, ascending by tensor and index.
+
+    Changes come before the end of the blob has been seen: they count only once the iteration ended without an
+    error. Each may be applied to ``old_region`` at once, because no block is read again after it was yielded.
+
+    Raises:
+        RemoteProtocolError: the blob breaks the specification; the code says where (``patch-...``, ``codec-...``).
+        PatchMismatchError: ``old_region`` contradicts the patch.
+        LocalProtocolError: a region smaller than the table's layout.
+    """
+    _check_region(table, old_region)
+    reader = PatchReader(pieces, table)
+
+    def decode(record: PatchRecord) -> Changes:
+        old = record.block.cut(table.view(old_region, record.block.tensor_index))
+        return decode_block(record.block, record.codec_id, record.body, old)
+
+    return _run_in_batches(run_blocks, decode, reader.read_records())
+
+
+def list_records(pieces: Iterable[bytes], table: ParameterTable) -> Iterator[PatchRecord]:
+    """Yield a patch's records without decoding their bodies: what each block costs, for people to look at.
+
+    Raises:
+        RemoteProtocolError: as :func:`decode_patch`, bodies excepted.
+    """
+    return PatchReader(pieces, table).read_records()
+
+
+def _run_in_batches(
+    run_blocks: Callable[[Callable[[Item], Result], Iterable[Item]], Iterable[Result]],
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+) -> Iterator[Result]:
+    remaining = iter(items)
+    while batch := list(islice(remaining, BLOCKS_AT_ONCE)):
+        yield from run_blocks(function, batch)
+
+
+def _write_patch(
+    table: ParameterTable,
+    form: Form,
+    records: Iterator[tuple[int, EncodedBlock]],
+    totals: PatchTotals | None,
+) -> Iterator[bytes]:
+    totals = PatchTotals() if totals is None else totals
+    next_block = 0
+    header = PatchHeader(form, table.digest).encode()
+    totals.encoded_size_bytes += len(header)
+    yield header
+    for block_index, encoded in records:
+        head = bytes([encoded.codec]) + encode_varint(block_index - next_block) + encode_varint(len(encoded.body))
+        next_block = block_index + 1
+        totals.record_count += 1
+        totals.changed_count += encoded.changed_count
+        totals.codec_id = max(totals.codec_id, int(encoded.codec))
+        totals.encoded_size_bytes += len(head) + len(encoded.body)
+        yield head + encoded.body
+    end = bytes([END_OF_RECORDS]) + encode_varint(totals.record_count) + encode_varint(totals.changed_count)
+    totals.encoded_size_bytes += len(end)
+    yield end
+
+
+def _encode_changes(
+    table: ParameterTable, blocks: BlockMap, changes: Iterable[Changes]
+) -> Iterator[tuple[int, EncodedBlock]]:
+    """Gather the parts that fall into one block, then encode them."""
+    current = -1
+    parts: list[Changes] = []
+    for block_index, part in _split_by_block(table, blocks, changes):
+        if block_index != current:
+            if parts:
+                yield current, _encode_parts(blocks.block(current), parts)
+            current, parts = block_index, []
+        parts.append(part)
+    if parts:
+        yield current, _encode_parts(blocks.block(current), parts)
+
+
+def _split_by_block(
+    table: ParameterTable, blocks: BlockMap, changes: Iterable[Changes]
+) -> Iterator[tuple[int, Changes]]:
+    last = (-1, -1)
+    for item in changes:
+        if len(item) == 0:
+            continue
+        if not 0 <= item.tensor_index < len(table.tensors):
+            raise LocalProtocolError(f"changes of tensor {item.tensor_index} of {len(table.tensors)}")
+        spec = table.tensors[item.tensor_index]
+        first = (item.tensor_index, int(item.indices[0]))
+        if first <= last or not bool(np.all(item.indices[1:] > item.indices[:-1])):
+            raise LocalProtocolError(f"changes of tensor {spec.name!r} are out of order")
+        last = (item.tensor_index, int(item.indices[-1]))
+        if last[1] >= spec.element_count or item.new_bits.dtype.itemsize != spec.element_size_bytes:
+            raise LocalProtocolError(f"changes of tensor {spec.name!r} do not fit {spec.shape} of {spec.dtype}")
+        if bool(np.any(item.old_bits == item.new_bits)):
+            raise LocalProtocolError(f"changes of tensor {spec.name!r} hold elements that stay the same")
+        block_indices = item.indices.astype(np.uint64) // np.uint64(limits.BLOCK_ELEMENTS)
+        cuts = np.flatnonzero(np.diff(block_indices)) + 1
+        for start, end in zip((0, *cuts), (*cuts, len(item)), strict=True):
+            part = slice(int(start), int(end))
+            yield (
+                blocks.index_of(item.tensor_index, int(item.indices[part.start])),
+                Changes(item.tensor_index, item.indices[part], item.old_bits[part], item.new_bits[part]),
+            )
+
+
+def _encode_parts(block: Block, parts: list[Changes]) -> EncodedBlock:
+    indices = np.concatenate([part.indices for part in parts])
+    positions = (indices - indices.dtype.type(block.element_start)).astype(np.uint32)
+    return encode_absolute_block(positions, np.concatenate([part.new_bits for part in parts]))
+
+
+def _check_region(table: ParameterTable, region: Region) -> None:
+    size_bytes = np.frombuffer(region, np.uint8).size
+    if size_bytes < table.layout_size_bytes:
+        raise LocalProtocolError(f"a region of {size_bytes} bytes for a layout of {table.layout_size_bytes}")
