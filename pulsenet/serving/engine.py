@@ -32,7 +32,7 @@ class RecordsUpdate:
     """Root of ``version``."""
     table: ParameterTable
     changes: Callable[[], Iterator[Changes]]
-    """Starts a fresh walk over the records, ascending by tensor; the same records every time."""
+    """Starts a fresh walk over the records, ascending by tensor and index; the same records every time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,35 +100,35 @@ def check_root(version: Version, expected: Digest, found: Digest) -> None:
 def check_records(changes: Iterable[Changes], table: ParameterTable) -> int:
     """Check the structure of every record before any is written, and return how many values change.
 
-    Indices must be unsigned, strictly ascending and inside their tensor, with as many old and new bits as indices.
+    Records ascend by tensor, and inside a tensor every index is above all before it and below the tensor's end.
     Indexing would otherwise wrap, repeat or cross into a neighbour without an error.
 
     Raises:
-        PatchMismatchError: A record does not fit the table.
+        PatchMismatchError: A record does not fit the table, or repeats or goes back.
     """
     changed_count = 0
+    last_tensor_index, last_index = 0, -1
     for change in changes:
-        if not 0 <= change.tensor_index < len(table.tensors):
-            raise PatchMismatchError(f"records name tensor {change.tensor_index} of {len(table.tensors)}")
-        spec = table.tensors[change.tensor_index]
-        indices = change.indices
-        count = len(indices)
-        if len(change.new_bits) != count or len(change.old_bits) != count:
-            raise PatchMismatchError(f"records of {spec.name} have {count} indices and {len(change.new_bits)} values")
-        for bits in (change.old_bits, change.new_bits):
-            if bits.dtype.itemsize != spec.element_size_bytes:
-                raise PatchMismatchError(f"records of {spec.name} hold {bits.dtype} where it has {spec.dtype}")
-        if count == 0:
-            continue
-        if indices.dtype.kind != "u":
-            raise PatchMismatchError(f"records of {spec.name} have signed indices")
-        if count > 1 and not bool(np.all(indices[1:] > indices[:-1])):
-            raise PatchMismatchError(f"records of {spec.name} have indices that repeat or go backwards")
-        if int(indices[-1]) >= spec.element_count:
+        if not last_tensor_index <= change.tensor_index < len(table.tensors):
             raise PatchMismatchError(
-                f"records of {spec.name} reach index {int(indices[-1])}, but it has {spec.element_count} elements"
+                f"records name tensor {change.tensor_index} after {last_tensor_index}, of {len(table.tensors)}"
             )
-        changed_count += count
+        if change.tensor_index > last_tensor_index:
+            last_tensor_index, last_index = change.tensor_index, -1
+        spec = table.tensors[change.tensor_index]
+        if change.new_bits.dtype != spec.bits_dtype:
+            raise PatchMismatchError(f"records of {spec.name} hold {change.new_bits.dtype}, but it has {spec.dtype}")
+        if len(change) == 0:
+            continue
+        indices = change.indices
+        if int(indices[0]) <= last_index or not bool(np.all(indices[1:] > indices[:-1])):
+            raise PatchMismatchError(f"records of {spec.name} have indices that repeat or go back")
+        last_index = int(indices[-1])
+        if last_index >= spec.element_count:
+            raise PatchMismatchError(
+                f"records of {spec.name} reach index {last_index}, but it has {spec.element_count} elements"
+            )
+        changed_count += len(change)
     return changed_count
 
 

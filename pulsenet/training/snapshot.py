@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from pulsenet.errors import ConfigError
+from pulsenet.local.torch_dtypes import DTYPE_NAMES
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
 from pulsenet.training.names import name_tensors
 
@@ -27,27 +28,6 @@ BLOCK_ELEMENTS: Final = 1 << 18
 
 BLOCK_ELEMENTS_DEVICE: Final = 1 << 24
 """Elements taken from an accelerator at once: enough to fill the bus, 64 MiB of FP32."""
-
-DTYPE_NAMES: Final[dict[torch.dtype, str]] = {
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
-"""The dtypes a version can hold, by their safetensors names."""
-
-DTYPES_BY_NAME: Final[dict[str, torch.dtype]] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ class Tied(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed_tokens = torch.nn.Embedding(5, 3)
-        self.layer = torch.nn.Linear(3, 3)
+        self.layer: torch.nn.Module = torch.nn.Linear(3, 3)
         self.lm_head = torch.nn.Linear(3, 5, bias=False)
         self.lm_head.weight = self.embed_tokens.weight
 

@@ -1,0 +1,246 @@
+"""Keeps a safetensors directory current for whoever reads files: a whole new version, then one rename.
+
+::
+
+    directory/current -> versions/0.58
+    directory/versions/0.57/…
+    directory/versions/0.58/model.safetensors
+    directory/versions/0.58/pulsenet.json        {"version": "0.58", "root": "…", "aliases": {…}}
+
+A reader that resolves ``current`` once and opens files below the result never sees two versions; the version before
+stays, so that a reader in the middle of it can finish.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pulsenet.codec.changes import apply_changes
+from pulsenet.errors import PatchMismatchError, PulsenetError, StorageError
+from pulsenet.ids import Digest, Version
+from pulsenet.serving.engine import FullUpdate, RecordsUpdate, check_base, check_records, check_root, describe_names
+from pulsenet.serving.safetensors_format import (
+    TensorPlace,
+    copy_companions,
+    file_order,
+    map_file,
+    read_header,
+    sync_path,
+    write_safetensors,
+)
+from pulsenet.tensors.digest import compute_root, hash_tensor
+from pulsenet.tensors.params import ParameterTable, make_table
+
+VERSIONS_KEPT: Final = 2
+"""The current version and the one before: a reader that opened it can finish."""
+
+WEIGHTS_NAME: Final = "model.safetensors"
+MARKER_NAME: Final = "pulsenet.json"
+MARKER_SIZE_BYTES_MAX: Final = 16 << 20
+PARTIAL_PREFIX: Final = ".partial-"
+LOCK_NAME: Final = ".lock"
+
+
+class FilesEngine:
+    """An :class:`~pulsenet.serving.engine.Engine` whose weights are files. One process may write a directory.
+
+    Args:
+        directory: Where versions appear; made if it is missing. What an earlier process left is taken over if it is
+            whole: its root is checked, and half-written versions are removed.
+        companions: A model directory whose other files (configuration, tokenizer) are copied beside every version,
+            so that ``directory/current`` loads as a model.
+
+    Raises:
+        StorageError: The directory cannot be used.
+    """
+
+    def __init__(self, directory: Path, *, companions: Path | None = None) -> None:
+        self.directory = directory
+        self._companions = companions
+        self._versions = directory / "versions"
+        self._version: Version | None = None
+        with _storage_errors(directory):
+            self._versions.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock_directory(directory)
+            for left in self._versions.glob(f"{PARTIAL_PREFIX}*"):
+                shutil.rmtree(left)
+            self._version = self._recover()
+
+    def close(self) -> None:
+        """Let another process take the directory over; the files stay."""
+        self._lock.close()
+
+    @property
+    def version(self) -> Version | None:
+        """The version ``current`` leads to; ``None`` before the first load or if its files are damaged."""
+        return self._version
+
+    @property
+    def current(self) -> Path:
+        """The link to the newest whole version."""
+        return self.directory / "current"
+
+    def apply_records(self, update: RecordsUpdate) -> None:
+        """Write the new version beside the old one and switch to it; errors as in ``Engine``, and ``StorageError``."""
+        check_base(self._version, update)
+        changed_count = check_records(update.changes(), update.table)
+        old = self.current.resolve() / WEIGHTS_NAME
+        places = {place.spec.name: place for place in read_header(old)}
+        _check_same_tensors(update.table, places)
+
+        def fill(partial: Path) -> None:
+            if changed_count == 0:
+                os.link(old, partial / WEIGHTS_NAME)  # no file is ever written twice, so both versions may be one
+                return
+            shutil.copyfile(old, partial / WEIGHTS_NAME)
+            mapping = map_file(partial / WEIGHTS_NAME, writable=True)
+            for changes in update.changes():
+                spec = update.table.tensors[changes.tensor_index]
+                apply_changes(_view_place(mapping, places[spec.name]), changes)
+            mapping.flush()
+
+        self._replace(update.version, update.root, update.table, fill)
+
+    def load_full(self, update: FullUpdate) -> None:
+        """Write every tensor as a new version and switch to it; errors as in ``Engine``, and ``StorageError``."""
+        specs = file_order(update.table.tensors)
+        indices = {spec.name: index for index, spec in enumerate(update.table.tensors)}
+        tensors = (update.tensor_bytes(indices[spec.name]).data for spec in specs)
+
+        def fill(partial: Path) -> None:
+            write_safetensors(partial / WEIGHTS_NAME, specs, tensors, {"format": "pt"})
+
+        self._replace(update.version, update.root, update.table, fill)
+
+    def _replace(self, version: Version, root: Digest, table: ParameterTable, fill: Callable[[Path], None]) -> None:
+        """Make a version's directory with ``fill``, check its root, and only then lead ``current`` to it."""
+        with _storage_errors(self.directory):
+            partial = self._versions / f"{PARTIAL_PREFIX}{version}"
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            try:
+                fill(partial)
+                check_root(version, root, compute_file_root(partial / WEIGHTS_NAME, table))
+                if self._companions is not None:
+                    copy_companions(self._companions, partial)
+                _write_marker(partial / MARKER_NAME, version, root, table)
+                for file in partial.iterdir():
+                    sync_path(file)
+                sync_path(partial)
+                final = self._free_name(version)
+                partial.rename(final)
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+            sync_path(self._versions)
+            self._switch(final)
+            self._version = version
+            self._prune(final)
+
+    def _switch(self, final: Path) -> None:
+        """Lead ``current`` to a version in one step that readers see before or after, never in between."""
+        link = self.directory / f"{PARTIAL_PREFIX}current"
+        link.unlink(missing_ok=True)
+        link.symlink_to(final.relative_to(self.directory), target_is_directory=True)
+        link.replace(self.current)
+        sync_path(self.directory)
+
+    def _free_name(self, version: Version) -> Path:
+        """Return a name for the version's directory, removing one of that name that no reader is led to."""
+        final = self._versions / str(version)
+        if final == self.current.resolve():
+            final = self._versions / f"{version}-repaired"
+            if final == self.current.resolve():
+                final = self._versions / str(version)
+        if final.exists():
+            shutil.rmtree(final)
+        return final
+
+    def _prune(self, current: Path) -> None:
+        """Remove all but the newest versions; the current one stays whatever the clock says."""
+        others = [path for path in self._versions.iterdir() if path != current and path.is_dir()]
+        others.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        for path in others[VERSIONS_KEPT - 1 :]:
+            shutil.rmtree(path)
+
+    def _recover(self) -> Version | None:
+        """Return the version that an earlier process left whole, hashing it first."""
+        marker = self.current / MARKER_NAME
+        if not marker.is_file() or marker.stat().st_size > MARKER_SIZE_BYTES_MAX:
+            return None
+        try:
+            match json.loads(marker.read_bytes()):
+                case {"version": str(text), "root": str(root)}:
+                    epoch, number = text.split(".")
+                    version = Version(int(epoch), int(number))
+                    places = read_header(self.current / WEIGHTS_NAME)
+                    table = make_table([place.spec for place in places])
+                    check_root(version, Digest(bytes.fromhex(root)), compute_file_root(places[0].path, table))
+                    return version
+        except (ValueError, IndexError, PulsenetError):
+            # Damaged or half-removed by hand: not an error, the next update is a full one.
+            return None
+        return None
+
+
+def compute_file_root(path: Path, table: ParameterTable) -> Digest:
+    """Hash the tensors of one safetensors file that holds exactly those of ``table``."""
+    places = {place.spec.name: place for place in read_header(path)}
+    _check_same_tensors(table, places)
+    mapping = map_file(path)
+    return compute_root(table, [hash_tensor(_view_place(mapping, places[spec.name])) for spec in table.tensors])
+
+
+def _check_same_tensors(table: ParameterTable, places: Mapping[str, TensorPlace]) -> None:
+    """Refuse a file that does not hold exactly the tensors of ``table``."""
+    wrong = [spec.name for spec in table.tensors if spec.name not in places or places[spec.name].spec != spec]
+    wrong += sorted(set(places) - {spec.name for spec in table.tensors})
+    if wrong:
+        raise PatchMismatchError(
+            f"the files and the version differ in {describe_names(wrong)} tensors: ask for a full load"
+        )
+
+
+def _view_place(mapping: mmap.mmap, place: TensorPlace) -> npt.NDArray[Any]:
+    """Return one tensor of a mapped file as flat bits."""
+    spec = place.spec
+    if spec.size_bytes == 0:
+        return np.empty(0, dtype=spec.bits_dtype)
+    return np.frombuffer(mapping, dtype=spec.bits_dtype, count=spec.element_count, offset=place.offset_bytes)
+
+
+def _write_marker(path: Path, version: Version, root: Digest, table: ParameterTable) -> None:
+    """Say in one small file what the directory holds."""
+    marker = {"version": str(version), "root": root.hex(), "aliases": dict(table.aliases)}
+    path.write_text(json.dumps(marker, indent=1) + "\n")
+
+
+def _lock_directory(directory: Path) -> BinaryIO:
+    """Take the directory for this process until the returned file is closed or the process ends."""
+    lock = (directory / LOCK_NAME).open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        raise StorageError(f"another process keeps {directory} current: choose another directory", "locked") from error
+    return lock
+
+
+@contextmanager
+def _storage_errors(directory: Path) -> Iterator[None]:
+    """Turn what the system refuses into one line that names the directory."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot keep a model in {directory}: {error.strerror or error}") from error

@@ -1,0 +1,141 @@
+"""Serves from a model in this process: weights change in place, addresses stay, readers never see a mix.
+
+Read under the guard::
+
+    with engine.weights() as version:
+        output = model.generate(…)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from pulsenet.codec.changes import Changes
+from pulsenet.errors import PatchMismatchError, UnavailableError
+from pulsenet.ids import Digest, Version
+from pulsenet.serving.engine import FullUpdate, RecordsUpdate, check_base, check_records, check_root
+from pulsenet.serving.targets import Target, compute_model_root, find_targets
+from pulsenet.serving.weights_lock import WeightsLock
+
+
+class InProcessEngine:
+    """An :class:`~pulsenet.serving.engine.Engine` over a ``torch.nn.Module``, such as a transformers model.
+
+    Args:
+        model: Its tensors must have the names, dtypes and shapes of the published ones, wrapper prefixes apart.
+        vocabulary_size: Rows of embedding and head that are real where this model pads them; ``None`` takes
+            ``model.config.vocab_size`` if there is one. Padding rows are never touched.
+        on_applied: Called with the new version when the weights are whole and before any reader sees them: the place
+            to drop prefix caches. If it raises, the update is undone.
+        check_root: Hash all weights after every update, not only after a full load. Costs one pass over them.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        vocabulary_size: int | None = None,
+        on_applied: Callable[[Version], None] | None = None,
+        check_root: bool = True,
+    ) -> None:
+        self._model = model
+        self._vocabulary_size = vocabulary_size or _configured_vocabulary_size(model)
+        self._on_applied = on_applied
+        self._check_root = check_root
+        self._lock = WeightsLock()
+        self._version: Version | None = None
+        self._root: Digest | None = None
+        """Root of ``version``."""
+
+    @property
+    def version(self) -> Version | None:
+        """The version the weights are, bit by bit; ``None`` until a full load succeeded."""
+        return self._version
+
+    @contextmanager
+    def weights(self) -> Iterator[Version]:
+        """Keep the weights as they are until the block ends, and say which version they are.
+
+        Raises:
+            UnavailableError: They are no known version: nothing was loaded, or an update failed and could not be
+                undone.
+        """
+        with self._lock.reading():
+            if self._version is None:
+                raise UnavailableError("the weights are no known version yet: wait for a full load")
+            yield self._version
+
+    def invalidate(self) -> None:
+        """Say that the weights are no longer known, as after a deep sleep: only a full load makes them ready again."""
+        with self._lock.writing():
+            self._version = None
+
+    def apply_records(self, update: RecordsUpdate) -> None:
+        """Change the recorded positions in place; see :meth:`Engine.apply_records`.
+
+        Everything that can be refused is refused before the first write. An error after it puts the old bits back;
+        if that fails too, ``version`` is ``None`` and readers are refused until a full load.
+        """
+        check_base(self._version, update)
+        check_records(update.changes(), update.table)
+        with torch.inference_mode():
+            targets = find_targets(self._model, update.table, vocabulary_size=self._vocabulary_size)
+            for changes in update.changes():
+                for target in targets[changes.tensor_index]:
+                    _check_old_bits(target, changes)
+            with self._lock.writing():
+                check_base(self._version, update)
+                self._version = None
+                try:
+                    for changes in update.changes():
+                        for target in targets[changes.tensor_index]:
+                            target.write_bits(changes.indices, changes.new_bits)
+                    if self._check_root:
+                        check_root(update.version, update.root, compute_model_root(targets, update.table))
+                    if self._on_applied is not None:
+                        self._on_applied(update.version)
+                except BaseException:
+                    self._undo(update, targets)
+                    raise
+                self._version, self._root = update.version, update.root
+
+    def load_full(self, update: FullUpdate) -> None:
+        """Overwrite every tensor in place; see :meth:`Engine.load_full`. After an error nothing is served."""
+        with torch.inference_mode():
+            targets = find_targets(self._model, update.table, vocabulary_size=self._vocabulary_size)
+            with self._lock.writing():
+                self._version = None
+                for tensor_index, copies in enumerate(targets):
+                    for target in copies:
+                        target.write_bytes(update.tensor_bytes(tensor_index))
+                check_root(update.version, update.root, compute_model_root(targets, update.table))
+                if self._on_applied is not None:
+                    self._on_applied(update.version)
+                self._version, self._root = update.version, update.root
+
+    def _undo(self, update: RecordsUpdate, targets: Sequence[Sequence[Target]]) -> None:
+        """Put the old bits back everywhere, however far the writes came, and say the base is held if that is true."""
+        for changes in update.changes():
+            for target in targets[changes.tensor_index]:
+                target.write_bits(changes.indices, changes.old_bits)
+        # Without a root check the old bits, compared before the first write, are what we know.
+        if not self._check_root or compute_model_root(targets, update.table) == self._root:
+            self._version = update.base_version
+
+
+def _check_old_bits(target: Target, changes: Changes) -> None:
+    """Refuse records that start from other bits than the model holds."""
+    wrong_count = target.count_other_bits(changes.indices, changes.old_bits)
+    if wrong_count:
+        raise PatchMismatchError(
+            f"{wrong_count} of {len(changes)} positions of {target.name} do not hold the old bits: ask for a full load"
+        )
+
+
+def _configured_vocabulary_size(model: torch.nn.Module) -> int | None:
+    """Return what a transformers model's configuration says, if it has one."""
+    size = getattr(getattr(model, "config", None), "vocab_size", None)
+    return size if isinstance(size, int) else None
