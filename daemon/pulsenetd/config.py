@@ -145,7 +145,7 @@ def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
 def _refuse_unknown(key: str, known: list[str], described: str) -> None:
     if key in known:
         return
-    nearest = difflib.get_close_matches(key, known, n=1)
+    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
     hint = f"; did you mean {nearest[0]}?" if nearest else "; see 'pulsenet config show'"
     raise ConfigError(f"unknown {described}{hint}")
 

@@ -1,0 +1,79 @@
+"""Health endpoints say what is true and bind where told (A-OBS-4, A-OBS-5)."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from pulsenetd.admin import AdminServer
+from pulsenetd.errors import AddressInUseError
+
+READY = {"version": False}
+
+
+@pytest.fixture
+def server() -> Iterator[AdminServer]:
+    READY["version"] = False
+    server = AdminServer(
+        "127.0.0.1",
+        0,
+        metrics=lambda: b"pulsenet_x 1\n",
+        live=lambda: {"loop": True},
+        ready=lambda: READY,
+        status=lambda: {"version": 7},
+    )
+    yield server
+    server.close()
+
+
+def fetch(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_ready_follows_its_checks_while_live_stays(server: AdminServer) -> None:
+    """A-OBS-4"""
+    assert fetch(server.url + "/livez") == (200, "ok\n")
+    assert fetch(server.url + "/readyz") == (503, "[-] version\n")
+    READY["version"] = True
+    assert fetch(server.url + "/readyz") == (200, "ok\n")
+    assert fetch(server.url + "/readyz?verbose") == (200, "[+] version\n")
+    READY["version"] = False
+    assert fetch(server.url + "/readyz")[0] == 503
+
+
+def test_metrics_and_status_are_served_and_other_paths_are_named(server: AdminServer) -> None:
+    assert fetch(server.url + "/metrics") == (200, "pulsenet_x 1\n")
+    assert json.loads(fetch(server.url + "/status")[1]) == {"version": 7}
+    status, text = fetch(server.url + "/shutdown")
+    assert status == 404
+    assert "/readyz" in text
+
+
+def test_only_reading_is_possible(server: AdminServer) -> None:
+    """A-OBS-5"""
+    request = urllib.request.Request(server.url + "/status", data=b"stop", method="POST")
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=5)
+    with caught.value:
+        assert caught.value.code == 501
+
+
+def test_taken_port_is_named(server: AdminServer) -> None:
+    """A-OBS-5, A-NET-2"""
+    port = int(server.url.rsplit(":", 1)[1])
+    with pytest.raises(AddressInUseError, match=str(port)):
+        AdminServer("127.0.0.1", port, metrics=bytes, live=dict, ready=dict, status=dict)
+
+
+def test_impossible_address_is_one_clear_error() -> None:
+    with pytest.raises(AddressInUseError, match="cannot listen"):
+        AdminServer("203.0.113.1", 0, metrics=bytes, live=dict, ready=dict, status=dict)

@@ -1,0 +1,108 @@
+"""Precedence, refusals and their exit codes (A-CLI-2, A-CLI-3, A-NET-4)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pulsenet.errors import ConfigError, UsageError
+from pulsenetd import config
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "pulsenet.toml"
+    path.write_text('run = "from-file"\nmetrics_port = 9000\n')
+    return path
+
+
+def test_flag_beats_environment_beats_file_beats_default(file: Path) -> None:
+    """A-CLI-3"""
+    environment = {"PULSENET_RUN": "from-environment", "HOME": "/nowhere"}
+    resolved = config.resolve({"run": "from-flag"}, environment, file)
+    assert resolved.config.run == "from-flag"
+    assert resolved.origins["run"] == "flag --run"
+    resolved = config.resolve({}, environment, file)
+    assert resolved.config.run == "from-environment"
+    assert resolved.origins["run"] == "environment PULSENET_RUN"
+    resolved = config.resolve({}, {}, file)
+    assert (resolved.config.run, resolved.config.metrics_port) == ("from-file", 9000)
+    assert resolved.origins["run"] == f"file {file}"
+    resolved = config.resolve({}, {}, None)
+    assert resolved.config.run == "local"
+    assert resolved.origins["run"] == "default"
+
+
+def test_unknown_key_names_the_nearest_one(tmp_path: Path) -> None:
+    """A-CLI-3"""
+    path = tmp_path / "c.toml"
+    path.write_text('metrics_prt = 1\n')
+    with pytest.raises(ConfigError, match="did you mean metrics_port") as caught:
+        config.resolve({}, {}, path)
+    assert not isinstance(caught.value, UsageError)
+    with pytest.raises(ConfigError, match="did you mean PULSENET_LISTEN"):
+        config.resolve({}, {"PULSENET_LISTN": "x"}, None)
+    with pytest.raises(ConfigError, match="config show"):
+        config.resolve({}, {"PULSENET_ZZZZZZZZ": "x"}, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("role", "foo", "'foo' is not one of trainer, inferencer, seed"),
+        ("metrics_port", "70000", "70000 is not a whole number from 0 to 65535"),
+        ("metrics_port", "many", "'many' is not a whole number"),
+        ("start_timeout_seconds", "0", "not between"),
+        ("start_timeout_seconds", "soon", "not a number of seconds"),
+        ("store_limit_bytes", "20 apples", "not a size"),
+        ("wait", "perhaps", "not true or false"),
+        ("run", "../up", "not a run name"),
+        ("bootstrap", ["nonsense"], "not a multiaddress"),
+        ("bootstrap", ["/ip4/1.2.3.4/tcp/4001"], "does not end in /p2p/"),
+        ("announce", ["/ip4/1.2.3.4/tcp/0"], "port 0"),
+        ("announce", ["/ip4/1.2.3.400/tcp/1"], "no valid IPv4"),
+        ("listen", "/ip4/127.0.0.1/tcp/70000", "ports end at 65535"),
+        ("allow_uid", ["root"], "not a numeric user id"),
+    ],
+)
+def test_bad_flag_is_a_usage_error_that_names_flag_and_value(name: str, value: object, message: str) -> None:
+    """A-CLI-2, A-NET-4"""
+    with pytest.raises(UsageError) as caught:
+        config.resolve({name: value}, {}, None)
+    assert message in str(caught.value)
+    assert config.flag_name(name) in str(caught.value)
+
+
+def test_bad_variable_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match="PULSENET_ROLE") as caught:
+        config.resolve({}, {"PULSENET_ROLE": "foo"}, None)
+    assert not isinstance(caught.value, UsageError)
+
+
+def test_lists_come_from_toml_arrays_and_from_commas(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('allow_uid = ["1", "2"]\nwait = true\n')
+    resolved = config.resolve({}, {}, path)
+    assert resolved.config.allow_uid == ("1", "2")
+    assert resolved.config.wait is True
+    assert config.resolve({}, {"PULSENET_ALLOW_UID": "3,4"}, None).config.allow_uid == ("3", "4")
+
+
+def test_unreadable_or_broken_file_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        config.resolve({}, {}, tmp_path / "absent.toml")
+    path = tmp_path / "broken.toml"
+    path.write_text("run = [")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        config.resolve({}, {}, path)
+
+
+@pytest.mark.parametrize(("text", "size"), [("7", 7), ("4K", 4096), ("1 GiB", 1 << 30), ("2TB", 2 << 40)])
+def test_sizes_have_units(text: str, size: int) -> None:
+    assert config.parse_size(text) == size
+
+
+def test_addresses_of_every_transport_are_accepted() -> None:
+    for address in ("/ip6/::1/tcp/4001", "/dns4/a.example/udp/4001/quic-v1", "/ip4/1.2.3.4/tcp/80/ws"):
+        assert config.address_problem(address, peer_needed=False, port_zero_allowed=False) == ""
