@@ -17,7 +17,7 @@ import numpy as np
 from pulsenet import limits
 from pulsenet.codec.changes import Bits, Changes
 from pulsenet.codec.compare import find_changes
-from pulsenet.codec.compress import Bytes, decode_plane, encode_plane, join_bytes, split_bytes
+from pulsenet.codec.compress import PlaneEncoder, PlaneReader, join_bytes
 from pulsenet.codec.indices import (
     NARROW_ESCAPE,
     RANK_SIZE_BYTES_MAX,
@@ -118,40 +118,42 @@ def encode_block(block: Block, old: Bits, new: Bits, allowed: frozenset[Codec]) 
         return None
     tried: list[EncodedBlock] = []
     new_bits = new[positions]
+    encoder = PlaneEncoder()
+    head = _encode_positions(encoder, positions)
     if Codec.ABSOLUTE in allowed:
-        tried.append(encode_absolute_block(positions, new_bits))
+        tried.append(EncodedBlock(Codec.ABSOLUTE, positions.size, head + encoder.encode_integers(new_bits)))
     if Codec.PLAIN in allowed and block.spec.dtype in TWO_BYTE_FLOATS:
-        tried.append(_encode_plain(positions, old[positions], new_bits))
+        steps = _encode_steps(encoder, old[positions], new_bits)
+        tried.append(EncodedBlock(Codec.PLAIN, positions.size, head + steps))
     shortest = min((len(encoded.body) for encoded in tried), default=block.size_bytes)
     if Codec.DENSE in allowed and shortest * DENSE_TRIED_DIVISOR > block.size_bytes:
-        planes = b"".join(encode_plane(plane) for plane in split_bytes(new))
-        tried.append(EncodedBlock(Codec.DENSE, positions.size, encode_varint(positions.size) + planes))
+        body = encode_varint(positions.size) + encoder.encode_integers(new)
+        tried.append(EncodedBlock(Codec.DENSE, positions.size, body))
     return min(tried, key=lambda encoded: (len(encoded.body), encoded.codec))
 
 
 def encode_absolute_block(positions: UInt32s, new_bits: Bits) -> EncodedBlock:
     """Return the *absolute* encoding of at least one change; ``positions`` count from the block's start."""
-    planes = b"".join(encode_plane(plane) for plane in split_bytes(new_bits))
-    return EncodedBlock(Codec.ABSOLUTE, positions.size, _encode_positions(positions) + planes)
+    encoder = PlaneEncoder()
+    body = _encode_positions(encoder, positions) + encoder.encode_integers(new_bits)
+    return EncodedBlock(Codec.ABSOLUTE, positions.size, body)
 
 
-def _encode_plain(positions: UInt32s, old_bits: Bits, new_bits: Bits) -> EncodedBlock:
+def _encode_steps(encoder: PlaneEncoder, old_bits: Bits, new_bits: Bits) -> bytes:
     ups, exceptions = split_steps(old_bits, new_bits)
-    pieces = [_encode_positions(positions), encode_plane(ups), encode_varint(exceptions.size)]
+    pieces = [encoder.encode(ups), encode_varint(exceptions.size)]
     if exceptions.size:
-        pieces.append(encode_plane(encode_ranks(exceptions)))
-        pieces.extend(encode_plane(plane) for plane in split_bytes(new_bits[exceptions]))
-    return EncodedBlock(Codec.PLAIN, positions.size, b"".join(pieces))
+        pieces += [encoder.encode(encode_ranks(exceptions)), encoder.encode_integers(new_bits[exceptions])]
+    return b"".join(pieces)
 
 
-def _encode_positions(positions: UInt32s) -> bytes:
+def _encode_positions(encoder: PlaneEncoder, positions: UInt32s) -> bytes:
     count = positions.size
     narrow = encode_gaps(positions, NARROW_ESCAPE)
     # More escapes than changes: two bytes a gap compress better (measured; the density is then below 0.25 %).
     if narrow.size <= 2 * count:
-        return encode_varint(count << 1) + encode_plane(narrow)
-    wide = encode_gaps(positions, WIDE_ESCAPE)
-    return encode_varint(count << 1 | 1) + b"".join(encode_plane(plane) for plane in split_bytes(wide))
+        return encode_varint(count << 1) + encoder.encode(narrow)
+    return encode_varint(count << 1 | 1) + encoder.encode_integers(encode_gaps(positions, WIDE_ESCAPE))
 
 
 def decode_block(block: Block, codec_id: int, body: bytes | bytearray | memoryview, old: Bits) -> Changes:
@@ -161,7 +163,7 @@ def decode_block(block: Block, codec_id: int, body: bytes | bytearray | memoryvi
         RemoteProtocolError: the body breaks the specification, whatever ``old`` is.
         PatchMismatchError: ``old`` is not what the body was made from.
     """
-    reader = BodyReader(body)
+    reader = PlaneReader(body)
     positions, new_bits = _decoder(block, codec_id)(block, reader, old)
     old_bits = old[positions]
     if np.any(old_bits == new_bits):
@@ -192,7 +194,7 @@ def read_changed_count(codec_id: int, body: bytes | bytearray | memoryview) -> i
     return count if codec_id == Codec.DENSE else count >> 1
 
 
-Decoder = Callable[[Block, BodyReader, Bits], tuple[UInt32s, Bits]]
+Decoder = Callable[[Block, PlaneReader, Bits], tuple[UInt32s, Bits]]
 
 
 def _decoder(block: Block, codec_id: int) -> Decoder:
@@ -204,18 +206,18 @@ def _decoder(block: Block, codec_id: int) -> Decoder:
     return decoder
 
 
-def _decode_absolute(block: Block, reader: BodyReader, old: Bits) -> tuple[UInt32s, Bits]:
+def _decode_absolute(block: Block, reader: PlaneReader, old: Bits) -> tuple[UInt32s, Bits]:
     positions = _decode_positions(block, reader)
-    new_bits = join_bytes(_decode_planes(reader, block.spec.element_size_bytes, positions.size))
+    new_bits = reader.read_integers(size_bytes=block.spec.element_size_bytes, count=positions.size)
     reader.expect_end()
     return positions, new_bits
 
 
-def _decode_plain(block: Block, reader: BodyReader, old: Bits) -> tuple[UInt32s, Bits]:
+def _decode_plain(block: Block, reader: PlaneReader, old: Bits) -> tuple[UInt32s, Bits]:
     positions = _decode_positions(block, reader)
     count = positions.size
     ups_size = -(-count // 8)
-    ups = decode_plane(reader, size_min=ups_size, size_max=ups_size)
+    ups = reader.read_plane(size_min=ups_size, size_max=ups_size)
     if count % 8 and int(ups[-1]) >> (count % 8):
         raise RemoteProtocolError("patch-values", "step bits beyond the last change")
     exception_count = reader.read_varint()
@@ -223,22 +225,22 @@ def _decode_plain(block: Block, reader: BodyReader, old: Bits) -> tuple[UInt32s,
         raise RemoteProtocolError("patch-count", f"{exception_count} exceptions among {count} changes")
     new_bits = join_steps(old[positions], ups)
     if exception_count:
-        encoded = decode_plane(reader, size_min=exception_count, size_max=exception_count * RANK_SIZE_BYTES_MAX)
+        encoded = reader.read_plane(size_min=exception_count, size_max=exception_count * RANK_SIZE_BYTES_MAX)
         ranks = decode_ranks(encoded, count, exception_count)
         if ranks is None:
             raise RemoteProtocolError("patch-values", "ranks of exceptions do not decode")
         if np.any(ups[ranks >> 3] >> (ranks & 7).astype(np.uint8) & 1):
             raise RemoteProtocolError("patch-values", "the step bit of an exception is set")
-        new_bits[ranks] = join_bytes(_decode_planes(reader, 2, exception_count))
+        new_bits[ranks] = reader.read_integers(size_bytes=2, count=exception_count)
     reader.expect_end()
     return positions, new_bits
 
 
-def _decode_dense(block: Block, reader: BodyReader, old: Bits) -> tuple[UInt32s, Bits]:
+def _decode_dense(block: Block, reader: PlaneReader, old: Bits) -> tuple[UInt32s, Bits]:
     changed_count = reader.read_varint()
     if not 0 < changed_count <= block.element_count:
         raise RemoteProtocolError("patch-count", f"{changed_count} changes among {block.element_count} elements")
-    new = join_bytes(_decode_planes(reader, block.spec.element_size_bytes, block.element_count))
+    new = reader.read_integers(size_bytes=block.spec.element_size_bytes, count=block.element_count)
     reader.expect_end()
     positions = find_changes(old, new)
     if positions.size != changed_count:
@@ -255,20 +257,16 @@ _DECODERS: Final[dict[int, Decoder]] = {
 }
 
 
-def _decode_planes(reader: BodyReader, plane_count: int, size: int) -> list[Bytes]:
-    return [decode_plane(reader, size_min=size, size_max=size) for _ in range(plane_count)]
-
-
-def _decode_positions(block: Block, reader: BodyReader) -> UInt32s:
+def _decode_positions(block: Block, reader: PlaneReader) -> UInt32s:
     head = reader.read_varint()
     count, is_wide = head >> 1, head & 1
     if not 0 < count <= block.element_count:
         raise RemoteProtocolError("patch-count", f"{count} changes among {block.element_count} elements")
     escape = WIDE_ESCAPE if is_wide else NARROW_ESCAPE
     size_max = count + block.element_count // escape
-    codes = decode_plane(reader, size_min=count, size_max=size_max)
+    codes = reader.read_plane(size_min=count, size_max=size_max)
     if is_wide:
-        codes = join_bytes([codes, decode_plane(reader, size_min=codes.size, size_max=codes.size)])
+        codes = join_bytes([codes, reader.read_plane(size_min=codes.size, size_max=codes.size)])
     positions = decode_gaps(codes, escape, block.element_count, count)
     if positions is None:
         raise RemoteProtocolError("patch-gaps", f"gaps do not name {count} of {block.element_count} elements")

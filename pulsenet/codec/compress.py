@@ -27,52 +27,71 @@ WINDOW_SIZE_BYTES_MAX: Final = 8 << 20
 Bytes = npt.NDArray[np.uint8]
 
 
-def encode_plane(raw: Bytes) -> bytes:
-    """Return the plane's size and kind, then its bytes; compressed where that is shorter."""
-    data = raw.tobytes()
-    if len(data) >= COMPRESS_SIZE_BYTES_MIN:
-        frame = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=False, write_dict_id=False).compress(data)
-        if len(frame) < len(data):
-            return encode_varint(len(frame) << 1 | 1) + frame
-    return encode_varint(len(data) << 1) + data
+class PlaneEncoder:
+    """Encodes the planes of one block. Not for two threads at once: a compressor is costly to make, so it is kept."""
+
+    def __init__(self) -> None:
+        self._compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=False, write_dict_id=False)
+
+    def encode(self, raw: Bytes) -> bytes:
+        """Return the plane's size and kind, then its bytes; compressed where that is shorter."""
+        data = raw.tobytes()
+        if len(data) >= COMPRESS_SIZE_BYTES_MIN:
+            frame = self._compressor.compress(data)
+            if len(frame) < len(data):
+                return encode_varint(len(frame) << 1 | 1) + frame
+        return encode_varint(len(data) << 1) + data
+
+    def encode_integers(self, bits: npt.NDArray[Any]) -> bytes:
+        """Return the byte planes of unsigned integers, least significant byte first, each encoded."""
+        return b"".join(self.encode(plane) for plane in split_bytes(bits))
 
 
-def decode_plane(reader: BodyReader, *, size_min: int, size_max: int) -> Bytes:
-    """Return the next plane's raw bytes, of ``size_min`` to ``size_max`` bytes.
+class PlaneReader(BodyReader):
+    """Reads the fields of one record's body, planes among them."""
 
-    Raises:
-        RemoteProtocolError: ``patch-plane`` for a size outside these bounds, a frame that does not state its
-            size, is damaged, or is followed by anything; ``patch-truncated``, ``patch-varint``.
-    """
-    head = reader.read_varint()
-    stored = reader.take(head >> 1)
-    if head & 1:
-        return np.frombuffer(_decompress(stored, size_min=size_min, size_max=size_max), np.uint8)
-    if not size_min <= len(stored) <= size_max:
-        raise RemoteProtocolError("patch-plane", f"{len(stored)} bytes, expected {size_min} to {size_max}")
-    return np.frombuffer(stored, np.uint8)
+    def __init__(self, body: bytes | bytearray | memoryview) -> None:
+        super().__init__(body)
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_SIZE_BYTES_MAX)
 
+    def read_plane(self, *, size_min: int, size_max: int) -> Bytes:
+        """Return the next plane's raw bytes, of ``size_min`` to ``size_max`` bytes.
 
-def _decompress(frame: memoryview, *, size_min: int, size_max: int) -> bytes:
-    try:
-        header = zstandard.get_frame_parameters(frame)
-    except zstandard.ZstdError as error:
-        raise RemoteProtocolError("patch-plane", f"no zstandard frame: {error}") from error
-    # An unknown size reads as 2^64 - 1 or 2^64 - 2. Size 0 is refused because the decoder then skips all checks.
-    if not max(size_min, 1) <= header.content_size <= size_max or header.dict_id != 0:
-        raise RemoteProtocolError(
-            "patch-plane", f"a frame of {header.content_size} bytes, expected {size_min} to {size_max}"
-        )
-    decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_SIZE_BYTES_MAX)
-    try:
-        # python-zstandard allocates what the header states (checked above), streams into exactly that much,
-        # and refuses both more output and unused input.
-        raw = decompressor.decompress(frame, read_across_frames=False, allow_extra_data=False)
-    except (zstandard.ZstdError, MemoryError) as error:
-        raise RemoteProtocolError("patch-plane", f"damaged frame: {error}") from error
-    if len(raw) != header.content_size:
-        raise RemoteProtocolError("patch-plane", f"a frame gave {len(raw)} bytes, not {header.content_size}")
-    return raw
+        Raises:
+            RemoteProtocolError: ``patch-plane`` for a size outside these bounds, or a frame that does not state
+                its size, is damaged, or is followed by anything; ``patch-truncated``, ``patch-varint``.
+        """
+        head = self.read_varint()
+        stored = self.take(head >> 1)
+        if head & 1:
+            return np.frombuffer(self._decompress(stored, size_min=size_min, size_max=size_max), np.uint8)
+        if not size_min <= len(stored) <= size_max:
+            raise RemoteProtocolError("patch-plane", f"{len(stored)} bytes, expected {size_min} to {size_max}")
+        return np.frombuffer(stored, np.uint8)
+
+    def read_integers(self, *, size_bytes: int, count: int) -> npt.NDArray[Any]:
+        """Return ``count`` unsigned integers of ``size_bytes`` each from their byte planes; errors as a plane's."""
+        return join_bytes([self.read_plane(size_min=count, size_max=count) for _ in range(size_bytes)])
+
+    def _decompress(self, frame: memoryview, *, size_min: int, size_max: int) -> bytes:
+        try:
+            header = zstandard.get_frame_parameters(frame)
+        except zstandard.ZstdError as error:
+            raise RemoteProtocolError("patch-plane", f"no zstandard frame: {error}") from error
+        # An unknown size reads as nearly 2^64. Size 0 is refused because the decompressor then skips every check.
+        if not max(size_min, 1) <= header.content_size <= size_max or header.dict_id != 0:
+            raise RemoteProtocolError(
+                "patch-plane", f"a frame of {header.content_size} bytes, expected {size_min} to {size_max}"
+            )
+        try:
+            # It allocates what the header states (checked above), streams into exactly that much, and refuses
+            # both more output and unused input.
+            raw = self._decompressor.decompress(frame, read_across_frames=False, allow_extra_data=False)
+        except (zstandard.ZstdError, MemoryError) as error:
+            raise RemoteProtocolError("patch-plane", f"damaged frame: {error}") from error
+        if len(raw) != header.content_size:
+            raise RemoteProtocolError("patch-plane", f"a frame gave {len(raw)} bytes, not {header.content_size}")
+        return raw
 
 
 def split_bytes(bits: npt.NDArray[Any]) -> list[Bytes]:

@@ -180,7 +180,8 @@ def decode_ranks(data: npt.NDArray[np.uint8], rank_count: int, count: int) -> UI
 
 def _gaps_between(positions: UInt32s) -> npt.NDArray[np.int64]:
     before = np.concatenate((np.array([-1]), positions[:-1].astype(np.int64)))[: positions.size]
-    return positions.astype(np.int64) - before - 1
+    gaps: npt.NDArray[np.int64] = positions.astype(np.int64) - before - 1
+    return gaps
 
 
 def _code_dtype(escape: int) -> np.dtype[Any]:
