@@ -1,0 +1,420 @@
+"""The user's end of the hand-off: a training loop or an engine talks to the daemon on its machine.
+
+Everything here blocks and may be called from several threads. The daemon may go and come back at any time:
+the client connects again by itself, and a call that cannot know its outcome says so.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pulsenet.chain.records import RolloutBatch
+from pulsenet.codec.changes import Changes, decode_changes
+from pulsenet.errors import LocalProtocolError, RemoteProtocolError, UnavailableError
+from pulsenet.ids import Digest, Version
+from pulsenet.local import protocol
+from pulsenet.local.protocol import LocalMessage, PublishStatus, UpdateKind
+from pulsenet.local.rollouts import ReceivedRollouts, unpack_rollouts
+from pulsenet.local.shared_memory import Region, check_snapshot
+from pulsenet.local.sockets import Channel, socket_path
+from pulsenet.tensors.params import ParameterTable
+from pulsenet.wire.schema import decode_value
+
+SOFTWARE: Final = "pulsenet-python"
+
+REPLY_SECONDS_MAX: Final = 30.0
+"""The daemon answers at once, apart from the waiting a request asks for."""
+
+CONNECT_SECONDS_MAX: Final = 5.0
+"""A Unix socket connects immediately, unless its owner is stopped."""
+
+RECONNECT_SECONDS_MIN: Final = 0.05
+RECONNECT_SECONDS_MAX: Final = 2.0
+"""Back-off between tries to reach a daemon that is away, doubled each time."""
+
+Reply = TypeVar("Reply")
+
+
+@dataclass(frozen=True, slots=True)
+class PublishResult:
+    """What became of one publish. Sizes and version are set once committed."""
+
+    status: PublishStatus
+    version: Version | None = None
+    raw_size_bytes: int = 0
+    """Bytes of the whole version, dense."""
+    encoded_size_bytes: int = 0
+    """Bytes that travel."""
+    changed_count: int = 0
+    element_count: int = 0
+    reason: str = ""
+    """Why not, for a person; begins with a stable code and a colon."""
+
+
+@dataclass(slots=True)
+class Update:
+    """New weights for an engine. Close it, best as a context manager, once they are applied."""
+
+    generation: int
+    kind: UpdateKind
+    base_version: Version | None
+    """What records start from; ``None`` for a full update."""
+    version: Version
+    root: Digest
+    table: ParameterTable
+    size_bytes: int
+    descriptor: int
+    """Read-only; owned by this object until taken by :meth:`open_region`."""
+
+    def read_changes(self) -> Iterator[Changes]:
+        """Return an iterator over the records, ascending by tensor; may be called again for another pass.
+
+        Their arrays share the update's memory and keep it alive.
+
+        Raises:
+            LocalProtocolError: This is a full update.
+            RemoteProtocolError: The records are damaged.
+        """
+        if self.kind is not UpdateKind.RECORDS:
+            raise LocalProtocolError("a full update has no records")
+        if not self.size_bytes:
+            return iter(())
+        found = os.fstat(self.descriptor).st_size
+        if found != self.size_bytes:
+            raise RemoteProtocolError("handoff-size", f"{found} bytes, {self.size_bytes} announced")
+        mapping = mmap.mmap(self.descriptor, self.size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+        return decode_changes(memoryview(mapping), self.table)
+
+    def open_region(self) -> Region:
+        """Map the whole version for reading; the region owns the memory from now on.
+
+        Raises:
+            LocalProtocolError: These are records.
+            RemoteProtocolError: The memory is not sealed or has the wrong size.
+        """
+        if self.kind is not UpdateKind.FULL:
+            raise LocalProtocolError("an update of records has no region")
+        descriptor, self.descriptor = self.descriptor, -1
+        return Region.open_lent(descriptor, self.table.layout_size_bytes)
+
+    def close(self) -> None:
+        """Let go of the memory; a second call does nothing."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def __enter__(self) -> Update:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Client:
+    """Talks to the daemon of one data directory."""
+
+    def __init__(self, data_directory: Path | str, *, software: str = SOFTWARE) -> None:
+        self.path = socket_path(Path(data_directory))
+        self._software = software
+        self._mutex = threading.Lock()
+        self._idle: list[Channel] = []
+        self._engine_mutex = threading.Lock()
+        self._engine: Channel | None = None
+        self._generation: int | None = None
+        self._is_closed = False
+        self.role = ""
+        """The daemon's role, known after the first connection."""
+
+    @classmethod
+    def connect(cls, data_directory: Path | str, *, timeout_seconds: float = 10.0, software: str = SOFTWARE) -> Client:
+        """Return a client whose daemon answered.
+
+        Raises:
+            UnavailableError: It did not within the time; the message names the socket.
+        """
+        client = cls(data_directory, software=software)
+        client._put_back(client._open_channel(time.monotonic() + timeout_seconds))
+        return client
+
+    def close(self) -> None:
+        """Close every connection; calls in other threads fail with ``UnavailableError``."""
+        with self._mutex:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for channel in idle:
+            channel.close()
+        # Not under its lock: this is what wakes a thread that waits for an update.
+        engine = self._engine
+        if engine is not None:
+            engine.abort()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Training
+
+    def publish(
+        self,
+        table: ParameterTable,
+        descriptor: int,
+        trainer_step: int,
+        wait: bool = False,
+        *,
+        timeout_seconds: float | None = None,
+    ) -> PublishResult:
+        """Hand a sealed snapshot to the daemon; it stays the caller's to close.
+
+        Trouble with the daemon is a result, not an exception: a training loop goes on.
+
+        Args:
+            table: The snapshot's tensors.
+            descriptor: From :func:`~pulsenet.local.shared_memory.write_snapshot`.
+            trainer_step: Optimiser steps so far, shown to the operator.
+            wait: Return only once the version is committed, replaced or given up; otherwise at ``queued``.
+            timeout_seconds: With ``wait``, how long to wait for a daemon that is away, and for the outcome.
+
+        Raises:
+            LocalProtocolError: The snapshot is not sealed or does not fit the table.
+        """
+        try:
+            check_snapshot(descriptor, table.layout_size_bytes)
+        except RemoteProtocolError as error:
+            raise LocalProtocolError(f"not a snapshot of this table: {error}") from error
+        now = time.monotonic()
+        # Without ``wait`` one try has to do: the optimiser must not stand still because the daemon is away.
+        give_up_at = now if not wait else float("inf") if timeout_seconds is None else now + timeout_seconds
+        offer = protocol.OfferSnapshot(trainer_step, table.encode(), table.layout_size_bytes, wait)
+        while True:
+            try:
+                with self._channel(give_up_at) as channel:
+                    channel.send(offer, descriptor=descriptor, timeout_seconds=REPLY_SECONDS_MAX)
+                    taken = channel.receive(REPLY_SECONDS_MAX).message
+                    if isinstance(taken, protocol.LocalRefusal):
+                        return PublishResult(PublishStatus.FAILED, reason=f"{taken.code}: {taken.detail}")
+                    _expect(taken, protocol.SnapshotTaken)
+                    return self._await_outcome(channel, wait, timeout_seconds)
+            except UnavailableError as error:
+                if time.monotonic() >= give_up_at:
+                    return PublishResult(PublishStatus.FAILED, reason=f"unreachable: {error}")
+
+    def _await_outcome(self, channel: Channel, wait: bool, timeout_seconds: float | None) -> PublishResult:
+        try:
+            frame = channel.receive(timeout_seconds if wait else REPLY_SECONDS_MAX)
+        except UnavailableError as error:
+            channel.close()
+            text = f"outcome_unknown: {error}; if it was not committed, the next publish carries its changes"
+            return PublishResult(PublishStatus.FAILED, reason=text)
+        done = _expect(frame.message, protocol.PublishDone)
+        return PublishResult(
+            status=done.status,
+            version=done.version,
+            raw_size_bytes=done.raw_size_bytes,
+            encoded_size_bytes=done.encoded_size_bytes,
+            changed_count=done.changed_count,
+            element_count=done.element_count,
+            reason=done.reason,
+        )
+
+    def take_rollouts(self, count_max: int = 64, timeout_seconds: float = 0.0) -> list[ReceivedRollouts]:
+        """Return up to ``count_max`` verified batches, oldest first, waiting for the first one if there is none.
+
+        Raises:
+            UnavailableError: The daemon is away.
+        """
+        request = protocol.TakeRollouts(count_max, _milliseconds(timeout_seconds))
+        reply = self._request(request, protocol.RolloutsReply, timeout_seconds)
+        return [unpack_rollouts(signed.peer_id, decode_value(RolloutBatch, signed.batch)) for signed in reply.batches]
+
+    # Serving
+
+    def next_update(self, engine_version: Version | None, timeout_seconds: float = 0.0) -> Update | None:
+        """Wait for weights newer than ``engine_version``; ``None`` when the time is up.
+
+        Args:
+            engine_version: What the engine serves now, or ``None`` if it does not know.
+            timeout_seconds: How long to wait, also for a daemon that is away.
+
+        Raises:
+            UnavailableError: The daemon was away all the time.
+        """
+        give_up_at = time.monotonic() + timeout_seconds
+        while True:
+            with self._engine_mutex:
+                try:
+                    return self._ask_for_update(engine_version, give_up_at)
+                except UnavailableError:
+                    self._drop_engine()
+                    if time.monotonic() >= give_up_at:
+                        raise
+                except RemoteProtocolError:
+                    self._drop_engine()
+                    raise
+
+    def _ask_for_update(self, engine_version: Version | None, give_up_at: float) -> Update | None:
+        if self._engine is None:
+            self._engine = self._open_channel(give_up_at)
+        rest_seconds = max(0.0, give_up_at - time.monotonic())
+        request = protocol.RequestUpdate(engine_version, _milliseconds(rest_seconds))
+        self._engine.send(request, timeout_seconds=REPLY_SECONDS_MAX)
+        frame = self._engine.receive(rest_seconds + REPLY_SECONDS_MAX)
+        if isinstance(frame.message, protocol.NoUpdate):
+            return None
+        try:
+            reply = _expect(frame.message, protocol.UpdateReply)
+            table = ParameterTable.decode(reply.table)
+            update = Update(
+                generation=reply.generation,
+                kind=reply.kind,
+                base_version=reply.base_version,
+                version=reply.version,
+                root=reply.root,
+                table=table,
+                size_bytes=reply.size_bytes,
+                descriptor=frame.take_descriptor(),
+            )
+        finally:
+            frame.close()
+        self._generation = reply.generation
+        return update
+
+    def confirm(self, version: Version | None, ok: bool, reason: str = "") -> bool:
+        """Tell the daemon what became of the last update.
+
+        Args:
+            version: What the engine serves now; ``None`` if its weights are unknown.
+            ok: Whether the update was applied.
+            reason: Why not, beginning with a stable code.
+
+        Returns:
+            False if the daemon withdrew the hand-over meanwhile: the weights must be loaded again.
+
+        Raises:
+            UnavailableError: The daemon went away; the next ``next_update`` tells it what the engine serves.
+            LocalProtocolError: There is no update to confirm.
+        """
+        with self._engine_mutex:
+            if self._generation is None:
+                raise LocalProtocolError("confirm without an update")
+            if self._engine is None:
+                self._generation = None
+                raise UnavailableError("the daemon went away before the update was confirmed")
+            request = protocol.ConfirmUpdate(self._generation, ok, version, reason[:1000])
+            self._generation = None
+            try:
+                self._engine.send(request, timeout_seconds=REPLY_SECONDS_MAX)
+                reply = _expect(self._engine.receive(REPLY_SECONDS_MAX).message, protocol.Confirmed)
+            except (UnavailableError, RemoteProtocolError):
+                self._drop_engine()
+                raise
+            return reply.accepted
+
+    def submit_rollouts(
+        self, rollouts: protocol.SubmitRollouts, timeout_seconds: float = 0.0
+    ) -> protocol.RolloutsTaken:
+        """Hand a batch (see :func:`~pulsenet.local.rollouts.pack_rollouts`) over for signing and sending.
+
+        Raises:
+            UnavailableError: The daemon is away, or went away before it answered.
+        """
+        return self._request(rollouts, protocol.RolloutsTaken, timeout_seconds)
+
+    def status(self) -> dict[str, Any]:
+        """Return how the node is.
+
+        Raises:
+            UnavailableError: The daemon is away.
+        """
+        value = json.loads(self._request(protocol.GetStatus(), protocol.StatusReply, 0.0).status)
+        if not isinstance(value, Mapping):
+            raise RemoteProtocolError("schema", "the status is no JSON object")
+        return dict(value)
+
+    # Connections
+
+    def _request(self, message: LocalMessage, reply_type: type[Reply], timeout_seconds: float) -> Reply:
+        with self._channel(time.monotonic() + timeout_seconds) as channel:
+            channel.send(message, timeout_seconds=REPLY_SECONDS_MAX)
+            return _expect(channel.receive(timeout_seconds + REPLY_SECONDS_MAX).message, reply_type)
+
+    @contextmanager
+    def _channel(self, give_up_at: float) -> Iterator[Channel]:
+        """Lend a connection for one request; it is closed, not reused, if the request fails."""
+        with self._mutex:
+            channel = self._idle.pop() if self._idle else None
+        if channel is None or not channel.is_open():
+            if channel is not None:
+                channel.close()
+            channel = self._open_channel(give_up_at)
+        try:
+            yield channel
+        except BaseException:
+            channel.close()
+            raise
+        self._put_back(channel)
+
+    def _put_back(self, channel: Channel) -> None:
+        with self._mutex:
+            if not self._is_closed:
+                self._idle.append(channel)
+                return
+        channel.close()
+
+    def _open_channel(self, give_up_at: float) -> Channel:
+        pause_seconds = RECONNECT_SECONDS_MIN
+        while True:
+            if self._is_closed:
+                raise UnavailableError("this client is closed")
+            try:
+                return self._attach()
+            except UnavailableError:
+                rest_seconds = give_up_at - time.monotonic()
+                if rest_seconds <= 0:
+                    raise
+                time.sleep(min(pause_seconds, rest_seconds))
+                pause_seconds = min(pause_seconds * 2, RECONNECT_SECONDS_MAX)
+
+    def _attach(self) -> Channel:
+        channel = Channel(self.path, CONNECT_SECONDS_MAX)
+        try:
+            attach = protocol.Attach(protocol.PROTOCOL_VERSION, self._software)
+            channel.send(attach, timeout_seconds=CONNECT_SECONDS_MAX)
+            attached = _expect(channel.receive(REPLY_SECONDS_MAX).message, protocol.Attached)
+        except BaseException:
+            channel.close()
+            raise
+        self.role = attached.role
+        return channel
+
+    def _drop_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+
+def _expect(message: LocalMessage, message_type: type[Reply]) -> Reply:
+    """Return the message if it is of this type.
+
+    Raises:
+        RemoteProtocolError: A refusal, under its code, or another message (``message-unexpected``).
+    """
+    if isinstance(message, message_type):
+        return message
+    if isinstance(message, protocol.LocalRefusal):
+        raise RemoteProtocolError(message.code, message.detail)
+    raise RemoteProtocolError("message-unexpected", type(message).__name__)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(0, int(seconds * 1000))

@@ -1,0 +1,373 @@
+"""Messages between the daemon and the processes beside it: a training loop, an engine (docs: hand-off).
+
+Framing on a Unix stream socket: u32 little-endian size of the body, u8 message number, u8 count of file
+descriptors that travel with the frame's first byte (0 or 1), then the body in canonical msgpack. A
+process opens a connection, sends :class:`Attach`, then one request after another. Each request has one
+reply; :class:`OfferSnapshot` has two, :class:`SnapshotTaken` and :class:`PublishDone`.
+
+This is no wire format of the swarm: both ends belong to one installation on one machine.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Final
+
+from pulsenet import limits
+from pulsenet.errors import LocalProtocolError, RemoteProtocolError
+from pulsenet.ids import Digest, PeerId, Version
+from pulsenet.wire.schema import CountMax, SizeMax, decode_value, encode_value
+
+PROTOCOL_VERSION: Final = 1
+
+FRAME_SIZE_BYTES_MAX: Final = limits.TABLE_SIZE_BYTES_MAX + (1 << 20)
+"""The largest body: a parameter table, or a reply full of rollout batches."""
+
+ROLLOUTS_REPLY_SIZE_BYTES_MAX: Final = limits.TABLE_SIZE_BYTES_MAX
+"""Batches in one reply, together; the rest is left for the next call."""
+
+STATUS_SIZE_BYTES_MAX: Final = 1 << 20
+
+Table = Annotated[bytes, SizeMax(limits.TABLE_SIZE_BYTES_MAX)]
+"""An encoded ``ParameterTable``."""
+
+Code = Annotated[str, SizeMax(64)]
+Detail = Annotated[str, SizeMax(4096)]
+Batch = Annotated[bytes, SizeMax(limits.ROLLOUT_BATCH_SIZE_BYTES_MAX)]
+
+
+class PublishStatus(StrEnum):
+    """What became of one publish."""
+
+    QUEUED = "queued"
+    """The daemon holds the snapshot; the caller did not want to wait for more."""
+    COMMITTED = "committed"
+    REPLACED = "replaced"
+    """A newer publish took its place before work on it began; nothing is lost."""
+    NOT_PUBLISHER = "not_publisher"
+    """This node may not publish; nothing was done."""
+    FAILED = "failed"
+    """Not committed, or not known to be; ``reason`` says which."""
+
+
+class UpdateKind(StrEnum):
+    """What an engine is handed."""
+
+    RECORDS = "records"
+    """Absolute records from the engine's version to the new one, in spool form."""
+    FULL = "full"
+    """All weights, in the table's dense layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """First message of a connection; answered by :class:`Attached` or :class:`LocalRefusal`."""
+
+    protocol_version: int
+    software: Annotated[str, SizeMax(64)]
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """The daemon speaks this version and has this role."""
+
+    protocol_version: int
+    role: Annotated[str, SizeMax(16)]
+
+
+@dataclass(frozen=True, slots=True)
+class OfferSnapshot:
+    """Publish the weights in the sealed memfd that comes with this frame."""
+
+    trainer_step: int
+    table: Table
+    size_bytes: int
+    """Of the memfd: the table's dense layout."""
+    wait: bool
+    """Send :class:`PublishDone` only once the outcome is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    """The daemon holds the snapshot; its outcome follows."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishDone:
+    """Outcome of an :class:`OfferSnapshot`; sizes are 0 unless committed."""
+
+    status: PublishStatus
+    version: Version | None
+    raw_size_bytes: int
+    encoded_size_bytes: int
+    changed_count: int
+    element_count: int
+    reason: Detail
+
+
+@dataclass(frozen=True, slots=True)
+class RequestUpdate:
+    """Ask for weights newer than the engine's; answered by :class:`UpdateReply` or :class:`NoUpdate`."""
+
+    engine_version: Version | None
+    """``None``: the engine does not know what it holds, so it needs everything."""
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateReply:
+    """New weights, in the descriptor that comes with this frame."""
+
+    generation: int
+    """Names this hand-over in :class:`ConfirmUpdate`."""
+    kind: UpdateKind
+    base_version: Version | None
+    """What records start from; ``None`` for a full update."""
+    version: Version
+    root: Digest
+    table: Table
+    size_bytes: int
+    """Of the descriptor's content."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoUpdate:
+    """Nothing newer came before the time was up."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmUpdate:
+    """The engine took a hand-over, or refused it; answered by :class:`Confirmed`."""
+
+    generation: int
+    ok: bool
+    held: Version | None
+    """What the engine serves now; ``None`` if its weights are unknown."""
+    reason: Detail
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """``accepted`` is false if the hand-over was withdrawn meanwhile: load again."""
+
+    accepted: bool
+    reason: Detail
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitRollouts:
+    """Samples for the trainers; the daemon adds run, batch id and signature. Fields as ``RolloutBatch``."""
+
+    version_first: Version
+    version_last: Version
+    prompt_lengths: Batch
+    completion_lengths: Batch
+    prompt_tokens: Batch
+    completion_tokens: Batch
+    logprobs: Batch
+    rewards: Batch
+    metadata: Annotated[str, SizeMax(65_536)]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutsTaken:
+    """Whether the daemon will send the batch on."""
+
+    accepted: bool
+    reason: Detail
+
+
+@dataclass(frozen=True, slots=True)
+class TakeRollouts:
+    """Ask for verified batches; answered by :class:`RolloutsReply`, empty when the time is up."""
+
+    count_max: int
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SignedBatch:
+    """A verified batch and the key that signed it."""
+
+    peer_id: PeerId
+    batch: Batch
+    """An encoded ``RolloutBatch``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutsReply:
+    """Batches, oldest first; each is given out once."""
+
+    batches: Annotated[tuple[SignedBatch, ...], CountMax(limits.ROLLOUT_QUEUE_BATCHES_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class GetStatus:
+    """Ask how the node is; answered by :class:`StatusReply`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReply:
+    """A JSON object."""
+
+    status: Annotated[str, SizeMax(STATUS_SIZE_BYTES_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRefusal:
+    """The daemon will not do this; ``code`` is stable, ``detail`` is for people."""
+
+    code: Code
+    detail: Detail
+
+
+LocalMessage = (
+    Attach
+    | Attached
+    | OfferSnapshot
+    | SnapshotTaken
+    | PublishDone
+    | RequestUpdate
+    | UpdateReply
+    | NoUpdate
+    | ConfirmUpdate
+    | Confirmed
+    | SubmitRollouts
+    | RolloutsTaken
+    | TakeRollouts
+    | RolloutsReply
+    | GetStatus
+    | StatusReply
+    | LocalRefusal
+)
+
+MESSAGE_TYPES: Final[dict[int, type[LocalMessage]]] = {
+    1: Attach,
+    2: Attached,
+    3: OfferSnapshot,
+    4: SnapshotTaken,
+    5: PublishDone,
+    6: RequestUpdate,
+    7: UpdateReply,
+    8: NoUpdate,
+    9: ConfirmUpdate,
+    10: Confirmed,
+    11: SubmitRollouts,
+    12: RolloutsTaken,
+    13: TakeRollouts,
+    14: RolloutsReply,
+    15: GetStatus,
+    16: StatusReply,
+    17: LocalRefusal,
+}
+
+_NUMBERS: Final = {cls: number for number, cls in MESSAGE_TYPES.items()}
+_HEADER: Final = struct.Struct("<IBB")
+
+HEADER_SIZE_BYTES: Final = _HEADER.size
+
+
+def encode_frame(message: LocalMessage, *, descriptor_count: int = 0) -> bytes:
+    """Return the bytes of one frame.
+
+    Raises:
+        LocalProtocolError: The message breaks its own bounds.
+    """
+    body = encode_value(message)
+    if len(body) > FRAME_SIZE_BYTES_MAX:
+        raise LocalProtocolError(f"a {type(message).__name__} of {len(body)} bytes, {FRAME_SIZE_BYTES_MAX} allowed")
+    return _HEADER.pack(len(body), _NUMBERS[type(message)], descriptor_count) + body
+
+
+@dataclass(slots=True)
+class Frame:
+    """A decoded message and the descriptor that came with it, which the receiver owns."""
+
+    message: LocalMessage
+    descriptor: int | None
+
+    def take_descriptor(self) -> int:
+        """Return the descriptor; the caller owns it from now on.
+
+        Raises:
+            RemoteProtocolError: None came (``handoff-descriptor``).
+        """
+        if self.descriptor is None:
+            raise RemoteProtocolError("handoff-descriptor", "the frame came without its memory")
+        descriptor, self.descriptor = self.descriptor, None
+        return descriptor
+
+    def close(self) -> None:
+        """Close a descriptor nobody took."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+
+class FrameReader:
+    """Puts frames together from what a socket yields. Feed it at most :attr:`wanted_size_bytes` at a time."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._descriptors: list[int] = []
+        self._body_size_bytes: int | None = None
+
+    @property
+    def wanted_size_bytes(self) -> int:
+        """Bytes still missing from the header, or from the body of the frame in work."""
+        whole = HEADER_SIZE_BYTES + (self._body_size_bytes or 0)
+        return whole - len(self._buffer)
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether the stream may end here."""
+        return not self._buffer
+
+    def feed(self, data: bytes, descriptors: list[int]) -> Frame | None:
+        """Take what was read, and return the frame it completes.
+
+        Raises:
+            RemoteProtocolError: ``framing``, ``message-unknown``, ``decode`` or ``schema``; descriptors are closed.
+        """
+        self._descriptors += descriptors
+        self._buffer += data
+        try:
+            return self._advance()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close descriptors of a frame that never became whole."""
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def _advance(self) -> Frame | None:
+        if len(self._descriptors) > 1:
+            raise RemoteProtocolError("framing", "more than one descriptor in a frame")
+        if len(self._buffer) < HEADER_SIZE_BYTES:
+            return None
+        size_bytes, number, descriptor_count = _HEADER.unpack_from(self._buffer)
+        if size_bytes > FRAME_SIZE_BYTES_MAX or descriptor_count > 1:
+            raise RemoteProtocolError("framing", f"{size_bytes} bytes and {descriptor_count} descriptors declared")
+        self._body_size_bytes = size_bytes
+        if len(self._buffer) < HEADER_SIZE_BYTES + size_bytes:
+            return None
+        if len(self._descriptors) != descriptor_count:
+            raise RemoteProtocolError(
+                "framing", f"{descriptor_count} descriptors declared, {len(self._descriptors)} came"
+            )
+        message_type = MESSAGE_TYPES.get(number)
+        if message_type is None:
+            raise RemoteProtocolError("message-unknown", f"number {number}")
+        message = decode_value(message_type, bytes(self._buffer[HEADER_SIZE_BYTES:]))
+        descriptor = self._descriptors.pop() if self._descriptors else None
+        self._buffer.clear()
+        self._body_size_bytes = None
+        return Frame(message, descriptor)
