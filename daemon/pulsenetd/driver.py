@@ -14,7 +14,16 @@ from typing import Any, Final
 
 from pulsenet.errors import StorageError
 from pulsenet.node.effects import EXECUTION_ORDER, Effect, SetTimer
-from pulsenet.node.events import Event, ForkProofSeen, HaveSeen, HeadSeen, PeerConnected, PeerLost, StoreFailed, TimerFired
+from pulsenet.node.events import (
+    Event,
+    ForkProofSeen,
+    HaveSeen,
+    HeadSeen,
+    PeerConnected,
+    PeerLost,
+    StoreFailed,
+    TimerFired,
+)
 from pulsenet.node.machine import Machine
 
 PERSIST_RANK: Final = 0
@@ -118,9 +127,7 @@ class Driver:
         if seat.timer is not None:
             seat.timer.cancel()
         delay = max(0.0, at - self._monotonic())
-        seat.timer = asyncio.get_running_loop().call_later(
-            delay, self._queue.put_nowait, (seat, TimerFired(), None)
-        )
+        seat.timer = asyncio.get_running_loop().call_later(delay, self._queue.put_nowait, (seat, TimerFired(), None))
 
 
 async def _finish(handler: Handler, effect: Effect, post: Post) -> None:

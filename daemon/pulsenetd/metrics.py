@@ -11,11 +11,9 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 REASONS: Final = frozenset(
-    """base_mismatch root_mismatch structure decode schema framing message-unknown signature untrusted wrong-run
-    wrong-type rollback expired fork epoch bad-chunk chunk-list enospc timeout closed refused not-found unavailable
-    handoff engine stale rate queue duplicate replaced not_publisher limit version""".split()
+    ["base_mismatch", "root_mismatch", "structure", "decode", "schema", "framing", "message-unknown", "signature", "untrusted", "wrong-run", "wrong-type", "rollback", "expired", "fork", "epoch", "bad-chunk", "chunk-list", "enospc", "timeout", "closed", "refused", "not-found", "unavailable", "handoff", "engine", "stale", "rate", "queue", "duplicate", "replaced", "not_publisher", "limit", "version"]
 )
-KINDS: Final = frozenset("patch skip anchor record head have rollouts chunk-list other".split())
+KINDS: Final = frozenset(["patch", "skip", "anchor", "record", "head", "have", "rollouts", "chunk-list", "other"])
 STAGES: Final = ("fetch", "decode", "verify", "pause", "apply", "encode", "commit")
 DIRECTIONS: Final = ("received", "sent")
 

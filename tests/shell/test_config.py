@@ -37,7 +37,7 @@ def test_flag_beats_environment_beats_file_beats_default(file: Path) -> None:
 def test_unknown_key_names_the_nearest_one(tmp_path: Path) -> None:
     """A-CLI-3"""
     path = tmp_path / "c.toml"
-    path.write_text('metrics_prt = 1\n')
+    path.write_text("metrics_prt = 1\n")
     with pytest.raises(ConfigError, match="did you mean metrics_port") as caught:
         config.resolve({}, {}, path)
     assert not isinstance(caught.value, UsageError)

@@ -27,5 +27,7 @@ def _keygen(arguments: argparse.Namespace) -> int:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     made = identity.load_or_create(path)
     text = identity.to_libp2p_text(made.peer_id)
-    print(json.dumps({"peer_id": text, "public_key": made.peer_id.hex(), "file": str(path)}) if arguments.json else text)
+    print(
+        json.dumps({"peer_id": text, "public_key": made.peer_id.hex(), "file": str(path)}) if arguments.json else text
+    )
     return 0

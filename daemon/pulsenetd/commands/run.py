@@ -33,7 +33,9 @@ def add_parser(commands: Any) -> None:
     create.add_argument("--open-inferencers", type=int, default=0, metavar="N", help="unlisted inferencers admitted")
     create.add_argument("--private", action="store_true", help="only holders of the token find the run")
     create.add_argument("--anchor-interval", type=int, default=limits.ANCHOR_INTERVAL_DEFAULT, metavar="N")
-    create.add_argument("--publish-interval", type=float, default=0.0, metavar="SECONDS", help="least time between versions")
+    create.add_argument(
+        "--publish-interval", type=float, default=0.0, metavar="SECONDS", help="least time between versions"
+    )
     create.add_argument("--bootstrap", action="append", default=[], metavar="ADDR", help="address put into the token")
     create.add_argument("--expires", type=float, default=0.0, metavar="HOURS", help="life of the token; 0 for ever")
     _common(create, _create)
@@ -102,7 +104,9 @@ def _create(arguments: argparse.Namespace) -> int:
     if arguments.anchor_interval < 1:
         raise UsageError(f"--anchor-interval: {arguments.anchor_interval} is not at least 1")
     if not 0 <= arguments.open_inferencers <= limits.KEYS_PER_ROLE_MAX:
-        raise UsageError(f"--open-inferencers: {arguments.open_inferencers} is not from 0 to {limits.KEYS_PER_ROLE_MAX}")
+        raise UsageError(
+            f"--open-inferencers: {arguments.open_inferencers} is not from 0 to {limits.KEYS_PER_ROLE_MAX}"
+        )
     if not arguments.authority:
         raise UsageError("--authority: name at least one key that may publish (make it with 'pulsenet keygen FILE')")
     for address in arguments.bootstrap:

@@ -1,0 +1,126 @@
+"""Run directories, run files and signed revisions."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pulsenet.chain.records import Descriptor
+from pulsenet.chain.trust import Trust
+from pulsenet.errors import ConfigError, StorageError
+from pulsenet.ids import PeerId
+from pulsenetd import identity, runs
+
+
+def make_run(path: Path, owner: identity.Identity) -> runs.RunFile:
+    descriptor = runs.genesis(
+        "mine",
+        nonce=bytes(16),
+        owner=owner.peer_id,
+        authorities=[owner.peer_id],
+        trainers=[owner.peer_id],
+        inferencers=[],
+        open_inferencers_max=2,
+        private=True,
+        anchor_interval=10,
+        publish_interval_min_ms=0,
+    )
+    return runs.create_run(
+        path,
+        descriptor,
+        sign=owner.sign,
+        owner=owner.peer_id,
+        bootstraps=(),
+        secret=b"s" * 16,
+        expires_at_ms=None,
+    )
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> identity.Identity:
+    return identity.load_or_create(tmp_path / "owner.key")
+
+
+def test_a_created_run_is_read_back_and_its_files_are_private(tmp_path: Path, owner: identity.Identity) -> None:
+    file = make_run(tmp_path / "mine", owner)
+    path = tmp_path / "mine" / "run.json"
+    assert runs.read_run_file(path) == file
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert not list((tmp_path / "mine").rglob("*.partial"))
+    with pytest.raises(ConfigError, match="exists already"):
+        make_run(tmp_path / "mine", owner)
+
+
+def test_revisions_form_a_chain_the_trust_rules_accept(tmp_path: Path, owner: identity.Identity) -> None:
+    file = make_run(tmp_path / "mine", owner)
+    newcomer = PeerId(b"n" * 32)
+
+    def admit(current: Descriptor) -> Descriptor:
+        return replace(current, inferencers=(newcomer,))
+
+    changed, complete = runs.revise(tmp_path / "mine", admit, sign=owner.sign, owner=owner.peer_id)
+    assert (changed.revision, complete) == (1, True)
+    trust = Trust(file.token.run_id, identity.verify)
+    for record in runs.load_descriptors(tmp_path / "mine"):
+        trust.accept_descriptor(record)
+    assert trust.descriptor == changed
+
+
+def test_a_second_owner_completes_a_revision(tmp_path: Path, owner: identity.Identity) -> None:
+    second = identity.load_or_create(tmp_path / "second.key")
+    make_run(tmp_path / "mine", owner)
+
+    def share(current: Descriptor) -> Descriptor:
+        return replace(current, owners=tuple(sorted((owner.peer_id, second.peer_id))), owner_threshold=2)
+
+    runs.revise(tmp_path / "mine", share, sign=owner.sign, owner=owner.peer_id)
+    _, complete = runs.revise(tmp_path / "mine", lambda current: current, sign=owner.sign, owner=owner.peer_id)
+    assert not complete
+    assert runs.countersign(tmp_path / "mine", sign=second.sign, owner=second.peer_id) == 2
+
+
+def test_strangers_and_absent_runs_are_refused(tmp_path: Path, owner: identity.Identity) -> None:
+    with pytest.raises(ConfigError, match="no run in"):
+        runs.revise(tmp_path / "none", lambda current: current, sign=owner.sign, owner=owner.peer_id)
+    with pytest.raises(ConfigError, match="no run in"):
+        runs.countersign(tmp_path / "none", sign=owner.sign, owner=owner.peer_id)
+    make_run(tmp_path / "mine", owner)
+    stranger = identity.load_or_create(tmp_path / "stranger.key")
+    with pytest.raises(ConfigError, match="does not own"):
+        runs.revise(tmp_path / "mine", lambda current: current, sign=stranger.sign, owner=stranger.peer_id)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"name": "x", "token": "nonsense", "bootstraps": []}'])
+def test_a_file_that_is_no_run_file_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"run\.json"):
+        runs.read_run_file(path)
+
+
+def test_damaged_descriptors_are_named(tmp_path: Path, owner: identity.Identity) -> None:
+    make_run(tmp_path / "mine", owner)
+    path = tmp_path / "mine" / "descriptors" / "000000.record"
+    path.write_bytes(b"damage")
+    with pytest.raises(StorageError, match="damaged"):
+        runs.load_descriptors(tmp_path / "mine")
+    path.write_bytes(bytes(1 << 20))
+    with pytest.raises(StorageError, match="too large"):
+        runs.load_descriptors(tmp_path / "mine")
+
+
+def test_directories_follow_the_environment(tmp_path: Path) -> None:
+    assert runs.data_home({"XDG_DATA_HOME": "/data"}) == Path("/data/pulsenet")
+    assert runs.data_home({"HOME": "/home/ada"}) == Path("/home/ada/.local/share/pulsenet")
+    run = runs.run_path(Path("/data/pulsenet"), "mine")
+    assert runs.node_path(run, "inferencer", 1) == Path("/data/pulsenet/mine/inferencer")
+    assert runs.node_path(run, "inferencer", 2) == Path("/data/pulsenet/mine/inferencer-2")
+
+
+def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(StorageError, match="cannot write"):
+        runs.write_private(tmp_path / "file" / "run.json", b"")
