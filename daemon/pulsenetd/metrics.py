@@ -10,10 +10,22 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+# fmt: off
 REASONS: Final = frozenset(
-    ["base_mismatch", "root_mismatch", "structure", "decode", "schema", "framing", "message-unknown", "signature", "untrusted", "wrong-run", "wrong-type", "rollback", "expired", "fork", "epoch", "bad-chunk", "chunk-list", "enospc", "timeout", "closed", "refused", "not-found", "unavailable", "handoff", "engine", "stale", "rate", "queue", "duplicate", "replaced", "not_publisher", "limit", "version"]
+    {
+        "base_mismatch", "root_mismatch", "structure", "decode", "schema", "framing", "message-unknown",
+        "signature", "untrusted", "wrong-run", "wrong-type", "rollback", "expired", "fork", "epoch",
+        "bad-chunk", "chunk-list", "enospc", "timeout", "closed", "refused", "not-found", "unavailable",
+        "handoff", "engine", "stale", "rate", "queue", "duplicate", "replaced", "not_publisher", "limit",
+        "version",
+    }
 )
-KINDS: Final = frozenset(["patch", "skip", "anchor", "record", "head", "have", "rollouts", "chunk-list", "other"])
+KINDS: Final = frozenset(
+    {
+        "patch", "skip", "anchor", "record", "head", "have", "rollouts", "chunk-list", "other",
+    }
+)
+# fmt: on
 STAGES: Final = ("fetch", "decode", "verify", "pause", "apply", "encode", "commit")
 DIRECTIONS: Final = ("received", "sent")
 

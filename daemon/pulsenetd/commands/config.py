@@ -54,7 +54,7 @@ def _show(arguments: argparse.Namespace) -> int:
     resolved = resolve(arguments)
     values = {item.name: getattr(resolved.config, item.name) for item in config.fields()}
     if values["token"]:
-        values["token"] = "(hidden)"
+        values["token"] = "(hidden)"  # noqa: S105 - what is shown instead of the secret
     if arguments.json:
         rows = {name: {"value": value, "origin": resolved.origins[name]} for name, value in values.items()}
         print(json.dumps(rows, indent=2))
