@@ -1,0 +1,409 @@
+"""The daemon's end of the hand-off: a private Unix socket for training loops and engines.
+
+The server speaks the protocol, checks who calls and what memory they hand over, and asks its
+:class:`LocalHooks` for everything else. Bad input costs the caller its connection, never the daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pulsenet.errors import PulsenetError, RemoteProtocolError, StorageError, UnavailableError
+from pulsenet.ids import Digest, Version
+from pulsenet.local import protocol
+from pulsenet.local.protocol import Frame, FrameReader, LocalMessage, PublishDone, PublishStatus, UpdateKind
+from pulsenet.local.shared_memory import Region
+from pulsenet.local.sockets import read_peer_uid, receive_part, socket_path, use_address
+from pulsenet.tensors.params import ParameterTable
+from pulsenetd.disk import Disk, describe_os_error, make_directory
+
+CONNECTIONS_MAX: Final = 64
+"""Training ranks, engines and commands at one time."""
+
+FRAME_SECONDS_MAX: Final = 30.0
+"""A frame that began has to be whole by then, and a reply taken."""
+
+WAIT_SECONDS_MAX: Final = 300.0
+"""Longest wait a request may ask for; the caller asks again."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOffer:
+    """Weights handed over by the training process: immutable, checked against the table, not yet looked at."""
+
+    generation: int
+    trainer_step: int
+    table: ParameterTable
+    region: Region
+    """Owned by whoever takes the offer."""
+
+
+@dataclass(slots=True)
+class StagedUpdate:
+    """What leads an engine to ``version``, ready to be sent."""
+
+    kind: UpdateKind
+    base_version: Version | None
+    version: Version
+    root: Digest
+    table: ParameterTable
+    size_bytes: int
+    descriptor: int
+    """Read-only; owned by this object."""
+    give_back: Callable[[], bool]
+    """Called once when the engine is through with the memory; False if it was withdrawn before."""
+
+    def close(self) -> None:
+        """Close the descriptor; a second call does nothing."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfirmation:
+    """What became of a hand-over."""
+
+    version: Version
+    """What was handed over."""
+    ok: bool
+    held: Version | None
+    """What the engine serves now, if known."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LocalHooks:
+    """What the node does for local processes. All run in the event loop and must not block it."""
+
+    on_snapshot: Callable[[SnapshotOffer], Awaitable[asyncio.Future[PublishDone]]]
+    """Take an offer; the future resolves once its outcome is known, at once if the node may not publish."""
+    on_engine_request: Callable[[Version | None, float], Coroutine[Any, Any, StagedUpdate | None]]
+    """Wait up to so many seconds for weights newer than the engine's and stage them; cancelled if the engine goes."""
+    on_confirm: Callable[[EngineConfirmation], Awaitable[None]]
+    on_rollouts: Callable[[protocol.SubmitRollouts], Awaitable[protocol.RolloutsTaken]]
+    on_take_rollouts: Callable[[int, float], Coroutine[Any, Any, tuple[protocol.SignedBatch, ...]]]
+    """Up to so many batches, waiting up to so many seconds for the first; cancelled if the process goes."""
+    on_status: Callable[[], Awaitable[Mapping[str, Any]]]
+
+
+class LocalServer:
+    """Listens in ``<data directory>/local``; call :meth:`listen`, then run :meth:`serve` as a task."""
+
+    def __init__(
+        self,
+        data_directory: Path,
+        hooks: LocalHooks,
+        *,
+        role: str,
+        allowed_uids: frozenset[int] = frozenset(),
+    ) -> None:
+        """
+        Args:
+            data_directory: The node's, locked by this process.
+            hooks: What the node does.
+            role: Told to every process that attaches.
+            allowed_uids: User ids that may attach besides our own.
+        """
+        self.path = socket_path(data_directory)
+        self._hooks = hooks
+        self._role = role
+        self._allowed_uids = allowed_uids | {os.getuid()}
+        self._is_private = self._allowed_uids == {os.getuid()}
+        self._listener: socket.socket | None = None
+        self._connection_count = 0
+        self._generations = itertools.count(1)
+        self._last_table: tuple[bytes, ParameterTable] | None = None
+        self.refused_count = 0
+        """Connections closed because of who called or what they sent."""
+
+    def listen(self) -> None:
+        """Bind the socket, replacing one a crash left: the lock on the data directory says it is ours.
+
+        Raises:
+            StorageError: The directory cannot be made private, or the socket not bound.
+        """
+        make_directory(Disk(), self.path.parent)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        try:
+            # Other users, if allowed, may pass through to the socket but list nothing.
+            self.path.parent.chmod(0o700 if self._is_private else 0o711)
+            self.path.unlink(missing_ok=True)
+            use_address(self.path, listener.bind)
+            self.path.chmod(0o600 if self._is_private else 0o666)
+            listener.listen(CONNECTIONS_MAX)
+        except OSError as error:
+            listener.close()
+            raise describe_os_error("listen at", self.path, error) from error
+        self._listener = listener
+
+    async def serve(self) -> None:
+        """Serve until cancelled; then every connection and the socket file are gone."""
+        assert self._listener is not None
+        listener = self._listener
+        try:
+            async with asyncio.TaskGroup() as connections:
+                while True:
+                    await _wait_readable(listener)
+                    with suppress(BlockingIOError, ConnectionAbortedError):
+                        connection, _ = listener.accept()
+                        connection.setblocking(False)
+                        connections.create_task(self._serve_connection(connection))
+        finally:
+            listener.close()
+            self._listener = None
+            self.path.unlink(missing_ok=True)
+
+    async def _serve_connection(self, connection: socket.socket) -> None:
+        self._connection_count += 1
+        link = _Link(connection)
+        session = _Session(self, link)
+        try:
+            if self._connection_count > CONNECTIONS_MAX:
+                raise RemoteProtocolError("busy", f"{CONNECTIONS_MAX} processes are attached already")
+            uid = read_peer_uid(connection)
+            if uid not in self._allowed_uids:
+                raise RemoteProtocolError("user", f"user {uid} may not attach to this node")
+            await session.run()
+        except (UnavailableError, OSError):
+            pass  # the process went away; what it left open is given back below
+        except PulsenetError as error:
+            self.refused_count += 1
+            code, detail = (
+                (error.code, error.detail) if isinstance(error, RemoteProtocolError) else ("failed", str(error))
+            )
+            # They may be gone, or not read: the refusal is a courtesy.
+            with suppress(OSError, UnavailableError):
+                await link.send(protocol.LocalRefusal(code[:64], detail[:1000]))
+        finally:
+            self._connection_count -= 1
+            link.close()
+            await session.give_back("engine_lost")
+
+    async def _decode_table(self, data: bytes) -> ParameterTable:
+        """Decode a table off the loop; the same process sends the same one at every step."""
+        if self._last_table is not None and self._last_table[0] == data:
+            return self._last_table[1]
+        table = await asyncio.to_thread(ParameterTable.decode, data)
+        self._last_table = (data, table)
+        return table
+
+
+class _Session:
+    """One attached process."""
+
+    def __init__(self, server: LocalServer, link: _Link) -> None:
+        self._server = server
+        self._hooks = server._hooks
+        self._link = link
+        self._staged: tuple[int, StagedUpdate] | None = None
+
+    async def run(self) -> None:
+        first = await self._link.receive(FRAME_SECONDS_MAX)
+        attach = first.message
+        first.close()
+        if not isinstance(attach, protocol.Attach):
+            raise RemoteProtocolError("message-unexpected", type(attach).__name__)
+        if attach.protocol_version != protocol.PROTOCOL_VERSION:
+            text = f"the daemon speaks version {protocol.PROTOCOL_VERSION}, the library {attach.protocol_version}"
+            raise RemoteProtocolError("version", f"{text}: install the same pulsenet on both sides")
+        await self._link.send(protocol.Attached(protocol.PROTOCOL_VERSION, self._server._role))
+        while True:
+            frame = await self._link.receive(None)
+            try:
+                await self._answer(frame)
+            finally:
+                frame.close()
+
+    async def _answer(self, frame: Frame) -> None:
+        match frame.message:
+            case protocol.OfferSnapshot() as offer:
+                await self._take_snapshot(offer, frame)
+            case protocol.RequestUpdate() as request:
+                await self._send_update(request)
+            case protocol.ConfirmUpdate() as confirm:
+                await self._confirm(confirm)
+            case protocol.SubmitRollouts() as rollouts:
+                await self._link.send(await self._hooks.on_rollouts(rollouts))
+            case protocol.TakeRollouts() as request:
+                await self._give_rollouts(request)
+            case protocol.GetStatus():
+                status = dict(await self._hooks.on_status())
+                await self._link.send(protocol.StatusReply(json.dumps(status, default=str)))
+            case _:
+                raise RemoteProtocolError("message-unexpected", type(frame.message).__name__)
+
+    async def _take_snapshot(self, offer: protocol.OfferSnapshot, frame: Frame) -> None:
+        table = await self._server._decode_table(offer.table)
+        if offer.size_bytes != table.layout_size_bytes:
+            raise RemoteProtocolError("handoff-size", f"{offer.size_bytes} bytes offered for this table")
+        try:
+            region = Region.open_snapshot(frame.take_descriptor(), table.layout_size_bytes)
+        except StorageError as error:
+            raise RemoteProtocolError("memory", str(error)) from error
+        generation = next(self._server._generations)
+        outcome = await self._hooks.on_snapshot(SnapshotOffer(generation, offer.trainer_step, table, region))
+        await self._link.send(protocol.SnapshotTaken(generation))
+        if offer.wait or outcome.done():
+            # Shielded: the publish goes on when the process that asked for it dies.
+            await self._link.send(await asyncio.shield(outcome))
+        else:
+            await self._link.send(PublishDone(PublishStatus.QUEUED, None, 0, 0, 0, 0, ""))
+
+    async def _send_update(self, request: protocol.RequestUpdate) -> None:
+        await self.give_back("superseded")
+        seconds = min(request.timeout_ms / 1000, WAIT_SECONDS_MAX)
+        staged = await self._link.unless_closed(self._hooks.on_engine_request(request.engine_version, seconds))
+        if staged is None:
+            await self._link.send(protocol.NoUpdate())
+            return
+        generation = next(self._server._generations)
+        self._staged = (generation, staged)
+        reply = protocol.UpdateReply(
+            generation=generation,
+            kind=staged.kind,
+            base_version=staged.base_version,
+            version=staged.version,
+            root=staged.root,
+            table=staged.table.encode(),
+            size_bytes=staged.size_bytes,
+        )
+        await self._link.send(reply, descriptor=staged.descriptor)
+        staged.close()
+
+    async def _confirm(self, confirm: protocol.ConfirmUpdate) -> None:
+        if self._staged is None or self._staged[0] != confirm.generation:
+            await self._link.send(protocol.Confirmed(False, "this hand-over is not open"))
+            return
+        (_, staged), self._staged = self._staged, None
+        accepted = staged.give_back()
+        ok = confirm.ok and accepted
+        held = confirm.held if accepted else None
+        reason = confirm.reason if accepted else "withdrawn: the engine took too long"
+        await self._hooks.on_confirm(EngineConfirmation(staged.version, ok, held, reason))
+        await self._link.send(protocol.Confirmed(accepted, "" if accepted else reason))
+
+    async def _give_rollouts(self, request: protocol.TakeRollouts) -> None:
+        seconds = min(request.timeout_ms / 1000, WAIT_SECONDS_MAX)
+        batches = await self._link.unless_closed(self._hooks.on_take_rollouts(request.count_max, seconds))
+        await self._link.send(protocol.RolloutsReply(batches))
+
+    async def give_back(self, reason: str) -> None:
+        """End a hand-over the engine did not confirm: what it holds is not known."""
+        if self._staged is not None:
+            (_, staged), self._staged = self._staged, None
+            staged.close()
+            staged.give_back()
+            await self._hooks.on_confirm(EngineConfirmation(staged.version, False, None, reason))
+
+
+class _Link:
+    """Frames over one non-blocking socket in the event loop."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._reader = FrameReader()
+
+    async def receive(self, start_seconds: float | None) -> Frame:
+        """Wait for a frame: so long for its first byte, ``FRAME_SECONDS_MAX`` for the rest.
+
+        Raises:
+            UnavailableError: The process closed, or was too slow.
+            RemoteProtocolError: What it sent is no frame.
+        """
+        try:
+            async with asyncio.timeout(start_seconds):
+                await _wait_readable(self._connection)
+            async with asyncio.timeout(FRAME_SECONDS_MAX):
+                while True:
+                    try:
+                        frame = receive_part(self._connection, self._reader)
+                    except BlockingIOError:
+                        await _wait_readable(self._connection)
+                        continue
+                    if frame is not None:
+                        return frame
+        except TimeoutError as error:
+            raise UnavailableError("the process was too slow") from error
+
+    async def send(self, message: LocalMessage, *, descriptor: int | None = None) -> None:
+        """Send a frame.
+
+        Raises:
+            UnavailableError: The process did not take it in time.
+            OSError: It is gone.
+        """
+        data = memoryview(protocol.encode_frame(message, descriptor_count=int(descriptor is not None)))
+        try:
+            async with asyncio.timeout(FRAME_SECONDS_MAX):
+                while data:
+                    try:
+                        if descriptor is not None:
+                            sent = socket.send_fds(self._connection, [data], [descriptor])
+                            descriptor = None
+                        else:
+                            sent = self._connection.send(data)
+                    except BlockingIOError:
+                        await _wait_writable(self._connection)
+                        continue
+                    data = data[sent:]
+        except TimeoutError as error:
+            raise UnavailableError("the process did not read its reply") from error
+
+    async def unless_closed(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run work for a process that waits in silence; the work is cancelled if the process goes away.
+
+        Raises:
+            UnavailableError: It went away, or spoke out of turn.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            working = tasks.create_task(work)
+            watching = tasks.create_task(_wait_readable(self._connection))
+            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+            is_done = working.done()
+            working.cancel()
+            watching.cancel()
+        if not is_done:
+            raise UnavailableError("the process went away while it waited")
+        return working.result()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._reader.close()
+        self._connection.close()
+
+
+async def _wait_readable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(connection.fileno(), _resolve, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(connection.fileno())
+
+
+async def _wait_writable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_writer(connection.fileno(), _resolve, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_writer(connection.fileno())
+
+
+def _resolve(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
