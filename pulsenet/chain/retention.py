@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pulsenet import limits
 from pulsenet.chain.plan import plan_route
 from pulsenet.chain.records import Catalogue, CatalogueEntry, Kind
+from pulsenet.chain.rules import entry_key
 from pulsenet.errors import LocalProtocolError, UnavailableError
 from pulsenet.ids import RunId, Version
 
@@ -32,7 +33,7 @@ class RetentionLimits:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The verdict on a set of entries; both ascending by (version, kind, digest), and disjoint."""
+    """The verdict on a set of entries; both in the order of a catalogue, and disjoint."""
 
     keep: tuple[CatalogueEntry, ...]
     release: tuple[CatalogueEntry, ...]
@@ -63,7 +64,7 @@ def retained(
     if role not in ROLES:
         raise LocalProtocolError(f"no retention rule for role {role!r}")
     chosen_limits = RetentionLimits() if retention_limits is None else retention_limits
-    ordered = sorted(set(entries), key=order_of)
+    ordered = sorted(set(entries), key=entry_key)
     candidates = _candidates(ordered, 1 if role == "inferencer" else chosen_limits.anchors_kept)
     essential: Sequence[CatalogueEntry] = ()
     if role == "trainer" and candidates:
@@ -104,11 +105,6 @@ def is_anchor_due(version: Version, newest_anchor: Version | None, anchor_interv
     if newest_anchor is None or newest_anchor.epoch != version.epoch:
         return True
     return version.number - newest_anchor.number >= max(anchor_interval, 1)
-
-
-def order_of(entry: CatalogueEntry) -> tuple[Version, str, bytes]:
-    """Return the key that sorts a catalogue's entries."""
-    return (entry.version, str(entry.kind), entry.manifest_digest)
 
 
 def _candidates(ordered: Sequence[CatalogueEntry], anchors_kept: int) -> list[CatalogueEntry]:
