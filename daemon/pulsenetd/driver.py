@@ -37,6 +37,10 @@ Handler = Callable[[Any, Post], Awaitable[None]]
 """Executes one kind of effect and posts what came of it."""
 
 
+Turn = Callable[[float, int], list[Effect]]
+"""A machine's own method, called with the monotonic time and the Unix time in milliseconds."""
+
+
 @dataclass(slots=True)
 class _Seat:
     """A machine and its one timer."""
@@ -70,7 +74,7 @@ class Driver:
         self._handlers = handlers
         self._monotonic = monotonic
         self._wall_ms = wall_ms
-        self._queue: asyncio.Queue[tuple[_Seat | None, Event, asyncio.Future[None] | None]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[_Seat | None, Event | Turn, asyncio.Future[None] | None]] = asyncio.Queue()
         self.last_turn = monotonic()
         """When the loop last finished an event; ``/livez`` looks at it."""
 
@@ -82,6 +86,10 @@ class Driver:
     def post_to(self, name: str, event: Event) -> None:
         """Queue an event for one machine."""
         self._queue.put_nowait((self._seats[name], event, None))
+
+    def call(self, name: str, turn: Turn) -> None:
+        """Queue a call of another method of a machine than ``handle``."""
+        self._queue.put_nowait((self._seats[name], turn, None))
 
     async def show(self, event: Event) -> None:
         """Queue an event for every machine and wait until all have taken it in and its effects have started."""
@@ -95,15 +103,16 @@ class Driver:
             for seat in self._seats.values():
                 await self._turn(seat, TimerFired(), tasks)
             while True:
-                seat, event, taken = await self._queue.get()
-                for target in [seat] if seat is not None else self._seats.values():
-                    await self._turn(target, event, tasks)
+                addressee, event, taken = await self._queue.get()
+                for seat in [addressee] if addressee is not None else list(self._seats.values()):
+                    await self._turn(seat, event, tasks)
                 if taken is not None and not taken.done():
                     taken.set_result(None)
                 self.last_turn = self._monotonic()
 
-    async def _turn(self, seat: _Seat, event: Event, tasks: asyncio.TaskGroup) -> None:
-        effects = seat.machine.handle(event, self._monotonic(), self._wall_ms())
+    async def _turn(self, seat: _Seat, event: Event | Turn, tasks: asyncio.TaskGroup) -> None:
+        now, now_ms = self._monotonic(), self._wall_ms()
+        effects = event(now, now_ms) if callable(event) else seat.machine.handle(event, now, now_ms)
 
         def post(answer: Event) -> None:
             self._queue.put_nowait((seat, answer, None))
