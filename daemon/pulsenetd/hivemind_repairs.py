@@ -1,0 +1,91 @@
+"""Loads hivemind, late and repaired.
+
+Importing hivemind takes seconds and installs its own log handler, so nothing imports it at start:
+:func:`load` does, in a worker thread, and applies three repairs that must hold process-wide:
+
+* its log lines go through our logger;
+* a store with an earlier expiry no longer schedules the deletion of the newer record;
+* its notion of time can be corrected by the measured clock offset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final
+
+logger: Final = logging.getLogger("pulsenet.hivemind")
+
+_CLOCK_MODULES: Final = (
+    "hivemind.utils.timed_storage",
+    "hivemind.dht.routing",
+    "hivemind.dht.protocol",
+    "hivemind.dht.node",
+)
+"""Every module of hivemind's DHT that copied the name ``get_dht_time`` when it was imported."""
+
+
+async def load() -> ModuleType:
+    """Return the ``hivemind`` module, imported in a worker thread the first time, repaired."""
+    return await asyncio.to_thread(load_now)
+
+
+def load_now() -> ModuleType:
+    """Return the ``hivemind`` module, repaired; blocks for seconds the first time."""
+    hivemind = importlib.import_module("hivemind")
+    _route_logs()
+    guard_expiry()
+    return hivemind
+
+
+class _Forwarder(logging.Handler):
+    """Passes hivemind's lines on: its warnings are about other people's machines, so they are debug lines here."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = record.levelno if record.levelno >= logging.ERROR else logging.DEBUG
+        if logger.isEnabledFor(level):
+            logger.log(level, "%s", record.getMessage())
+
+
+def _route_logs() -> None:
+    importlib.import_module("hivemind.utils.logging").use_hivemind_log_handler("nowhere")
+    # hivemind renames a level of the whole process; the second name stays known to its own parser
+    logging.addLevelName(logging.WARNING, "WARNING")
+    hivemind_logger = logging.getLogger("hivemind")
+    hivemind_logger.propagate = False
+    hivemind_logger.handlers[:] = [_Forwarder()]
+    hivemind_logger.setLevel(logging.INFO)
+
+
+def guard_expiry() -> None:
+    """Drop stores whose expiry does not grow before they reach hivemind's storage.
+
+    ``TimedStorage.store`` refuses such a store but has by then already filed the earlier expiry in its
+    heap, which later deletes the newer record. Records reach that method from remote stores, from cached
+    answers and from the merge of look-up results, so the guard sits in the method itself.
+    """
+    timed_storage = importlib.import_module("hivemind.utils.timed_storage")
+    storage_type = timed_storage.TimedStorage
+    if getattr(storage_type.store, "guards_expiry", False):
+        return
+    unguarded = storage_type.store
+
+    def store(self: Any, key: Any, value: Any, expiration_time: float) -> bool:
+        present = self.data.get(key)
+        if present is not None and expiration_time <= present.expiration_time:
+            return False
+        return bool(unguarded(self, key, value, expiration_time))
+
+    store.guards_expiry = True  # type: ignore[attr-defined]
+    storage_type.store = store
+    # this queue relies on moving an entry to an earlier time and is never asked to delete
+    importlib.import_module("hivemind.dht.node").CacheRefreshQueue.store = unguarded
+
+
+def set_clock(now: Callable[[], float]) -> None:
+    """Make hivemind's DHT read the time from ``now`` (Unix seconds), in the whole process."""
+    for name in _CLOCK_MODULES:
+        importlib.import_module(name).get_dht_time = now  # type: ignore[attr-defined]

@@ -1,0 +1,225 @@
+"""The answering side of streams: who is let in, what is asked, and how it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from pulsenet import limits
+from pulsenet.errors import PulsenetError, RemoteProtocolError, StorageError
+from pulsenet.ids import PeerId, RunId, short
+from pulsenet.wire.messages import (
+    Ack,
+    ChunkListReply,
+    ChunkReply,
+    ExchangeHave,
+    GetChunkList,
+    GetChunks,
+    GetDescriptors,
+    GetEpochs,
+    GetHead,
+    GetRecords,
+    HaveReply,
+    HeadReply,
+    Hello,
+    Message,
+    PushForkProof,
+    PushHead,
+    PushReply,
+    PushRollouts,
+    RecordsReply,
+    Refusal,
+)
+from pulsenetd.identity import from_libp2p_bytes
+from pulsenetd.lanes import Lanes
+from pulsenetd.streams import Deadlines, FramedStream, PeerUnavailableError, Traffic
+
+logger: Final = logging.getLogger("pulsenet.provider")
+
+Handler = Callable[[PeerId, Message], Awaitable[list[Message]]]
+"""Answers one request; a ``PulsenetError`` becomes a :class:`Refusal`."""
+
+Admission = Callable[[PeerId], bool]
+"""Says whether a peer may ask anything at all."""
+
+ViolationHandler = Callable[[PeerId, str], None]
+"""Told that a peer broke the specification, and how."""
+
+REPLY_TYPES: Final[dict[type[Message], type[Message]]] = {
+    GetHead: HeadReply,
+    GetRecords: RecordsReply,
+    GetDescriptors: RecordsReply,
+    GetEpochs: RecordsReply,
+    GetChunkList: ChunkListReply,
+    GetChunks: ChunkReply,
+    PushHead: PushReply,
+    PushForkProof: PushReply,
+    PushRollouts: PushReply,
+    ExchangeHave: HaveReply,
+}
+"""Every request, and what answers it; a :class:`Refusal` may answer any."""
+
+BULK_TYPES: Final = (GetChunks, GetChunkList)
+"""Requests answered by megabytes."""
+
+STREAMS_ACCEPTED_PER_PEER_MAX: Final = 2 * limits.STREAMS_PER_PEER_MAX
+"""Streams served to one peer: twice what it may keep, for those it lost and we have not noticed."""
+
+STREAMS_ACCEPTED_MAX: Final = 1_024
+"""Streams served to all peers; an idle one costs a few kilobytes."""
+
+SERVED_BULK_REQUESTS_MAX: Final = limits.SERVED_REQUESTS_MAX - 4
+_BUSY_RETRY_MS: Final = 1_000
+
+
+class Provider:
+    """Serves every incoming stream of one node."""
+
+    def __init__(self, hello: Hello, deadlines: Deadlines, traffic: Traffic) -> None:
+        self._hello = hello
+        self._deadlines = deadlines
+        self._traffic = traffic
+        self._lanes = Lanes(limits.SERVED_REQUESTS_MAX, SERVED_BULK_REQUESTS_MAX)
+        self._streams: Counter[PeerId] = Counter()
+        self._tasks: set[asyncio.Task[object]] = set()
+        self.handler: Handler | None = None
+        """``None`` until the node can answer; requests are refused as ``starting`` before."""
+        self.admit: Admission = lambda _: True
+        self.on_violation: ViolationHandler = lambda _peer, _code: None
+
+    @property
+    def peers(self) -> frozenset[PeerId]:
+        """Peers that have a stream to this node open."""
+        return frozenset(self._streams)
+
+    async def serve_stream(self, libp2p_id: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one incoming stream to its end; never raises but when cancelled."""
+        stream = FramedStream(reader, writer, self._deadlines, self._traffic)
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        peer_id: PeerId | None = None
+        try:
+            peer_id = from_libp2p_bytes(libp2p_id)
+            self._streams[peer_id] += 1
+            self._traffic.streams_opened["inbound"] += 1
+            await self._serve_peer(peer_id, stream)
+        except RemoteProtocolError as error:
+            self._traffic.rejected[error.code] += 1
+            logger.debug("stream of %s closed: %s", short(peer_id or b""), error)
+            if peer_id is not None:
+                self.on_violation(peer_id, error.code)
+        except PeerUnavailableError as error:
+            logger.debug("stream of %s ended: %s", short(peer_id or b""), error)
+        finally:
+            self._tasks.discard(task)
+            if peer_id is not None:
+                self._streams[peer_id] -= 1
+                self._streams += Counter()  # drops peers that came to zero
+            stream.abort()
+
+    async def close(self) -> None:
+        """End every stream being served."""
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _serve_peer(self, peer_id: PeerId, stream: FramedStream) -> None:
+        refusal = self._refuse_peer(peer_id) or await self._greet(stream)
+        if refusal is not None:
+            self._traffic.rejected[refusal.code] += 1
+            await self._refuse_and_wait(stream, refusal)
+            return
+        await stream.send(self._hello)
+        while True:
+            request = await stream.receive(
+                first_byte_seconds=self._deadlines.provider_idle_seconds,
+                message_seconds=self._deadlines.write_stall_seconds,
+            )
+            if request is None:
+                return
+            if type(request) not in REPLY_TYPES:
+                raise RemoteProtocolError("unexpected-message", f"{type(request).__name__} is no request")
+            await self._answer(peer_id, stream, request)
+
+    def _refuse_peer(self, peer_id: PeerId) -> Refusal | None:
+        if not self.admit(peer_id):
+            return Refusal("not-admitted", "this run serves its members only", 0)
+        if self._streams[peer_id] > STREAMS_ACCEPTED_PER_PEER_MAX or self._streams.total() > STREAMS_ACCEPTED_MAX:
+            return Refusal("too-many-streams", "close some first", _BUSY_RETRY_MS)
+        return None
+
+    async def _greet(self, stream: FramedStream) -> Refusal | None:
+        """Take the peer's Hello; return why the stream cannot be served, if so."""
+        open_seconds = self._deadlines.open_seconds
+        theirs = await stream.receive(first_byte_seconds=open_seconds, message_seconds=open_seconds)
+        if theirs is None:
+            raise PeerUnavailableError("closed", "before its Hello")
+        return check_hello(self._hello, theirs)
+
+    async def _refuse_and_wait(self, stream: FramedStream, refusal: Refusal) -> None:
+        """Send the refusal and let the peer close first: the tail of a stream we close may be lost."""
+        await stream.send(refusal)
+        with contextlib.suppress(PeerUnavailableError):
+            await stream.receive(message_seconds=self._deadlines.open_seconds)
+
+    async def _answer(self, peer_id: PeerId, stream: FramedStream, request: Message) -> None:
+        async with self._lanes.enter(bulk=isinstance(request, BULK_TYPES)):
+            replies = await self._ask_handler(peer_id, request)
+            for reply in replies:
+                await stream.send(reply)
+            if not isinstance(request, GetChunks) or isinstance(replies[0], Refusal):
+                return
+            # the slot is held until the chunks have arrived, so that 32 means 32 transfers
+            ack = await stream.receive(first_byte_seconds=self._deadlines.write_stall_seconds)
+            if ack is None:
+                raise PeerUnavailableError("closed", "before its Ack")
+            if not isinstance(ack, Ack):
+                raise RemoteProtocolError("unexpected-message", f"{type(ack).__name__} instead of Ack")
+
+    async def _ask_handler(self, peer_id: PeerId, request: Message) -> list[Message]:
+        if self.handler is None:
+            return [Refusal("starting", "this node is not ready yet", _BUSY_RETRY_MS)]
+        try:
+            replies = await self.handler(peer_id, request)
+        except RemoteProtocolError:
+            raise
+        except StorageError as error:
+            logger.warning("cannot answer %s: %s", type(request).__name__, error)
+            return [Refusal("storage", "the disk of this node failed", _BUSY_RETRY_MS)]
+        except PulsenetError as error:
+            logger.debug("cannot answer %s: %s", type(request).__name__, error)
+            return [Refusal("unavailable", str(error)[:100], _BUSY_RETRY_MS)]
+        assert replies
+        return replies
+
+
+def check_hello(ours: Hello, theirs: Message) -> Refusal | None:
+    """Return why two nodes cannot talk, or ``None`` if they can.
+
+    Raises:
+        RemoteProtocolError: ``unexpected-message``; it is no Hello.
+    """
+    if not isinstance(theirs, Hello):
+        raise RemoteProtocolError("unexpected-message", f"{type(theirs).__name__} instead of Hello")
+    if theirs.run_id != ours.run_id:
+        return Refusal("wrong-run", f"this node serves run {_name(ours.run_id)}", 0)
+    if negotiate_version(ours, theirs) is None:
+        return Refusal("wire-version", f"this node speaks {ours.wire_version_min} to {ours.wire_version_max}", 0)
+    return None
+
+
+def negotiate_version(ours: Hello, theirs: Hello) -> int | None:
+    """Return the newest wire version both speak, or ``None``."""
+    newest = min(ours.wire_version_max, theirs.wire_version_max)
+    return newest if newest >= max(ours.wire_version_min, theirs.wire_version_min) else None
+
+
+def _name(run_id: RunId) -> str:
+    return short(run_id)

@@ -1,0 +1,229 @@
+"""The asking side of streams: pooled per peer, one request at a time on each."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+from pulsenet import limits
+from pulsenet.errors import LocalProtocolError, RemoteProtocolError, UnavailableError
+from pulsenet.ids import PeerId
+from pulsenet.wire.messages import Ack, ChunkReply, GetChunks, Hello, Message, Refusal
+from pulsenetd.dial import shorten
+from pulsenetd.lanes import Lanes
+from pulsenetd.p2pd import RawStream
+from pulsenetd.provider import BULK_TYPES, REPLY_TYPES, check_hello
+from pulsenetd.streams import (
+    Deadlines,
+    FramedStream,
+    PeerRefusedError,
+    PeerUnavailableError,
+    Traffic,
+    stall_deadline,
+)
+
+OpenRawStream = Callable[[PeerId, float], Awaitable[RawStream]]
+"""Opens a raw stream to a peer within so many seconds; UnavailableError if it cannot."""
+
+_BULK_STREAMS_PER_PEER: Final = limits.STREAMS_PER_PEER_MAX - 1
+_ROUND_TRIP_WEIGHT: Final = 0.25
+
+
+@dataclass(slots=True)
+class _PeerPool:
+    """Streams this node keeps to one peer."""
+
+    lanes: Lanes = field(default_factory=lambda: Lanes(limits.STREAMS_PER_PEER_MAX, _BULK_STREAMS_PER_PEER))
+    idle: deque[FramedStream] = field(default_factory=deque)
+    user_count: int = 0
+
+
+class Requester:
+    """Sends this node's requests.
+
+    Args:
+        hello: What this node says first on every stream.
+        open_raw_stream: How to reach a peer.
+        deadlines: Limits of single steps.
+        traffic: Counters to add to.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        hello: Hello,
+        open_raw_stream: OpenRawStream,
+        deadlines: Deadlines,
+        traffic: Traffic,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._hello = hello
+        self._open_raw_stream = open_raw_stream
+        self._deadlines = deadlines
+        self._traffic = traffic
+        self._clock = clock
+        self._is_open = False
+        self._pools: dict[PeerId, _PeerPool] = {}
+        self._round_trips: dict[PeerId, float] = {}
+
+    def open(self) -> None:
+        """Keep streams for later requests from now on."""
+        self._is_open = True
+
+    def close(self) -> None:
+        """Drop every idle stream; those in use end with the process behind them."""
+        self._is_open = False
+        for pool in self._pools.values():
+            while pool.idle:
+                pool.idle.popleft().abort()
+
+    def get_round_trip(self, peer_id: PeerId) -> float | None:
+        """Return the smoothed seconds from our Hello to theirs, if a stream was ever opened."""
+        return self._round_trips.get(peer_id)
+
+    def forget_others(self, peer_ids: Collection[PeerId]) -> None:
+        """Drop what was measured of peers that are not among these."""
+        self._round_trips = {peer: value for peer, value in self._round_trips.items() if peer in peer_ids}
+
+    def close_unused(self) -> None:
+        """Close streams that have not been used for a while, before the provider does."""
+        used_since = self._clock() - self._deadlines.requester_idle_seconds
+        for peer_id, pool in list(self._pools.items()):
+            while pool.idle and (pool.idle[0].idle_since < used_since or not pool.idle[0].is_quiet):
+                pool.idle.popleft().close()
+            self._forget_empty(peer_id, pool)
+
+    async def request(
+        self,
+        peer_id: PeerId,
+        message: Message,
+        timeout_seconds: float,
+        on_reply: Callable[[Message], None] | None = None,
+    ) -> list[Message]:
+        """Send a request and return its replies: one, or for ``GetChunks`` one per digest in their order.
+
+        Args:
+            peer_id: Whom to ask; it must be connected or findable by libp2p.
+            message: The request.
+            timeout_seconds: Limit for everything, waiting for a free stream included.
+            on_reply: Also told each reply as it arrives, so that chunks count before the last one is in.
+
+        Raises:
+            PeerUnavailableError: nobody answered in time (``timeout``, ``closed``, ``unreachable``).
+            PeerRefusedError: the peer will not answer.
+            RemoteProtocolError: the peer broke the specification; its stream is closed.
+        """
+        if type(message) not in REPLY_TYPES:
+            raise LocalProtocolError(f"{type(message).__name__} is no request")
+        pool = self._pools.setdefault(peer_id, _PeerPool())
+        pool.user_count += 1
+        try:
+            async with (
+                stall_deadline(timeout_seconds, f"no answer to {type(message).__name__}"),
+                pool.lanes.enter(bulk=isinstance(message, BULK_TYPES)),
+            ):
+                return await self._request_once_or_twice(peer_id, pool, message, on_reply)
+        except RemoteProtocolError as error:
+            self._traffic.rejected[error.code] += 1
+            raise
+        finally:
+            pool.user_count -= 1
+            self._forget_empty(peer_id, pool)
+
+    async def _request_once_or_twice(
+        self, peer_id: PeerId, pool: _PeerPool, message: Message, on_reply: Callable[[Message], None] | None
+    ) -> list[Message]:
+        while pool.idle:
+            stream = pool.idle.pop()
+            if not stream.is_quiet:
+                stream.abort()
+                continue
+            replies: list[Message] = []
+            try:
+                return await self._exchange(pool, stream, message, replies, on_reply)
+            except PeerUnavailableError as error:
+                # the peer may have closed the idle stream a moment ago: that says nothing about the peer
+                if error.reason != "closed" or replies:
+                    raise
+                break
+        stream = await self._open_stream(peer_id)
+        return await self._exchange(pool, stream, message, [], on_reply)
+
+    async def _exchange(
+        self,
+        pool: _PeerPool,
+        stream: FramedStream,
+        message: Message,
+        replies: list[Message],
+        on_reply: Callable[[Message], None] | None,
+    ) -> list[Message]:
+        """Send one request over a stream; the stream goes back to the pool only if all went well."""
+        done = False
+        try:
+            await stream.send(message)
+            digests = message.digests if isinstance(message, GetChunks) else (None,)
+            for digest in digests:
+                reply = await self._receive_reply(stream, message)
+                if digest is not None and isinstance(reply, ChunkReply) and reply.digest != digest:
+                    raise RemoteProtocolError("unexpected-message", "a chunk that was not asked for")
+                replies.append(reply)
+                if on_reply is not None:
+                    on_reply(reply)
+            if isinstance(message, GetChunks):
+                await stream.send(Ack())
+            done = True
+        except PeerRefusedError:
+            done = not replies
+            raise
+        finally:
+            if done and self._is_open and stream.is_quiet:
+                stream.idle_since = self._clock()
+                pool.idle.append(stream)
+            else:
+                stream.abort()
+        return replies
+
+    async def _receive_reply(self, stream: FramedStream, request: Message) -> Message:
+        reply = await stream.receive()
+        if reply is None:
+            raise PeerUnavailableError("closed", f"no answer to {type(request).__name__}")
+        if isinstance(reply, Refusal):
+            raise PeerRefusedError(reply)
+        if not isinstance(reply, REPLY_TYPES[type(request)]):
+            raise RemoteProtocolError("unexpected-message", f"{type(reply).__name__} to {type(request).__name__}")
+        return reply
+
+    async def _open_stream(self, peer_id: PeerId) -> FramedStream:
+        open_seconds = self._deadlines.open_seconds
+        try:
+            reader, writer = await self._open_raw_stream(peer_id, open_seconds)
+        except UnavailableError as error:
+            raise PeerUnavailableError("unreachable", shorten(str(error))) from error
+        self._traffic.streams_opened["outbound"] += 1
+        stream = FramedStream(reader, writer, self._deadlines, self._traffic)
+        try:
+            sent_at = self._clock()
+            async with stall_deadline(open_seconds, "no Hello"):
+                await stream.send(self._hello)
+                theirs = await stream.receive(first_byte_seconds=open_seconds)
+            if theirs is None:
+                raise PeerUnavailableError("closed", "before its Hello")
+            refusal = theirs if isinstance(theirs, Refusal) else check_hello(self._hello, theirs)
+            if refusal is not None:
+                raise PeerRefusedError(refusal)
+        except BaseException:
+            stream.abort()
+            raise
+        self._learn_round_trip(peer_id, self._clock() - sent_at)
+        return stream
+
+    def _learn_round_trip(self, peer_id: PeerId, seconds: float) -> None:
+        known = self._round_trips.get(peer_id, seconds)
+        self._round_trips[peer_id] = known + _ROUND_TRIP_WEIGHT * (seconds - known)
+
+    def _forget_empty(self, peer_id: PeerId, pool: _PeerPool) -> None:
+        if not pool.user_count and not pool.idle and self._pools.get(peer_id) is pool:
+            del self._pools[peer_id]
