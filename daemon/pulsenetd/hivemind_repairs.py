@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
@@ -35,7 +36,10 @@ async def load() -> ModuleType:
 
 def load_now() -> ModuleType:
     """Return the ``hivemind`` module, repaired; blocks for seconds the first time."""
-    hivemind = importlib.import_module("hivemind")
+    with warnings.catch_warnings():
+        # torch and protobuf deprecate each other's habits while hivemind imports them: nothing we can act on
+        warnings.simplefilter("ignore")
+        hivemind = importlib.import_module("hivemind")
     _route_logs()
     guard_expiry()
     return hivemind
