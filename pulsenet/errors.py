@@ -7,6 +7,7 @@
     ├── RemoteProtocolError     a peer broke the specification: strike the peer
     ├── IntegrityError          bytes do not match their digest, root or signature
     │   ├── PatchMismatchError  a patch was offered to something that is not its base
+    │   │   └── StructureError  names, dtypes or shapes are not those of the version
     │   └── TrustError          a signature, key or rule of the run does not hold
     ├── UnavailableError        nobody could answer in time: retry elsewhere
     ├── StorageError            the disk refused: free space, permissions, damage
@@ -45,6 +46,10 @@ class IntegrityError(PulsenetError):
 
 class PatchMismatchError(IntegrityError):
     """A patch was offered to weights that are not its base."""
+
+
+class StructureError(PatchMismatchError):
+    """Weights do not have the tensors of the version: other names, dtypes, shapes or ties."""
 
 
 class TrustError(IntegrityError):
