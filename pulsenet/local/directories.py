@@ -21,7 +21,11 @@ def data_home(environment: Mapping[str, str]) -> Path:
 
 
 def find_data_directory(
-    role: str, *, run: str = RUN_NAME_DEFAULT, data_dir: Path | str | None = None, environment: Mapping[str, str]
+    role: str,
+    *,
+    run: str = RUN_NAME_DEFAULT,
+    data_dir: Path | str | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Path:
     """Return the data directory of the running daemon to attach to.
 
@@ -31,7 +35,7 @@ def find_data_directory(
         role: ``trainer`` or ``inferencer``.
         run: Name of the run, as given to ``pulsenet join``.
         data_dir: Taken as it is if given, whatever ``run`` says.
-        environment: ``XDG_DATA_HOME`` and ``HOME`` are looked up here.
+        environment: Where ``XDG_DATA_HOME`` and ``HOME`` are looked up; by default this process's own.
 
     Raises:
         ConfigError: No daemon is there; the message says which command starts one.
@@ -43,7 +47,7 @@ def find_data_directory(
                 f"no daemon listens in {found}: start it with 'pulsenet join --role {role} --data-dir {found}'"
             )
         return found
-    directory = data_home(environment) / run
+    directory = data_home(os.environ if environment is None else environment) / run
     numbered = re.compile(rf"{re.escape(role)}(?:-(\d+))?")
     candidates = []
     for path in directory.iterdir() if directory.is_dir() else ():

@@ -75,7 +75,7 @@ class Engine(Protocol):
         """Replace all weights, whatever they were.
 
         Raises:
-            PatchMismatchError: The engine's parameters are not those of ``update.table``.
+            StructureError: The engine's parameters are not those of ``update.table``.
             IntegrityError: The result does not have the root.
         """
 

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pulsenet.codec.changes import apply_changes
-from pulsenet.errors import PatchMismatchError, PulsenetError, StorageError
+from pulsenet.errors import PulsenetError, StorageError, StructureError
 from pulsenet.ids import Digest, Version
 from pulsenet.serving.engine import FullUpdate, RecordsUpdate, check_base, check_records, check_root, describe_names
 from pulsenet.serving.safetensors_format import (
@@ -207,7 +207,7 @@ def _check_same_tensors(table: ParameterTable, places: Mapping[str, TensorPlace]
     wrong = [spec.name for spec in table.tensors if spec.name not in places or places[spec.name].spec != spec]
     wrong += sorted(set(places) - {spec.name for spec in table.tensors})
     if wrong:
-        raise PatchMismatchError(
+        raise StructureError(
             f"the files and the version differ in {describe_names(wrong)} tensors: ask for a full load"
         )
 

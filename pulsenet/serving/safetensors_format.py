@@ -12,11 +12,10 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from pulsenet.errors import PulsenetError, StorageError
+from pulsenet.errors import LocalProtocolError, StorageError
 from pulsenet.tensors.params import TensorSpec
 
 HEADER_SIZE_BYTES_MAX: Final = 100_000_000
@@ -47,26 +46,30 @@ def read_header(path: Path) -> list[TensorPlace]:
             file_size_bytes = os.fstat(file.fileno()).st_size
             header_size_bytes = int.from_bytes(file.read(8), "little")
             if file_size_bytes < 8 or header_size_bytes > min(HEADER_SIZE_BYTES_MAX, file_size_bytes - 8):
-                raise StorageError(f"{path} is no safetensors file or is cut short: copy or download it again")
+                raise StorageError(
+                    f"{path} is no safetensors file or is cut short: copy or download it again", "damaged"
+                )
             raw = file.read(header_size_bytes)
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}") from error
     try:
         header = json.loads(raw, object_pairs_hook=_unique_pairs)
     except (ValueError, RecursionError) as error:
-        raise StorageError(f"{path} has a damaged header ({error}): copy or download it again") from error
+        raise StorageError(f"{path} has a damaged header ({error}): copy or download it again", "damaged") from error
     if not isinstance(header, dict):
-        raise StorageError(f"{path} has a damaged header (not an object): copy or download it again")
+        raise StorageError(f"{path} has a damaged header (not an object): copy or download it again", "damaged")
     header.pop("__metadata__", None)
     data_start = 8 + header_size_bytes
     places = [_parse_entry(path, name, entry, data_start) for name, entry in header.items()]
     end = data_start
     for place in sorted(places, key=lambda place: (place.offset_bytes, place.spec.size_bytes)):
         if place.offset_bytes != end:
-            raise StorageError(f"{path} is damaged: tensor {place.spec.name} overlaps another or follows a hole")
+            raise StorageError(
+                f"{path} is damaged: tensor {place.spec.name} overlaps another or follows a hole", "damaged"
+            )
         end += place.spec.size_bytes
     if end != file_size_bytes:
-        raise StorageError(f"{path} is damaged: {file_size_bytes} bytes, but its header describes {end}")
+        raise StorageError(f"{path} is damaged: {file_size_bytes} bytes, but its header describes {end}", "damaged")
     return places
 
 
@@ -154,14 +157,16 @@ def _parse_entry(path: Path, name: str, entry: object, data_start: int) -> Tenso
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
             pass
         case _:
-            raise StorageError(f"{path} has a damaged header entry for tensor {name}: copy or download it again")
-    if not all(type(size) is int and 0 <= size < 1 << 48 for size in shape) or prod(shape) >= 1 << 56:
-        raise StorageError(f"{path}: tensor {name} has the impossible shape {shape}")
+            raise StorageError(
+                f"{path} has a damaged header entry for tensor {name}: copy or download it again", "damaged"
+            )
     try:
         spec = TensorSpec(name=name, dtype=dtype, shape=tuple(shape))
-        size_bytes = spec.size_bytes
-    except (PulsenetError, KeyError) as error:
-        raise StorageError(f"{path}: tensor {name} has dtype {dtype}, which is not supported") from error
+    except (LocalProtocolError, TypeError) as error:
+        raise StorageError(f"{path}: {error}; this file is damaged or of an unknown kind", "damaged") from error
+    size_bytes = spec.size_bytes
     if begin < 0 or end - begin != size_bytes:
-        raise StorageError(f"{path}: tensor {name} takes {end - begin} bytes where its shape needs {size_bytes}")
+        raise StorageError(
+            f"{path}: tensor {name} takes {end - begin} bytes where its shape needs {size_bytes}", "damaged"
+        )
     return TensorPlace(path=path, spec=spec, offset_bytes=data_start + begin)

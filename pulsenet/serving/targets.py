@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pulsenet.errors import IntegrityError, PatchMismatchError
+from pulsenet.errors import IntegrityError, StructureError
 from pulsenet.ids import Digest
 from pulsenet.local.torch_dtypes import BITS_DTYPES, DTYPE_NAMES
 from pulsenet.serving.engine import describe_names
@@ -77,7 +77,7 @@ def find_targets(
     A weight the trainer ties may be one memory here or two: all are listed, none twice.
 
     Raises:
-        PatchMismatchError: The model lacks a tensor or has one the version lacks, dtype or shape differ, or the
+        StructureError: The model lacks a tensor or has one the version lacks, dtype or shape differ, or the
             model ties what the version holds apart.
     """
     held = {canonical_name(name): tensor for name, tensor in model.state_dict().items()}
@@ -86,11 +86,11 @@ def find_targets(
         names_of[table.index_of(canonical)].append(alias)
     missing = [names[0] for names in names_of if not any(name in held for name in names)]
     if missing:
-        raise PatchMismatchError(f"the engine lacks tensors of the version: {describe_names(missing)}")
+        raise StructureError(f"the engine lacks tensors of the version: {describe_names(missing)}")
     known = {name for names in names_of for name in names} | set(table.excluded)
     unknown = [name for name in held if name not in known]
     if unknown:
-        raise PatchMismatchError(f"the version lacks tensors of the engine: {describe_names(unknown)}")
+        raise StructureError(f"the version lacks tensors of the engine: {describe_names(unknown)}")
 
     owner_by_memory: dict[tuple[object, ...], str] = {}
     targets: list[tuple[Target, ...]] = []
@@ -103,7 +103,7 @@ def find_targets(
             memory = (held[name].device, held[name].data_ptr())
             owner = owner_by_memory.setdefault(memory, spec.name) if target.bits.numel() else spec.name
             if owner != spec.name:
-                raise PatchMismatchError(
+                raise StructureError(
                     f"the engine ties {name} to {owner}, which the version holds apart: load the model untied"
                 )
             if not any(copy.bits.data_ptr() == target.bits.data_ptr() for copy in copies):
@@ -131,7 +131,7 @@ def _logical_bits(name: str, tensor: torch.Tensor, spec: TensorSpec, vocabulary_
     """Return the part of a model's tensor that a version's tensor fills, as integers."""
     dtype = DTYPE_NAMES.get(tensor.dtype)
     if dtype != spec.dtype:
-        raise PatchMismatchError(
+        raise StructureError(
             f"tensor {name} is {tensor.dtype} in the engine and {spec.dtype} in the version: load the model with the "
             "published dtypes"
         )
@@ -139,7 +139,7 @@ def _logical_bits(name: str, tensor: torch.Tensor, spec: TensorSpec, vocabulary_
     if shape != spec.shape:
         is_padded = len(shape) == len(spec.shape) > 0 and shape[1:] == spec.shape[1:] and shape[0] > spec.shape[0]
         if not is_padded or spec.shape[0] != vocabulary_size:
-            raise PatchMismatchError(
+            raise StructureError(
                 f"tensor {name} has shape {list(shape)} in the engine and {list(spec.shape)} in the version; rows may "
                 f"only be padded beyond the vocabulary size, which is {vocabulary_size}"
             )

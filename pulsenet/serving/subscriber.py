@@ -1,0 +1,241 @@
+"""Keeps an engine at the newest version the daemon on the same machine has verified.
+
+::
+
+    engine = InProcessEngine(model)
+    with attach(engine) as subscriber:
+        subscriber.start()
+        …
+        with engine.weights() as version:
+            samples = generate(model)
+        subscriber.submit_rollouts(samples, version_first=version, version_last=version)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from pulsenet import limits
+from pulsenet.errors import (
+    IntegrityError,
+    PatchMismatchError,
+    PulsenetError,
+    RemoteProtocolError,
+    StorageError,
+    StructureError,
+    UnavailableError,
+)
+from pulsenet.ids import Version
+from pulsenet.local.client import Client, Update
+from pulsenet.local.directories import RUN_NAME_DEFAULT, find_data_directory
+from pulsenet.local.protocol import RolloutsTaken, UpdateKind
+from pulsenet.local.rollouts import Sample, pack_rollouts
+from pulsenet.serving.engine import Engine, FullUpdate, RecordsUpdate
+
+CONNECT_SECONDS_MAX: Final = 10.0
+UPDATE_WAIT_SECONDS: Final = 10.0
+"""One request's wait; a shorter one would only ask more often."""
+
+
+class Subscriber:
+    """Asks the daemon for what leads from the engine's version to the newest, applies it and confirms it.
+
+    Args:
+        client: Connection to the daemon.
+        engine: Brought forward by one thread at a time.
+        on_update: Called after each version was applied and confirmed.
+        on_failure: Called with each error that :meth:`run` met and will try again after.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        engine: Engine,
+        *,
+        on_update: Callable[[Version], None] | None = None,
+        on_failure: Callable[[PulsenetError], None] | None = None,
+    ) -> None:
+        self._client = client
+        self._engine = engine
+        self._on_update = on_update
+        self._on_failure = on_failure
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.failures: Counter[str] = Counter()
+        """Updates that failed, by stable reason."""
+        self.last_failure: BaseException | None = None
+        """Why the last update failed; ``None`` once one succeeded."""
+
+    def step(self, timeout_seconds: float = 0.0) -> Version | None:
+        """Wait for one update and apply it; return its version, or ``None`` when the time is up.
+
+        An engine that fails is reported to the daemon before the error is raised; the next call asks for what the
+        engine then needs, which is everything if it no longer knows its weights.
+
+        Raises:
+            UnavailableError: The daemon is away.
+            PulsenetError: The engine refused the update; it says what it holds.
+        """
+        update = self._client.next_update(self._engine.version, timeout_seconds)
+        if update is None:
+            return None
+        with update:
+            try:
+                self._apply(update)
+            except BaseException as error:
+                reason = _reason(error)
+                self.failures[reason] += 1
+                self.last_failure = error
+                self._confirm(ok=False, reason=f"{reason}: {error}")
+                raise
+        self._confirm(ok=True, reason="")
+        self.last_failure = None
+        if self._on_update is not None:
+            self._on_update(update.version)
+        return update.version
+
+    def run(self) -> None:
+        """Keep the engine current until :meth:`close`, through restarts of the daemon and failures of the engine.
+
+        A refused update is tried again after a growing pause. Errors that are not pulsenet's end the loop: they
+        are the engine's own, and were reported to the daemon.
+        """
+        pause_seconds = limits.RETRY_SECONDS_MIN
+        while not self._stop.is_set():
+            try:
+                self.step(UPDATE_WAIT_SECONDS)
+                pause_seconds = limits.RETRY_SECONDS_MIN
+            except PulsenetError as error:
+                if self._stop.is_set():
+                    return
+                self.last_failure = error
+                if self._on_failure is not None:
+                    self._on_failure(error)
+                self._stop.wait(pause_seconds)
+                pause_seconds = min(2 * pause_seconds, limits.RETRY_SECONDS_MAX)
+
+    def start(self) -> None:
+        """Run :meth:`run` in a thread of its own."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self.run, name="pulsenet-subscriber", daemon=True)
+            self._thread.start()
+
+    def submit_rollouts(
+        self,
+        samples: Iterable[Sample],
+        *,
+        version_first: Version,
+        version_last: Version,
+        metadata: Mapping[str, Any] | None = None,
+        timeout_seconds: float = 0.0,
+    ) -> RolloutsTaken:
+        """Send samples to the trainers, stamped with the versions that generated the oldest and the newest token.
+
+        Raises:
+            LocalProtocolError: The samples do not form a batch.
+            UnavailableError: The daemon is away.
+        """
+        batch = pack_rollouts(version_first, version_last, samples, metadata)
+        return self._client.submit_rollouts(batch, timeout_seconds)
+
+    def status(self) -> dict[str, Any]:
+        """Return how the daemon is, as ``pulsenet status --json`` does."""
+        return self._client.status()
+
+    def close(self) -> None:
+        """Stop the loop and close the connection; an update in work is finished first."""
+        self._stop.set()
+        self._client.close()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def __enter__(self) -> Subscriber:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _apply(self, update: Update) -> None:
+        """Hand an update to the engine in the form it came."""
+        if update.kind is UpdateKind.FULL:
+            region = update.open_region()
+            try:
+                self._engine.load_full(
+                    FullUpdate(version=update.version, root=update.root, table=update.table, region=region.bytes)
+                )
+            finally:
+                region.close()
+            return
+        if update.base_version is None:
+            raise RemoteProtocolError("schema", "records without a base version")
+        self._engine.apply_records(
+            RecordsUpdate(
+                base_version=update.base_version,
+                version=update.version,
+                root=update.root,
+                table=update.table,
+                changes=update.read_changes,
+            )
+        )
+
+    def _confirm(self, *, ok: bool, reason: str) -> None:
+        """Tell the daemon what the engine holds now."""
+        try:
+            # A withdrawn hand-over changes nothing here: the engine checked the root of what it holds.
+            self._client.confirm(self._engine.version, ok, reason)
+        except UnavailableError:
+            # The next request for an update says what the engine holds; nothing is lost but time.
+            return
+
+
+def attach(
+    engine: Engine,
+    run: str = RUN_NAME_DEFAULT,
+    data_dir: Path | str | None = None,
+    *,
+    on_update: Callable[[Version], None] | None = None,
+    on_failure: Callable[[PulsenetError], None] | None = None,
+    timeout_seconds: float = CONNECT_SECONDS_MAX,
+) -> Subscriber:
+    """Connect an engine to the inferencer daemon on this machine (``pulsenet join --role inferencer``).
+
+    Args:
+        engine: What to keep current.
+        run: Name of the run; the daemon's data directory is found by it.
+        data_dir: The daemon's ``--data-dir``, if it was given one.
+        on_update: As in :class:`Subscriber`.
+        on_failure: As in :class:`Subscriber`.
+        timeout_seconds: How long to wait for the daemon's answer.
+
+    Raises:
+        ConfigError: No daemon is there; the message says which command starts it.
+        UnavailableError: One should be there, but does not answer.
+    """
+    directory = find_data_directory("inferencer", run=run, data_dir=data_dir)
+    client = Client.connect(directory, timeout_seconds=timeout_seconds)
+    return Subscriber(client, engine, on_update=on_update, on_failure=on_failure)
+
+
+def _reason(error: BaseException) -> str:
+    """Return the stable code of why an update failed."""
+    match error:
+        case StructureError():
+            return "structure"
+        case PatchMismatchError():
+            return "base_mismatch"
+        case IntegrityError():
+            return "root_mismatch"
+        case RemoteProtocolError():
+            return "decode"
+        case StorageError():
+            return error.reason
+        case _:
+            return "engine"

@@ -1,0 +1,230 @@
+"""Publishes a model from the training loop through the daemon on the same machine.
+
+::
+
+    publisher = attach()
+    …
+    optimizer.step()
+    publisher.publish(model, step=step)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+
+from pulsenet.errors import LocalProtocolError
+from pulsenet.local.client import Client, PublishResult
+from pulsenet.local.directories import RUN_NAME_DEFAULT, find_data_directory
+from pulsenet.local.protocol import PublishStatus
+from pulsenet.local.rollouts import ReceivedRollouts
+from pulsenet.local.shared_memory import SnapshotWriter
+from pulsenet.training.snapshot import ComputeDtype, Sharded, Snapshot, take_snapshot
+
+CONNECT_SECONDS_MAX: Final = 10.0
+ROLLOUTS_WAIT_SECONDS: Final = 10.0
+"""One request's wait for rollouts; the iterator asks again until its own time is up."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyProgress:
+    """How far the copy out of the training process is."""
+
+    tensor_name: str
+    """The tensor just finished."""
+    tensor_count: int
+    """Tensors finished, and of how many."""
+    tensor_count_total: int
+    copied_size_bytes: int
+    size_bytes: int
+
+
+ProgressCallback = Callable[[CopyProgress], None]
+
+
+class Publisher:
+    """Hands snapshots of a model to the daemon. Make one with :func:`attach`.
+
+    Args:
+        client: Connection to the daemon; ``None`` on ranks that only take part in gathering sharded tensors.
+        compute_dtype: As in :func:`~pulsenet.training.snapshot.take_snapshot`.
+        keep: As there.
+        on_progress: Called after each tensor is copied, in the thread that publishes.
+    """
+
+    def __init__(
+        self,
+        client: Client | None,
+        *,
+        compute_dtype: ComputeDtype | None = "bf16",
+        keep: tuple[str, ...] = (),
+        on_progress: ProgressCallback | None = None,
+    ) -> None:
+        self._client = client
+        self._compute_dtype: ComputeDtype | None = compute_dtype
+        self._keep = keep
+        self._on_progress = on_progress
+
+    def publish(
+        self,
+        model: torch.nn.Module | Mapping[str, torch.Tensor],
+        *,
+        step: int,
+        wait: bool = False,
+        timeout_seconds: float | None = None,
+    ) -> PublishResult:
+        """Copy the model's weights out and have the daemon publish them as the next version.
+
+        Returns after the copy; comparing, encoding and storing go on in the daemon while training continues. While
+        one publish is in work there, a newer one replaces the one waiting. Nothing of the model is changed or kept.
+        Trouble with the daemon is a result, never an exception, so that training goes on.
+
+        Under ``torch.distributed`` every rank calls this; rank 0 publishes, the others take part in the gathering
+        of sharded tensors and get ``not_publisher``.
+
+        Args:
+            model: The module, wrapped or not, or a state dict.
+            step: Optimiser steps so far.
+            wait: Return only once the version is committed, replaced or given up.
+            timeout_seconds: With ``wait``, how long at most.
+
+        Raises:
+            ConfigError: The model cannot be published as it is; the message says what to do.
+            StorageError: No shared memory for the copy.
+        """
+        snapshot = take_snapshot(model, compute_dtype=self._compute_dtype, keep=self._keep)
+        if self._client is None:
+            _take_part(snapshot)
+            return PublishResult(PublishStatus.NOT_PUBLISHER, reason="rank: only rank 0 publishes")
+        descriptor = self._copy_out(snapshot)
+        try:
+            return self._client.publish(snapshot.table, descriptor, step, wait, timeout_seconds=timeout_seconds)
+        finally:
+            os.close(descriptor)
+
+    def rollouts(self, *, count_max: int = 64, timeout_seconds: float | None = None) -> Iterator[ReceivedRollouts]:
+        """Yield verified rollout batches as they come in, each once.
+
+        Ends when none came for ``timeout_seconds``; ``None`` waits for ever, 0 yields what is there.
+
+        Raises:
+            UnavailableError: The daemon is away.
+            LocalProtocolError: This rank has no daemon.
+        """
+        client = self._attached()
+        idle_since = monotonic()
+        while True:
+            waited_seconds = monotonic() - idle_since
+            if timeout_seconds is None:
+                rest_seconds = ROLLOUTS_WAIT_SECONDS
+            else:
+                rest_seconds = min(ROLLOUTS_WAIT_SECONDS, max(0.0, timeout_seconds - waited_seconds))
+            batches = client.take_rollouts(count_max, rest_seconds)
+            yield from batches
+            if batches:
+                idle_since = monotonic()
+            elif timeout_seconds is not None and monotonic() - idle_since >= timeout_seconds:
+                return
+
+    def status(self) -> dict[str, Any]:
+        """Return how the daemon is, as ``pulsenet status --json`` does.
+
+        Raises:
+            UnavailableError: It is away.
+            LocalProtocolError: This rank has no daemon.
+        """
+        return self._attached().status()
+
+    def close(self) -> None:
+        """Close the connection; what was handed over is still published."""
+        if self._client is not None:
+            self._client.close()
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _attached(self) -> Client:
+        if self._client is None:
+            raise LocalProtocolError("this rank only takes part in gathering: ask on rank 0")
+        return self._client
+
+    def _copy_out(self, snapshot: Snapshot) -> int:
+        """Copy the weights into sealed shared memory and return its descriptor, which the caller closes."""
+        table = snapshot.table
+        writer = SnapshotWriter(table)
+        copied_size_bytes = 0
+        try:
+            for tensor_index, offset_bytes, data in snapshot.blocks():
+                writer.write_block(tensor_index, offset_bytes, data)
+                copied_size_bytes += data.size
+                spec = table.tensors[tensor_index]
+                if self._on_progress is not None and offset_bytes + data.size == spec.size_bytes:
+                    self._on_progress(
+                        CopyProgress(
+                            tensor_name=spec.name,
+                            tensor_count=tensor_index + 1,
+                            tensor_count_total=len(table.tensors),
+                            copied_size_bytes=copied_size_bytes,
+                            size_bytes=table.size_bytes,
+                        )
+                    )
+            return writer.seal()
+        finally:
+            writer.close()
+
+
+def attach(
+    run: str = RUN_NAME_DEFAULT,
+    data_dir: Path | str | None = None,
+    *,
+    compute_dtype: ComputeDtype | None = "bf16",
+    keep: tuple[str, ...] = (),
+    on_progress: ProgressCallback | None = None,
+    timeout_seconds: float = CONNECT_SECONDS_MAX,
+) -> Publisher:
+    """Connect to the trainer daemon on this machine (``pulsenet join --role trainer``).
+
+    Under ``torch.distributed`` only rank 0 connects.
+
+    Args:
+        run: Name of the run; the daemon's data directory is found by it.
+        data_dir: The daemon's ``--data-dir``, if it was given one.
+        compute_dtype: ``"bf16"`` publishes FP32 parameters as BF16, ``None`` as they are.
+        keep: Shell patterns over names of FP32 parameters to publish exactly, such as ``"*.norm.*"``.
+        on_progress: Called after each tensor is copied out.
+        timeout_seconds: How long to wait for the daemon's answer.
+
+    Raises:
+        ConfigError: No daemon is there; the message says which command starts it.
+        UnavailableError: One should be there, but does not answer.
+    """
+    client = None
+    if _rank() == 0:
+        directory = find_data_directory("trainer", run=run, data_dir=data_dir)
+        client = Client.connect(directory, timeout_seconds=timeout_seconds)
+    return Publisher(client, compute_dtype=compute_dtype, keep=keep, on_progress=on_progress)
+
+
+def _rank() -> int:
+    """Return this process's rank, 0 without ``torch.distributed``."""
+    distributed = torch.distributed
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+
+def _take_part(snapshot: Snapshot) -> None:
+    """Gather what rank 0 gathers, in its order: a gather ends only if every rank calls it."""
+    for source in snapshot.sources:
+        if isinstance(source, Sharded):
+            source.full_tensor()
