@@ -1,0 +1,352 @@
+"""Write proto/vectors/codec/*.json from the reference: ``python proto/reference/make_codec_vectors.py [FOLDER]``.
+
+One vector a file, one fault a vector. ``input.operation`` says what is done; see proto/vectors/codec/README.md.
+"""
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+import zstandard
+
+sys.path.insert(0, str(Path(__file__).parent))
+import pulse_reference_codec as reference
+
+AUTO = {reference.ABSOLUTE, reference.PLAIN, reference.DENSE}
+ALLOWED = {"auto": AUTO, "plain": AUTO, "absolute": {reference.ABSOLUTE, reference.DENSE}, "dense": {reference.DENSE}}
+
+
+def expand(segments):
+    """[[hex, repeat], ...] -> bytes."""
+    return b"".join(bytes.fromhex(digits) * repeat for digits, repeat in segments)
+
+
+def u16(*values):
+    return [[struct.pack(f"<{len(values)}H", *values).hex(), 1]]
+
+
+def scattered(old, edits):
+    """Return segments like ``old`` (u16 values, repeated pattern) with {index: value} put in."""
+    values = list(old)
+    for index, value in edits.items():
+        values[index] = value
+    return u16(*values)
+
+
+def vector(name, operation, fields, comment, expect="ok"):
+    content = {"operation": operation, **fields}
+    output = None
+    try:
+        output = OPERATIONS[operation](fields)
+        found = "ok"
+    except reference.Refused as error:
+        found = error.code
+    assert found == expect, f"{name}: expected {expect}, the reference says {found}"
+    return {"name": name, "expect": expect, "input": content, "output": output, "comment": comment}
+
+
+def run_patch(fields):
+    tensors = fields["tensors"]
+    old, new = [expand(part) for part in fields["old"]], [expand(part) for part in fields["new"]]
+    blob = reference.encode_patch(tensors, old, new, ALLOWED[fields["codec"]])
+    return {"blob": blob.hex(), "changes": reference.decode_patch(blob, tensors, old)}
+
+
+def run_decode(fields):
+    old = [expand(part) for part in fields["old"]]
+    return {"changes": reference.decode_patch(bytes.fromhex(fields["blob"]), fields["tensors"], old)}
+
+
+def run_absolute(fields):
+    return {"blob": reference.encode_absolute(fields["tensors"], fields["changes"]).hex()}
+
+
+def run_table(fields):
+    tensors, aliases, excluded = fields["tensors"], fields["aliases"], fields["excluded"]
+    encoded = reference.encode_table(tensors, aliases, excluded)
+    reference.decode_table(encoded)
+    offsets, layout_size = reference.layout(tensors)
+    digest = reference.blake3(encoded).hexdigest()
+    return {"encoded": encoded.hex(), "digest": digest, "offsets": offsets, "layout_size_bytes": layout_size}
+
+
+def run_table_decode(fields):
+    return {"table": reference.decode_table(bytes.fromhex(fields["encoded"]))}
+
+
+def run_root(fields):
+    contents = [expand(part) for part in fields["contents"]]
+    hashes = [reference.hash_tensor(content).hex() for content in contents]
+    return {"hashes": hashes, "root": reference.compute_root(fields["tensors"], contents).hex()}
+
+
+def run_changes(fields):
+    encoded = reference.encode_changes(fields["tensors"], fields["tensor_index"], fields["changes"])
+    reference.decode_changes(fields["tensors"], encoded)
+    return {"encoded": encoded.hex()}
+
+
+def run_changes_decode(fields):
+    return {"spools": reference.decode_changes(fields["tensors"], bytes.fromhex(fields["encoded"]))}
+
+
+def run_cast(fields):
+    return {"bits": [reference.cast_to_bf16(bits) for bits in fields["fp32_bits"]]}
+
+
+def run_ordered(fields):
+    ordered = [reference.to_ordered(bits) for bits in fields["bits"]]
+    assert [reference.from_ordered(value) for value in ordered] == fields["bits"]
+    return {"ordered": ordered}
+
+
+OPERATIONS = {
+    "patch": run_patch,
+    "decode": run_decode,
+    "absolute": run_absolute,
+    "table": run_table,
+    "table-decode": run_table_decode,
+    "root": run_root,
+    "changes": run_changes,
+    "changes-decode": run_changes_decode,
+    "cast": run_cast,
+    "ordered": run_ordered,
+}
+
+WEIGHT = [["w", "BF16", [64]]]
+ONES = [0x3F80] * 64
+MIXED = [
+    ["a.bias", "F32", [3]],
+    ["b.empty", "BF16", [0, 5]],
+    ["c.mask", "BOOL", [4]],
+    ["d.scalar", "BF16", []],
+    ["e.steps", "I64", [2]],
+    ["f.weight", "F16", [2, 3]],
+]
+
+
+def patch_vectors():
+    def pair(name, old, new, comment, codec="auto"):
+        fields = {"tensors": [["w", "BF16", [len(old)]]], "codec": codec, "old": [u16(*old)], "new": [u16(*new)]}
+        return vector(name, "patch", fields, comment)
+
+    yield pair("signed-zero", [0x0000, 0x3F80], [0x8000, 0x3F80], "A-ENC-1: one entry, a step of one.")
+    yield pair("nan-kept", [0x7FC0, 0x7F81], [0x7FC0, 0x7F81], "A-ENC-2 and A-ENC-6: no entry, an empty patch.")
+    yield pair("nan-payload", [0x7FC0, 0x7F81], [0x7FC1, 0x7F81], "A-ENC-2: the payload alone changes.")
+    yield pair("high-byte", [0x3F80, 0x3F80], [0x4080, 0xBF80], "A-ENC-3: only the high byte changes.")
+    extremes = [0x7F80, 0xFF80, 0x7F7F, 0x0001, 0x8001]
+    yield pair("extremes-forward", [0x3F80] * 5, extremes, "A-ENC-4: infinities, largest, subnormals.")
+    yield pair("extremes-back", extremes, [0x3F80] * 5, "A-ENC-4: and back.")
+    yield pair("step-wraps", [0x7FFF, 0xFFFF] * 20, [0xFFFF, 0x7FFF] * 20, "Largest +1 is smallest, and back.")
+    base = [0x3F80 + index % 7 for index in range(1000)]
+    steps = {index: base[index] + (1 if index % 3 else -1) for index in range(5, 1000, 37)}
+    yield pair(
+        "plain-exceptions",
+        base,
+        [steps.get(index, value) if index != 300 else 0xC000 for index, value in enumerate(base)],
+        "Steps of one, and one exception at rank 8 of the changes.",
+    )
+    dense = [(value * 40503 + index) & 0xFFFF for index, value in enumerate(base)]
+    yield pair("dense-block", base, dense, "Every element changes at random: dense is the shortest.")
+    yield pair("absolute-form", base, [steps.get(i, v) for i, v in enumerate(base)], "No plain allowed.", "absolute")
+    yield pair("dense-only", [0x3F80] * 3, [0x3F80, 0x3F81, 0x3F80], "dense is the only codec allowed.", "dense")
+    old = [[["0000803f", 3]], [], [["00", 4]], [["803f", 1]], [["00" * 8, 2]], [["003c", 6]]]
+    new = [
+        [["0000803f", 1], ["0100803f", 1], ["0000803f", 1]],
+        [],
+        [["00010001", 1]],
+        [["813f", 1]],
+        [["00" * 8, 1], ["ff" * 8, 1]],
+        [["013c", 1], ["003c", 4], ["003d", 1]],
+    ]
+    fields = {"tensors": MIXED, "codec": "auto", "old": old, "new": new}
+    yield vector(
+        "mixed-dtypes", "patch", fields, "A-DT-1, A-DT-2: each dtype keeps its bits; scalar and empty tensors."
+    )
+    count = (1 << 20) + 9
+    fields = {
+        "tensors": [["u", "U8", [count]]],
+        "codec": "auto",
+        "old": [[["00", count]]],
+        "new": [[["00", 70_000], ["01", 1], ["00", (1 << 20) - 70_001], ["02", 1], ["00", 8]]],
+    }
+    yield vector("two-blocks", "patch", fields, "A wide gap in the first block, position 0 in the second.")
+
+
+def decode_vectors():
+    def refused(name, expect, blob, comment, tensors=WEIGHT, old=ONES):
+        fields = {"tensors": tensors, "old": [u16(*old)], "blob": blob.hex()}
+        return vector(name, "decode", fields, comment, expect)
+
+    def blob(*records, form=0, count=None, record_count=None):
+        counts = [1] * len(records) if count is None else [count]
+        end = reference.end(len(records) if record_count is None else record_count, sum(counts))
+        return reference.header(WEIGHT, form) + b"".join(records) + end
+
+    def one(codec, body):
+        return blob(reference.record(codec, 0, body))
+
+    varint, plane = reference.varint, reference.plane
+    sound = reference.absolute_body([5], [0x3F81], 2)
+    good = blob(reference.record(1, 0, sound))
+    fields = {"tensors": WEIGHT, "old": [u16(*ONES)], "blob": good.hex()}
+    yield vector("decode-absolute", "decode", fields, "The blob that the refused ones below differ from in one point.")
+    yield refused("magic", "patch-magic", b"PLSC" + good[4:], "Another magic.")
+    yield refused("version", "patch-version", good[:4] + b"\2" + good[5:], "A format not yet made.")
+    yield refused("form", "patch-form", good[:5] + b"\2" + good[6:], "Form 2.")
+    yield refused("reserved", "patch-form", good[:6] + b"\1" + good[7:], "A reserved byte is set.")
+    yield refused("other-table", "patch-table", good[:8] + bytes(32) + good[40:], "Made for another table.")
+    yield refused("header-cut", "patch-truncated", good[:39], "The header is cut.")
+    yield refused("body-cut", "patch-truncated", good[:44], "The blob ends inside a body.")
+    yield refused("end-missing", "patch-truncated", good[:-3], "The end record is missing.")
+    yield refused("trailing-byte", "patch-trailing", good + b"\0", "A-MSG-5: a byte after the end record.")
+    yield refused("tight", "codec-unknown", one(4, sound), "Codec 4 is kept for later.")
+    yield refused("plain-in-absolute", "codec-unsuitable", blob(reference.record(2, 0, sound), form=1), "Form 1.")
+    yield refused("block-outside", "patch-block", blob(reference.record(1, 1, sound)), "Block 1 of 1.")
+    twice = blob(reference.record(1, 0, sound), reference.record(1, 0, sound), count=2)
+    yield refused("block-twice", "patch-block", twice, "A second record can only name a later block.")
+    yield refused("body-too-large", "patch-size", one(1, bytes(209)), "128 + 16 + 64 bytes are the most.")
+    yield refused("body-trailing", "patch-trailing", one(1, sound + b"\0"), "A byte after the last plane.")
+    yield refused("varint-long", "patch-varint", one(1, b"\x82\x00" + sound[1:]), "1 change in two bytes.")
+    yield refused("varint-endless", "patch-varint", one(1, b"\xff" * 9 + sound), "More than nine bytes.")
+    yield refused("no-changes", "patch-count", one(1, b"\0" + sound[1:]), "A record of 0 changes.")
+    yield refused("too-many", "patch-count", one(1, varint(65 * 2) + sound[1:]), "65 changes in 64 elements.")
+    yield refused("end-changes", "patch-count", blob(reference.record(1, 0, sound), count=2), "Total of 2.")
+    yield refused("end-records", "patch-count", blob(reference.record(1, 0, sound), record_count=2), "2 records.")
+    values = reference.integer_planes([0x3F81], 2)
+    yield refused("index-at-end", "patch-gaps", one(1, b"\2" + plane([64]) + values), "A-APP-5: index = numel.")
+    yield refused("index-escape", "patch-plane", one(1, b"\2" + plane([255, 5]) + values), "An escape too many.")
+    wide = b"\3" + plane([0]) + plane([255]) + values
+    yield refused("index-wide", "patch-gaps", one(1, wide), "A-APP-5: a wide gap beyond the block.")
+    yield refused("gap-open", "patch-gaps", one(1, b"\2" + plane([255]) + values), "The last gap does not end.")
+    more = reference.integer_planes([0x3F81, 0x3F82], 2)
+    yield refused("more-values", "patch-plane", one(1, b"\2" + plane([5]) + more), "A-APP-5: values over indices.")
+    yield refused("same-bits", "patch-mismatch", good, "The base already holds the new bits.", old=[0x3F81] * 64)
+    yield from dense_and_plain_faults(refused, one)
+    yield from frame_faults(refused, one)
+
+
+def dense_and_plain_faults(refused, one):
+    varint, plane = reference.varint, reference.plane
+    dense = reference.integer_planes([0x3F81] + ONES[1:], 2)
+    yield refused("dense-count", "patch-mismatch", one(3, varint(2) + dense), "One differs, two are stated.")
+    yield refused("dense-short", "patch-plane", one(3, varint(1) + plane([0] * 63)), "63 bytes for 64 elements.")
+    head = varint(4) + plane([0, 0])
+    for name, expect, rest, comment in (
+        ("step-bits-beyond", "patch-values", plane([4]) + varint(0), "A step bit of a change that is not there."),
+        ("exceptions-too-many", "patch-count", plane([0]) + varint(3), "Three exceptions among two changes."),
+        ("rank-outside", "patch-values", plane([0]) + varint(1) + plane([2]) + plane([0]) + plane([64]), "Rank 2."),
+        ("rank-not-shortest", "patch-values", plane([0]) + varint(1) + plane([0x81, 0]) + plane([0]) * 2, "Long 1."),
+        ("rank-open", "patch-values", plane([0]) + varint(1) + plane([0x81]) + plane([0]) * 2, "The rank is cut."),
+        ("exception-step-bit", "patch-values", plane([1]) + varint(1) + plane([0]) + plane([0]) * 2, "Bit set."),
+    ):
+        yield refused(name, expect, one(2, head + rest), comment)
+
+
+def frame_faults(refused, one):
+    varint = reference.varint
+    values = reference.integer_planes([0x3F81] * 60, 2)
+
+    def compressed(frame):
+        return one(1, varint(60 * 2) + varint(len(frame) * 2 + 1) + frame + values)
+
+    frame = zstandard.ZstdCompressor(level=1).compress(bytes(60))
+    bomb = zstandard.ZstdCompressor(level=1).compress(bytes(1 << 19))
+    unsized = zstandard.ZstdCompressor(level=1, write_content_size=False).compress(bytes(60))
+    lying = frame[:5] + bytes([61]) + frame[6:]
+    for name, data, comment in (
+        ("frame-bomb", bomb, "A-MSG-3: the frame states 512 KiB where 60 to 64 bytes are due."),
+        ("frame-huge", bytes.fromhex("28b52ffde06c06060663636363"), "A-MSG-4: 13 bytes that state 2^62 bytes."),
+        ("frame-unsized", unsized, "A frame must state its size."),
+        ("frame-lying", lying, "States 61 bytes, holds 60."),
+        ("frame-cut", frame[:-1], "Cut by a byte."),
+        ("frame-twice", frame + frame, "A-MSG-5: two frames, one after the other."),
+        ("frame-junk", frame + b"junk", "A-MSG-5: junk after the frame."),
+        ("frame-skippable", bytes.fromhex("502a4d1804000000deadbeef"), "A skippable frame holds nothing."),
+        ("frame-empty", zstandard.ZstdCompressor(level=1).compress(b""), "An empty frame."),
+        ("frame-none", b"no zstandard frame", "Not a frame at all."),
+    ):
+        yield refused(name, "patch-plane", compressed(data), comment)
+
+
+def absolute_vectors():
+    far = (1 << 31) + 5
+    fields = {"tensors": [["w", "U8", [(1 << 31) + 8]]], "changes": [[0, 3, 0, 1], [0, far, 0, 2]]}
+    beyond = (1 << 32) + 7
+    wide = {"tensors": [["w", "U8", [(1 << 32) + 8]]], "changes": [[0, far, 0, 1], [0, beyond, 0, 2]]}
+    yield vector("beyond-2-31", "absolute", fields, "A-DT-4: index 2147483653.")
+    yield vector("beyond-2-32", "absolute", wide, "Indices that need 64 bits.")
+
+
+def table_vectors():
+    fields = {"tensors": MIXED, "aliases": [["lm_head.weight", "f.weight"]], "excluded": ["rotary.inv_freq"]}
+    yield vector("table", "table", fields, "Aliases and exclusions; offsets are multiples of 64.")
+    yield vector("table-empty", "table", {"tensors": [], "aliases": [], "excluded": []}, "Nothing at all.")
+    encoded = reference.encode_table([["a", "BF16", [2]], ["b", "BF16", [300]]])
+    long_form = encoded.replace(b"\xcd\x01\x2c", b"\xce\x00\x00\x01\x2c")
+    for name, expect, data, comment in (
+        ("table-cut", "table-decode", encoded[:-1], "Cut by a byte."),
+        ("table-trailing", "table-decode", encoded + b"\0", "A-MSG-5: a byte after the end."),
+        ("table-array-bomb", "table-decode", bytes.fromhex("ddffffffff"), "A-MSG-1: five bytes claim 2^32 items."),
+        ("table-deep", "table-decode", b"\x91" * 2000, "A-MSG-2: nested arrays."),
+        ("table-long-integer", "table-not-canonical", long_form, "300 in four bytes."),
+        ("table-order", "table-invalid", reference.encode_table([["b", "U8", []], ["a", "U8", []]]), "b before a."),
+        ("table-twice", "table-invalid", reference.encode_table([["a", "U8", []], ["a", "U8", []]]), "a twice."),
+        ("table-dtype", "table-invalid", reference.encode_table([["a", "bf16", []]]), "No such dtype."),
+        ("table-alias", "table-invalid", reference.encode_table([], [["a", "b"]]), "An alias of nothing."),
+        ("table-name-empty", "table-invalid", reference.encode_table([["", "U8", []]]), "A name without a byte."),
+        ("table-size", "table-invalid", reference.encode_table([["a", "U8", [1 << 48, 2, 0]]]), "Product beyond."),
+        ("table-float", "table-decode", encoded.replace(b"\x02", b"\xca\x40\x00\x00\x00"), "A float for a size."),
+    ):
+        yield vector(name, "table-decode", {"encoded": data.hex()}, comment, expect)
+
+
+def other_vectors():
+    contents = [[["0000803f", 3]], [], [["00", 4]], [["803f", 1]], [["00" * 8, 2]], [["003c", 6]]]
+    yield vector("root", "root", {"tensors": MIXED, "contents": contents}, "Root over mixed dtypes.")
+    contents = [[["803f", 64]]]
+    yield vector("root-one-tensor", "root", {"tensors": WEIGHT, "contents": contents}, "A tensor of ones.")
+    changes = [[1, 0x3F80, 0x3F81], [5, 0x0000, 0x8000], [63, 0x7FC0, 0x7FC1]]
+    spool = {"tensors": WEIGHT, "tensor_index": 0, "changes": changes}
+    yield vector("changes", "changes", spool, "Three changes; arrays are padded to 8 bytes.")
+    wide = {"tensors": [["w", "U8", [1 << 33]]], "tensor_index": 0, "changes": [[(1 << 32) + 1, 0, 255]]}
+    yield vector("changes-wide", "changes", wide, "Indices of 8 bytes from 2^32 elements on.")
+    encoded = reference.encode_changes(WEIGHT, 0, changes)
+    bad = [[5, 0, 1], [5, 0, 2]]
+    for name, expect, data, comment in (
+        ("changes-magic", "changes-header", b"PCHH" + encoded[4:], "Another magic."),
+        ("changes-tensor", "changes-header", encoded[:4] + b"\1" + encoded[5:], "Tensor 1 of 1."),
+        ("changes-width", "changes-header", encoded[:9] + b"\4" + encoded[10:], "Another element width."),
+        ("changes-count", "changes-header", encoded[:16] + b"\xff" * 8 + encoded[24:], "2^64 - 1 records."),
+        ("changes-padding", "changes-header", encoded[:-1] + b"\1", "Padding is not zero."),
+        ("changes-cut", "changes-truncated", encoded[:-8], "The new bits are missing."),
+        ("changes-cut-header", "changes-truncated", encoded + encoded[:23], "A cut second header."),
+        ("changes-twice", "changes-index", reference.encode_changes(WEIGHT, 0, bad), "A-APP-5: an index twice."),
+        ("changes-order", "changes-index", reference.encode_changes(WEIGHT, 0, bad[::-1] + [[4, 0, 1]]), "Unsorted."),
+        ("changes-outside", "changes-index", reference.encode_changes(WEIGHT, 0, [[64, 0, 1]]), "Index = numel."),
+    ):
+        yield vector(name, "changes-decode", {"tensors": WEIGHT, "encoded": data.hex()}, comment, expect)
+    fp32 = [0x3F800000, 0x3F800001, 0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x80000000, 0x00000001]
+    nans = [0x7F800001, 0xFF800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F800000, 0xFF800000]
+    yield vector("cast", "cast", {"fp32_bits": fp32 + nans}, "Ties to even, overflow to infinity, NaN stays NaN.")
+    bits = [0xFFFF, 0xFF80, 0xBF80, 0x8001, 0x8000, 0x0000, 0x0001, 0x3F80, 0x7F80, 0x7FFF]
+    yield vector("ordered", "ordered", {"bits": bits}, "Ascending; -0 and +0 are neighbours.")
+
+
+def main(folder):
+    vectors = [*patch_vectors(), *decode_vectors(), *absolute_vectors(), *table_vectors(), *other_vectors()]
+    names = [item["name"] for item in vectors]
+    assert len(set(names)) == len(names), "a name is used twice"
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in folder.glob("*.json"):
+        stale.unlink()
+    for item in vectors:
+        lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in item.items())
+        (folder / f"{item['name']}.json").write_text(f"{{\n{lines}\n}}\n")
+    print(f"{len(vectors)} vectors in {folder}")
+
+
+if __name__ == "__main__":
+    default = Path(__file__).parent.parent / "vectors" / "codec"
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else default)
