@@ -1,0 +1,37 @@
+"""A cap on how often something may happen, with room for short bursts."""
+
+from __future__ import annotations
+
+
+class RateCap:
+    """Lets through ``burst`` events at once and ``per_second`` in the long run."""
+
+    __slots__ = ("_burst", "_level", "_per_second", "_updated_at")
+
+    def __init__(self, *, per_second: float, burst: int) -> None:
+        assert per_second > 0
+        assert burst >= 1
+        self._per_second = per_second
+        self._burst = burst
+        self._level = float(burst)
+        self._updated_at: float | None = None
+
+    def take(self, now: float) -> bool:
+        """Say whether one more may happen at ``now``, and count it if so."""
+        self._refill(now)
+        if self._level < 1.0:
+            return False
+        self._level -= 1.0
+        return True
+
+    def next_at(self, now: float) -> float:
+        """Return the time from which one more may happen; ``now`` if it may already."""
+        self._refill(now)
+        return now + max(0.0, 1.0 - self._level) / self._per_second
+
+    def _refill(self, now: float) -> None:
+        if self._updated_at is not None and now > self._updated_at:
+            gained = (now - self._updated_at) * self._per_second
+            # Rounding must not leave the level a hair below 1 at the very time ``next_at`` named.
+            self._level = min(float(self._burst), round(self._level + gained, 9))
+        self._updated_at = now if self._updated_at is None else max(now, self._updated_at)

@@ -1,0 +1,80 @@
+"""The publisher's pen: signs what it publishes, and epochs with every authority key it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pulsenet.chain.records import EpochRecord, SignedRecord
+from pulsenet.chain.rules import Signable
+from pulsenet.chain.signing import Sign, add_signature, seal
+from pulsenet.chain.trust import Trust
+from pulsenet.ids import Digest, PeerId, Version
+from pulsenet.node.published import PublishedState, make_head
+
+
+class Scribe:
+    """Makes signed records for one publisher.
+
+    Args:
+        trust: The run's rules.
+        peer_id: The publisher's key.
+        sign: Signs with that key.
+        authority_keys: Further authority keys held here; they sign epochs and nothing else.
+    """
+
+    def __init__(
+        self, trust: Trust, peer_id: PeerId, sign: Sign, authority_keys: Mapping[PeerId, Sign] | None = None
+    ) -> None:
+        self._trust = trust
+        self._peer_id = peer_id
+        self._keys = {**(authority_keys or {}), peer_id: sign}
+        self._issued_at_ms = 0
+
+    def seal(self, record: Signable) -> SignedRecord:
+        """Sign a record with the publisher's key."""
+        return seal(record, self._keys[self._peer_id], self._peer_id)
+
+    @property
+    def revision(self) -> int:
+        """The descriptor revision under which everything is signed; the caller may publish, so there is one."""
+        assert self._trust.descriptor is not None
+        return self._trust.descriptor.revision
+
+    def issue_head(self, state: PublishedState, now_ms: int) -> SignedRecord:
+        """Sign a head for ``state``; its time of issue always rises, even where the clock was set back."""
+        self._issued_at_ms = max(now_ms, self._issued_at_ms + 1)
+        return self.seal(
+            make_head(state, run_id=self._trust.run_id, revision=self.revision, issued_at_ms=self._issued_at_ms)
+        )
+
+    @property
+    def may_open_epochs(self) -> bool:
+        """Whether the authority keys held here are more than half of all."""
+        authorities = self._authorities()
+        return 2 * sum(key in self._keys for key in authorities) > len(authorities)
+
+    def open_epoch(
+        self, *, epoch: int, first_number: int, kept_version: Version | None, kept_root: Digest | None, reason: str
+    ) -> SignedRecord:
+        """Sign the record that opens ``epoch``, by as many keys as it needs and are held here."""
+        assert self.may_open_epochs
+        authorities = self._authorities()
+        needed = len(authorities) // 2 + 1
+        # Our own key first: with one authority no other is touched.
+        held = sorted((key for key in authorities if key in self._keys), key=lambda key: (key != self._peer_id, key))
+        record = EpochRecord(
+            run_id=self._trust.run_id,
+            revision=self.revision,
+            epoch=epoch,
+            kept_version=kept_version,
+            kept_root=kept_root,
+            first_number=first_number,
+            reason=reason,
+        )
+        signed = seal(record, self._keys[held[0]], held[0])
+        for key in held[1:needed]:
+            signed = add_signature(signed, self._keys[key], key)
+        return signed
+
+    def _authorities(self) -> tuple[PeerId, ...]:
+        return () if self._trust.descriptor is None else self._trust.descriptor.authorities
