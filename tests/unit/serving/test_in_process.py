@@ -1,0 +1,298 @@
+"""The in-process engine: in place, all or nothing, never a mix."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pulsenet.codec.changes import Changes
+from pulsenet.errors import IntegrityError, PatchMismatchError, StructureError, UnavailableError
+from pulsenet.ids import Digest, Version
+from pulsenet.serving.engine import FullUpdate, RecordsUpdate
+from pulsenet.serving.in_process import InProcessEngine
+from pulsenet.serving.targets import Target
+
+State = Mapping[str, torch.Tensor]
+MakeFull = Callable[[State, Version], FullUpdate]
+MakeRecords = Callable[[FullUpdate, FullUpdate], RecordsUpdate]
+
+
+class Model(torch.nn.Module):
+    """Embedding and head, tied or two memories; a norm, a buffer, a scalar."""
+
+    def __init__(self, *, tied: bool = True, rows: int = 5) -> None:
+        super().__init__()
+        self.embed = torch.nn.Parameter(torch.zeros(rows, 3, dtype=torch.bfloat16))
+        self.head = self.embed if tied else torch.nn.Parameter(torch.zeros(rows, 3, dtype=torch.bfloat16))
+        self.norm = torch.nn.Parameter(torch.ones(3))
+        self.register_buffer("mask", torch.tensor([True, False]))
+        self.register_buffer("scale", torch.tensor(1.0, dtype=torch.bfloat16))
+        self.register_buffer("cache", torch.zeros(2), persistent=False)
+
+
+def make_state(seed: int, *, rows: int = 5) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    embed = torch.randn(rows, 3, generator=generator).to(torch.bfloat16)
+    return {
+        "embed": embed,
+        "head": embed,
+        "norm": torch.randn(3, generator=generator),
+        "mask": torch.tensor([False, seed % 2 == 0]),
+        "scale": torch.tensor(float(seed), dtype=torch.bfloat16),
+    }
+
+
+def same_bits(model: torch.nn.Module, state: State) -> bool:
+    held = model.state_dict()
+    return all(
+        torch.equal(held[name].reshape(-1).view(torch.uint8), state[name].reshape(-1).view(torch.uint8))
+        for name in state
+    )
+
+
+@pytest.fixture
+def versions(make_full: MakeFull) -> list[FullUpdate]:
+    return [make_full(make_state(seed), Version(0, seed)) for seed in range(4)]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_full_load_and_records_leave_the_versions_bits_in_every_copy(
+    tied: bool, versions: list[FullUpdate], make_records: MakeRecords
+) -> None:
+    """A-NAME-1: a tied receiver and one with two separate copies."""
+    model = Model(tied=tied)
+    engine = InProcessEngine(model)
+    engine.load_full(versions[0])
+    assert engine.version == Version(0, 0)
+    assert same_bits(model, make_state(0))
+    engine.apply_records(make_records(versions[0], versions[1]))
+    assert engine.version == Version(0, 1)
+    assert same_bits(model, make_state(1))
+
+
+def test_addresses_stay_over_twenty_updates(make_full: MakeFull, make_records: MakeRecords) -> None:
+    """A-APP-2."""
+    model = Model(tied=False)
+    addresses = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+    engine = InProcessEngine(model)
+    held = make_full(make_state(0), Version(0, 0))
+    engine.load_full(held)
+    for number in range(1, 21):
+        following = make_full(make_state(number), Version(0, number))
+        engine.apply_records(make_records(held, following))
+        assert same_bits(model, make_state(number))
+        held = following
+    assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == addresses
+
+
+@pytest.mark.parametrize("check_root", [True, False])
+def test_an_error_half_way_leaves_the_old_version_as_a_whole(
+    check_root: bool, versions: list[FullUpdate], make_records: MakeRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A-APP-1."""
+    model = Model()
+    engine = InProcessEngine(model, check_root=check_root)
+    engine.load_full(versions[0])
+    write_bits, calls = Target.write_bits, []
+
+    def fail_third_time(self: Target, indices: Any, bits: Any) -> None:
+        calls.append(self.name)
+        if len(calls) == 3:
+            raise RuntimeError("out of memory")
+        write_bits(self, indices, bits)
+
+    monkeypatch.setattr(Target, "write_bits", fail_third_time)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.apply_records(make_records(versions[0], versions[1]))
+    assert engine.version == Version(0, 0)
+    assert same_bits(model, make_state(0))
+    monkeypatch.undo()
+    engine.apply_records(make_records(versions[0], versions[1]))
+    assert same_bits(model, make_state(1))
+
+
+def test_when_undoing_fails_too_nothing_is_served_until_a_full_load(
+    versions: list[FullUpdate], make_records: MakeRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A-APP-1."""
+    engine = InProcessEngine(Model())
+    engine.load_full(versions[0])
+
+    def fail(self: Target, indices: Any, bits: Any) -> None:
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(Target, "write_bits", fail)
+    with pytest.raises(RuntimeError, match="device lost"):
+        engine.apply_records(make_records(versions[0], versions[1]))
+    assert engine.version is None
+    with pytest.raises(UnavailableError, match="wait for a full load"), engine.weights():
+        pass
+    with pytest.raises(PatchMismatchError, match="an unknown version"):
+        engine.apply_records(make_records(versions[0], versions[1]))
+    monkeypatch.undo()
+    engine.load_full(versions[1])
+    with engine.weights() as version:
+        assert version == Version(0, 1)
+
+
+def test_an_error_during_a_full_load_leaves_nothing_to_serve(
+    versions: list[FullUpdate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A-APP-1."""
+    engine = InProcessEngine(Model())
+    engine.load_full(versions[0])
+    with pytest.raises(IntegrityError, match="have root"):
+        engine.load_full(replace(versions[1], root=Digest(bytes(32))))
+    assert engine.version is None
+
+
+def test_a_result_with_another_root_is_undone(versions: list[FullUpdate], make_records: MakeRecords) -> None:
+    model = Model()
+    engine = InProcessEngine(model)
+    engine.load_full(versions[0])
+    with pytest.raises(IntegrityError, match="have root"):
+        engine.apply_records(replace(make_records(versions[0], versions[1]), root=Digest(bytes(32))))
+    assert engine.version == Version(0, 0)
+    assert same_bits(model, make_state(0))
+
+
+def test_weights_damaged_elsewhere_are_unknown_after_the_root_check(
+    versions: list[FullUpdate], make_records: MakeRecords
+) -> None:
+    model = Model()
+    engine = InProcessEngine(model)
+    engine.load_full(versions[0])
+    records = make_records(versions[0], versions[0])
+    with torch.no_grad():
+        model.norm[1] += 1
+    with pytest.raises(IntegrityError, match="have root"):
+        engine.apply_records(replace(records, version=Version(0, 1)))
+    assert engine.version is None
+
+
+def test_a_changed_old_value_is_refused_before_any_write(versions: list[FullUpdate], make_records: MakeRecords) -> None:
+    model = Model()
+    engine = InProcessEngine(model)
+    engine.load_full(versions[0])
+    with torch.no_grad():
+        model.norm.zero_()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(PatchMismatchError, match="3 of 3 positions of norm do not hold the old bits"):
+        engine.apply_records(make_records(versions[0], versions[1]))
+    assert same_bits(model, before)
+    assert engine.version == Version(0, 0)
+
+
+@pytest.mark.parametrize("indices", [[15], [2**32 - 1], [3, 3], [4, 3]])
+def test_bad_indices_are_refused_before_any_write(indices: list[int], versions: list[FullUpdate]) -> None:
+    """A-APP-5."""
+    model = Model()
+    engine = InProcessEngine(model)
+    engine.load_full(versions[0])
+    bits = np.zeros(len(indices), dtype=np.uint16)
+    bad = Changes(0, np.array(indices, dtype=np.uint32), bits, bits)
+    good = Changes(0, np.array([0], dtype=np.uint32), bits[:1], bits[:1] + np.uint16(1))
+    update = RecordsUpdate(
+        Version(0, 0), Version(0, 1), Digest(bytes(32)), versions[0].table, lambda: iter([good, bad])
+    )
+    with pytest.raises(PatchMismatchError):
+        engine.apply_records(update)
+    assert same_bits(model, make_state(0))
+    assert engine.version == Version(0, 0)
+
+
+def test_padding_rows_stay_and_logical_rows_change(make_full: MakeFull, make_records: MakeRecords) -> None:
+    """A-NAME-4."""
+    old, new = make_state(1), make_state(1)
+    changed = new["embed"].clone()
+    changed[3] += 1
+    changed[4] += 1
+    new["embed"] = new["head"] = changed
+    model = Model(tied=False, rows=8)
+    with torch.no_grad():
+        model.embed[5:] = 7.0
+        model.head[5:] = 9.0
+    engine = InProcessEngine(model, vocabulary_size=5)
+    first, second = make_full(old, Version(0, 1)), make_full(new, Version(0, 2))
+    engine.load_full(first)
+    engine.apply_records(make_records(first, second))
+    assert engine.version == Version(0, 2)
+    for weight, padding in ((model.embed, 7.0), (model.head, 9.0)):
+        assert torch.equal(weight[:5], changed)
+        assert torch.equal(weight[5:], torch.full((3, 3), padding, dtype=torch.bfloat16))
+
+
+def test_another_logical_vocabulary_is_refused(make_full: MakeFull) -> None:
+    """A-NAME-4."""
+    model = Model(rows=8)
+    model.config = type("Config", (), {"vocab_size": 5})()
+    engine = InProcessEngine(model)
+    with pytest.raises(StructureError, match=r"shape \[8, 3\] in the engine and \[6, 3\] in the version"):
+        engine.load_full(make_full(make_state(0, rows=6), Version(0, 1)))
+    assert same_bits(model, Model(rows=8).state_dict())
+    engine.load_full(make_full(make_state(0), Version(0, 1)))
+
+
+def test_after_deep_sleep_only_a_full_load_makes_it_ready(
+    versions: list[FullUpdate], make_records: MakeRecords
+) -> None:
+    """A-APP-4."""
+    engine = InProcessEngine(Model())
+    engine.load_full(versions[0])
+    engine.invalidate()
+    assert engine.version is None
+    with pytest.raises(PatchMismatchError):
+        engine.apply_records(make_records(versions[0], versions[1]))
+    engine.load_full(versions[1])
+    assert engine.version == Version(0, 1)
+
+
+def test_the_hook_sees_whole_weights_before_any_reader_and_its_error_undoes(
+    versions: list[FullUpdate], make_records: MakeRecords
+) -> None:
+    model, seen = Model(), []
+
+    def drop_cache(version: Version) -> None:
+        seen.append((version, same_bits(model, make_state(version.number))))
+        if version.number == 2:
+            raise RuntimeError("cache is in use")
+
+    engine = InProcessEngine(model, on_applied=drop_cache)
+    engine.load_full(versions[0])
+    engine.apply_records(make_records(versions[0], versions[1]))
+    with pytest.raises(RuntimeError, match="cache is in use"):
+        engine.apply_records(make_records(versions[1], versions[2]))
+    assert seen == [(Version(0, 0), True), (Version(0, 1), True), (Version(0, 2), True)]
+    assert engine.version == Version(0, 1)
+    assert same_bits(model, make_state(1))
+
+
+def test_readers_never_see_a_mix(versions: list[FullUpdate], make_records: MakeRecords) -> None:
+    """A-APP-1."""
+    model = Model()
+    engine = InProcessEngine(model, check_root=False)
+    engine.load_full(versions[0])
+    mixes: list[Version] = []
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            with engine.weights() as version:
+                if not same_bits(model, make_state(version.number)):
+                    mixes.append(version)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for step in range(30):
+        engine.apply_records(make_records(versions[step % 2], versions[(step + 1) % 2]))
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert mixes == []
