@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pulsenet.errors import PulsenetError, RemoteProtocolError, StorageError, UnavailableError
-from pulsenet.ids import Digest, Version
+from pulsenet.ids import Version
 from pulsenet.local import protocol
-from pulsenet.local.protocol import Frame, FrameReader, LocalMessage, PublishDone, PublishStatus, UpdateKind
+from pulsenet.local.protocol import Frame, FrameReader, LocalMessage, PublishDone, PublishStatus
 from pulsenet.local.shared_memory import Region
 from pulsenet.local.sockets import read_peer_uid, receive_part, socket_path, use_address
 from pulsenet.tensors.params import ParameterTable
 from pulsenetd.disk import Disk, describe_os_error, make_directory
+from pulsenetd.staging import StagedUpdate
 
 CONNECTIONS_MAX: Final = 64
 """Training ranks, engines and commands at one time."""
@@ -47,28 +48,6 @@ class SnapshotOffer:
     table: ParameterTable
     region: Region
     """Owned by whoever takes the offer."""
-
-
-@dataclass(slots=True)
-class StagedUpdate:
-    """What leads an engine to ``version``, ready to be sent."""
-
-    kind: UpdateKind
-    base_version: Version | None
-    version: Version
-    root: Digest
-    table: ParameterTable
-    size_bytes: int
-    descriptor: int
-    """Read-only; owned by this object."""
-    give_back: Callable[[], bool]
-    """Called once when the engine is through with the memory; False if it was withdrawn before."""
-
-    def close(self) -> None:
-        """Close the descriptor; a second call does nothing."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,346 @@
+"""The mirror: an inferencer's copy of the current weights in shared memory, moved hop by hop, all or nothing.
+
+A patch is first decoded to a spool, with nothing written. Then it is written, the touched tensors are hashed
+and the root is compared; if anything differs, the spool undoes it and the old root is checked. A version is
+reported only after its root held and the fact is durable. After a crash the mirror is rebuilt from the store.
+
+All methods block; they may be called from any thread, and take turns.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pulsenet import limits
+from pulsenet.chain.records import Kind, Manifest
+from pulsenet.codec.changes import apply_changes, undo_changes
+from pulsenet.codec.patch import RunBlocks, decode_patch
+from pulsenet.errors import (
+    IntegrityError,
+    PatchMismatchError,
+    PulsenetError,
+    RemoteProtocolError,
+    StorageError,
+    UnavailableError,
+)
+from pulsenet.ids import Version, short
+from pulsenet.local.protocol import UpdateKind
+from pulsenet.node.events import HopApplied, HopFailed
+from pulsenet.tensors.digest import compute_root
+from pulsenet.tensors.params import ParameterTable
+from pulsenetd.rebuild import HeldVersion, Weights, check_anchor, hash_tensors, load_anchor, rebuild
+from pulsenetd.spools import Point, Spool, SpoolDirectory, compose_spools, write_unnamed
+from pulsenetd.staging import Loans, StagedUpdate
+from pulsenetd.storage import Store
+
+STATE_KEY: Final = "mirror"
+"""Where the store keeps what the mirror held: the target of a rebuild."""
+
+MEMORY_NAME: Final = "pulsenet-mirror"
+
+
+@dataclass(frozen=True, slots=True)
+class HopTimes:
+    """Seconds the last hop took, by stage, and how much it changed."""
+
+    decode_seconds: float
+    apply_seconds: float
+    verify_seconds: float
+    changed_count: int
+
+
+class _TooLargeError(PulsenetError):
+    """Records for an engine would exceed their share of the model."""
+
+
+class Mirror:
+    """Holds one version; empty until an anchor was loaded or :meth:`restore` found one."""
+
+    def __init__(
+        self,
+        store: Store,
+        spool_directory: Path,
+        *,
+        run_blocks: RunBlocks = map,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            store: Where blobs and the durable state are.
+            spool_directory: Emptied; on the same disk as the store or another.
+            run_blocks: ``map``, or an executor's ``map`` to decode on several cores.
+            monotonic: Clock of :class:`HopTimes`.
+        """
+        self._store = store
+        self._spools = SpoolDirectory(spool_directory)
+        self._spool_directory = spool_directory
+        self._run_blocks = run_blocks
+        self._monotonic = monotonic
+        self._mutex = threading.Lock()
+        self._weights: Weights | None = None
+        self.loans = Loans()
+        self.last_times: HopTimes | None = None
+
+    @property
+    def held(self) -> HeldVersion | None:
+        """What the mirror holds, checked; ``None`` while it is empty or being written."""
+        weights = self._weights
+        return None if weights is None else weights.held
+
+    @property
+    def table(self) -> ParameterTable | None:
+        """Tensors of the version held."""
+        weights = self._weights
+        return None if weights is None else weights.table
+
+    def restore(self) -> Version | None:
+        """Rebuild what the mirror held when the process ended; ``None`` if the store has no whole way there.
+
+        Raises:
+            StorageError: No memory, or the disk failed.
+        """
+        with self._mutex:
+            self._rebuild()
+            return None if self._weights is None else self._weights.held.version
+
+    def verify(self) -> bool:
+        """Hash everything; a mirror that does not have its root is lost and gives False.
+
+        For doubt about memory this process did not write alone.
+        """
+        with self._mutex:
+            weights = self._weights
+            if weights is None:
+                return False
+            weights.hashes = hash_tensors(weights.table, weights.region.bytes, run_blocks=self._run_blocks)
+            if compute_root(weights.table, weights.hashes) == weights.held.root:
+                return True
+            self._lose()
+            return False
+
+    def apply_hop(self, manifest: Manifest) -> HopApplied | HopFailed:
+        """Move along one manifest whose blob is whole: to its version, or not at all.
+
+        If the old version cannot be brought back by undoing, it is rebuilt from the store; if that fails too,
+        ``HopFailed.mirror`` is ``None``.
+        """
+        with self._mutex:
+            was_held = self.held is not None
+            try:
+                if manifest.kind is Kind.ANCHOR:
+                    self._load(manifest)
+                else:
+                    self._patch(manifest)
+            except PulsenetError as error:
+                if was_held and self._weights is None:
+                    self._rebuild()
+                held = self.held
+                return HopFailed(manifest.version, _reason(error), None if held is None else held.version)
+            return HopApplied(manifest.version, manifest.root)
+
+    def stage(self, engine_version: Version | None) -> StagedUpdate | None:
+        """Return what leads an engine from its version to the mirror's; ``None`` if it is there, or nothing is held.
+
+        Records if the spools lead there and stay within ``SPOOL_RATIO_MAX`` of the model, else the mirror itself
+        on loan: no hop is made until it is given back (see :class:`~pulsenetd.staging.Loans`).
+
+        Raises:
+            StorageError: The disk refused the records.
+        """
+        with self._mutex:
+            weights = self._weights
+            if weights is None or weights.held.version == engine_version:
+                return None
+            if engine_version is not None:
+                staged = self._stage_records(weights, engine_version)
+                if staged is not None:
+                    return staged
+            return StagedUpdate(
+                kind=UpdateKind.FULL,
+                base_version=None,
+                version=weights.held.version,
+                root=weights.held.root,
+                table=weights.table,
+                size_bytes=weights.table.layout_size_bytes,
+                descriptor=weights.region.reopen_for_reading(),
+                give_back=self.loans.lend(),
+            )
+
+    def close(self) -> None:
+        """Let go of the memory and the spools."""
+        with self._mutex:
+            self._lose()
+            self._spools.clear()
+
+    # Hops
+
+    def _rebuild(self) -> None:
+        data = self._store.state(STATE_KEY)
+        if data is None:
+            return
+        try:
+            target = HeldVersion.decode(data)
+            self._weights = rebuild(self._store, target, name=MEMORY_NAME, run_blocks=self._run_blocks)
+        except UnavailableError:
+            self._weights = None
+
+    def _load(self, manifest: Manifest) -> None:
+        old = self._weights
+        into: Weights | None = None
+        if old is not None:
+            # Read it through first: what is held survives a bad anchor without needing the memory twice.
+            table = check_anchor(self._store, manifest)
+            into = old if table == old.table else None
+            self.loans.end_all()
+            self._weights = None
+            if into is None:
+                old.region.close()
+        started = self._monotonic()
+        self._weights = load_anchor(self._store, manifest, name=MEMORY_NAME, into=into)
+        # Reading and hashing take turns chunk by chunk, so they are not told apart.
+        seconds = self._monotonic() - started
+        self.last_times = HopTimes(0.0, seconds, 0.0, self._weights.table.element_count)
+        self._spools.clear()
+        self._store.save_state(STATE_KEY, self._weights.held.encode())
+
+    def _patch(self, manifest: Manifest) -> None:
+        weights = self._weights
+        base = None if weights is None else (weights.held.version, weights.held.root)
+        if weights is None or base != (manifest.base_version, manifest.base_root):
+            raise PatchMismatchError(f"the hop to {manifest.version} starts from {manifest.base_version}")
+        if manifest.table_digest != weights.held.table_digest:
+            raise _StructureError(f"the hop to {manifest.version} has another parameter table")
+        started = self._monotonic()
+        spool = self._decode(manifest, weights)
+        decoded = self._monotonic()
+        try:
+            self.loans.end_all()
+            started_writing = self._monotonic()
+            applied = self._write(spool, manifest, weights)
+        except BaseException:
+            spool.remove()
+            raise
+        self.last_times = HopTimes(
+            decode_seconds=decoded - started,
+            apply_seconds=applied - started_writing,
+            verify_seconds=self._monotonic() - applied,
+            changed_count=spool.changed_count,
+        )
+        base_point = Point(*base) if base is not None else None
+        assert base_point is not None
+        size_bytes_max = int(weights.table.size_bytes * limits.SPOOL_RATIO_MAX)
+        self._spools.keep(base_point, Point(manifest.version, manifest.root), spool, size_bytes_max=size_bytes_max)
+
+    def _decode(self, manifest: Manifest, weights: Weights) -> Spool:
+        """Decode a whole patch to a spool; the mirror is only read."""
+        writer = self._spools.begin(weights.table)
+        try:
+            pieces = self._store.read_blob(manifest.blob_id)
+            for changes in decode_patch(pieces, weights.table, weights.region.bytes, run_blocks=self._run_blocks):
+                writer.write(changes)
+            return writer.finish()
+        except BaseException:
+            writer.abandon()
+            raise
+
+    def _write(self, spool: Spool, manifest: Manifest, weights: Weights) -> float:
+        """Write, check the root and save the fact; on any failure bring the old version back, or lose the mirror.
+
+        Returns the time when the last record was written.
+        """
+        table, region = weights.table, weights.region.bytes
+        before, old_hashes = weights.held, list(weights.hashes)
+        # Nothing is held while it is half written: whatever ends this function early leaves it so.
+        self._weights = None
+        try:
+            for changes in spool.read_blocks():
+                apply_changes(table.view(region, changes.tensor_index), changes)
+            applied = self._monotonic()
+            hashes = self._hash_touched(weights, spool.tensor_indices)
+            found = compute_root(table, hashes)
+            if found != manifest.root:
+                raise IntegrityError(f"{manifest.version} came out as root {short(found)}")
+            after = HeldVersion(manifest.version, manifest.root, manifest.table_digest)
+            self._store.save_state(STATE_KEY, after.encode())
+        except Exception:
+            for changes in spool.read_blocks():
+                undo_changes(table.view(region, changes.tensor_index), changes)
+            restored = self._hash_touched(weights, spool.tensor_indices)
+            if restored == old_hashes:
+                self._weights = weights
+            else:
+                # The old weights were not what their root said: a flipped bit, or somebody else wrote.
+                weights.region.close()
+                self._spools.clear()
+            assert weights.held == before
+            raise
+        weights.hashes = hashes
+        weights.held = after
+        self._weights = weights
+        return applied
+
+    def _hash_touched(self, weights: Weights, tensor_indices: Sequence[int]) -> list[bytes]:
+        """Return all hashes, those of the touched tensors computed anew."""
+        hashes = list(weights.hashes)
+        region = weights.region.bytes
+        found = hash_tensors(weights.table, region, tensor_indices, run_blocks=self._run_blocks)
+        for index, tensor_hash in zip(tensor_indices, found, strict=True):
+            hashes[index] = tensor_hash
+        return hashes
+
+    def _stage_records(self, weights: Weights, engine_version: Version) -> StagedUpdate | None:
+        held = weights.held
+        route = self._spools.find_route(engine_version, Point(held.version, held.root))
+        if route is None:
+            return None
+        size_bytes_max = int(weights.table.size_bytes * limits.SPOOL_RATIO_MAX)
+
+        def stop_if_large(size_bytes: int) -> None:
+            if size_bytes > size_bytes_max:
+                raise _TooLargeError(f"{size_bytes} bytes of records")
+
+        try:
+            descriptor, size_bytes = write_unnamed(self._spool_directory, compose_spools(route), on_size=stop_if_large)
+        except (_TooLargeError, PatchMismatchError):
+            return None
+        return StagedUpdate(
+            kind=UpdateKind.RECORDS,
+            base_version=engine_version,
+            version=held.version,
+            root=held.root,
+            table=weights.table,
+            size_bytes=size_bytes,
+            descriptor=descriptor,
+            give_back=lambda: True,
+        )
+
+    def _lose(self) -> None:
+        weights, self._weights = self._weights, None
+        if weights is not None:
+            weights.region.close()
+
+
+class _StructureError(IntegrityError):
+    """A hop with another parameter table than the mirror's."""
+
+
+def _reason(error: PulsenetError) -> str:
+    """Return the stable code of :class:`HopFailed` for what went wrong."""
+    match error:
+        case _StructureError():
+            return "structure"
+        case PatchMismatchError():
+            return "base_mismatch"
+        case IntegrityError():
+            return "root_mismatch"
+        case RemoteProtocolError():
+            return "structure" if error.code.startswith("table") or error.code == "patch-table" else "decode"
+        case StorageError():
+            return error.reason
+        case _:
+            raise AssertionError(f"no reason for {error!r}")

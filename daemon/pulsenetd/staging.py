@@ -1,0 +1,73 @@
+"""What an engine is handed: records from its version to the mirror's, or the mirror itself on loan."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from pulsenet.ids import Digest, Version
+from pulsenet.local.protocol import UpdateKind
+from pulsenet.tensors.params import ParameterTable
+
+LOAN_SECONDS_MAX: Final = 120.0
+"""How long the mirror waits for engines that read it before it moves on and withdraws their loans."""
+
+
+@dataclass(slots=True)
+class StagedUpdate:
+    """What leads an engine to ``version``, ready to be sent."""
+
+    kind: UpdateKind
+    base_version: Version | None
+    """What records start from; ``None`` for a full update."""
+    version: Version
+    root: Digest
+    table: ParameterTable
+    size_bytes: int
+    descriptor: int
+    """Read-only; owned by this object."""
+    give_back: Callable[[], bool]
+    """Called once when the engine is through with the memory; False if it was withdrawn before."""
+
+    def close(self) -> None:
+        """Close the descriptor; a second call does nothing."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class Loans:
+    """Who reads the mirror at present. A loan ends when it is given back, or when it is withdrawn."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._open: set[int] = set()
+        self._count = 0
+        self.withdrawn_count = 0
+        """Loans taken back from engines that were too slow."""
+
+    def lend(self) -> Callable[[], bool]:
+        """Open a loan and return what gives it back: True if its reader saw one version all the time."""
+        with self._condition:
+            self._count += 1
+            loan = self._count
+            self._open.add(loan)
+
+        def give_back() -> bool:
+            with self._condition:
+                was_open = loan in self._open
+                self._open.discard(loan)
+                self._condition.notify_all()
+                return was_open
+
+        return give_back
+
+    def end_all(self, timeout_seconds: float = LOAN_SECONDS_MAX) -> None:
+        """Wait until every loan is given back; withdraw those that are not in time."""
+        with self._condition:
+            if not self._condition.wait_for(lambda: not self._open, timeout_seconds):
+                self.withdrawn_count += len(self._open)
+                self._open.clear()

@@ -1,0 +1,121 @@
+"""The anchor blob: a parameter table and every tensor's bytes (SPEC codec, "Anchor blob").
+
+An anchor blob is 12 bytes of header, the magic ``PLSA``, the u8 format version 1, three zero bytes and the
+u32 size of the encoded table (little-endian); then the table; then each tensor's dense bytes in table order,
+without padding. Its chunks start anew after the table and at every tensor, so that two anchors share the
+chunks of what did not change; a reader does not depend on where chunks begin.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from pulsenet import limits
+from pulsenet.errors import RemoteProtocolError
+from pulsenet.tensors.params import ParameterTable, Region
+
+MAGIC: Final = b"PLSA"
+FORMAT_VERSION: Final = 1
+CODEC_ID: Final = 0
+"""What a manifest states as the codec of an anchor."""
+
+_HEADER: Final = struct.Struct("<4sB3sI")
+_PIECE_SIZE_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorPiece:
+    """Some bytes of the blob, in order."""
+
+    data: memoryview
+    starts_chunk: bool
+    """Whether a new chunk begins here."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPiece:
+    """Some bytes of one tensor."""
+
+    tensor_index: int
+    offset_bytes: int
+    """From the start of the tensor."""
+    data: memoryview
+
+
+def compute_anchor_size_bytes(table: ParameterTable) -> int:
+    """Return the size of the blob that holds a version of this table."""
+    return _HEADER.size + len(table.encode()) + table.size_bytes
+
+
+def encode_anchor(table: ParameterTable, region: Region) -> Iterator[AnchorPiece]:
+    """Yield the blob of the weights in ``region``, piece by piece, without copying them.
+
+    Raises:
+        LocalProtocolError: The region is smaller than the table's layout.
+    """
+    encoded = table.encode()
+    yield AnchorPiece(memoryview(_HEADER.pack(MAGIC, FORMAT_VERSION, bytes(3), len(encoded)) + encoded), True)
+    for tensor_index, spec in enumerate(table.tensors):
+        if spec.size_bytes == 0:
+            continue
+        data = table.view(region, tensor_index).data.cast("B")
+        for start in range(0, spec.size_bytes, _PIECE_SIZE_BYTES):
+            yield AnchorPiece(data[start : start + _PIECE_SIZE_BYTES], start == 0)
+
+
+class AnchorReader:
+    """Takes an anchor blob apart; pieces may be cut anywhere.
+
+    Raises:
+        RemoteProtocolError: ``anchor-header``, ``anchor-truncated``, or a code of ``ParameterTable.decode``.
+    """
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self._rest = memoryview(b"")
+        magic, version, zeros, table_size_bytes = _HEADER.unpack(self._take(_HEADER.size))
+        if magic != MAGIC or version != FORMAT_VERSION or zeros != bytes(3):
+            raise RemoteProtocolError("anchor-header", f"starts with {magic.hex()}, format {version}")
+        if table_size_bytes > limits.TABLE_SIZE_BYTES_MAX:
+            raise RemoteProtocolError("anchor-header", f"a table of {table_size_bytes} bytes declared")
+        self.table = ParameterTable.decode(self._take(table_size_bytes))
+        """Decoded and valid, but not yet compared with any digest."""
+
+    def read_tensors(self) -> Iterator[TensorPiece]:
+        """Yield the tensors' bytes in table order; an empty tensor yields nothing.
+
+        Raises:
+            RemoteProtocolError: ``anchor-truncated`` or ``anchor-trailing``.
+        """
+        for tensor_index, spec in enumerate(self.table.tensors):
+            offset_bytes = 0
+            while offset_bytes < spec.size_bytes:
+                if not self._refill():
+                    raise RemoteProtocolError("anchor-truncated", f"{spec.name} ends at {offset_bytes} bytes")
+                data = self._rest[: spec.size_bytes - offset_bytes]
+                self._rest = self._rest[len(data) :]
+                yield TensorPiece(tensor_index, offset_bytes, data)
+                offset_bytes += len(data)
+        if self._refill():
+            raise RemoteProtocolError("anchor-trailing", "bytes after the last tensor")
+
+    def _take(self, size_bytes: int) -> bytes:
+        taken = bytearray()
+        while len(taken) < size_bytes:
+            if not self._refill():
+                raise RemoteProtocolError("anchor-truncated", f"{len(taken)} of {size_bytes} bytes")
+            part = self._rest[: size_bytes - len(taken)]
+            self._rest = self._rest[len(part) :]
+            taken += part
+        return bytes(taken)
+
+    def _refill(self) -> bool:
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return False
+            self._rest = memoryview(piece)
+        return True
