@@ -1,0 +1,145 @@
+"""A run with real Ed25519 keys, for machines that sign and believe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from pulsenet.chain.records import Descriptor, EpochRecord, Have, Head, SignedRecord
+from pulsenet.chain.signing import add_signature, encode_signed, record_digest, seal
+from pulsenet.chain.trust import Trust
+from pulsenet.ids import Digest, PeerId, RunId, Version, compute_digest
+
+START_MS = 1_800_000_000_000
+
+
+class Key:
+    """An Ed25519 key made from one byte."""
+
+    def __init__(self, seed: int) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
+        self.peer_id = PeerId(self._key.public_key().public_bytes_raw())
+
+    def sign(self, message: bytes) -> bytes:
+        return self._key.sign(message)
+
+
+def check_signature(peer_id: PeerId, message: bytes, signature: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(peer_id).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+class Run:
+    """Owner, one or more authorities (the first publishes) and strangers."""
+
+    owner, publisher, second, third, stranger = (Key(seed) for seed in range(1, 6))
+    start_ms = START_MS
+    verify = staticmethod(check_signature)
+
+    def __init__(self, *, authorities: tuple[Key, ...] | None = None, **changes: Any) -> None:
+        keys = (self.publisher,) if authorities is None else authorities
+        fields: dict[str, Any] = {
+            "name": "test",
+            "nonce": bytes(16),
+            "revision": 0,
+            "previous": None,
+            "owners": (self.owner.peer_id,),
+            "owner_threshold": 1,
+            "authorities": tuple(sorted(key.peer_id for key in keys)),
+            "trainers": (),
+            "inferencers": (),
+            "open_trainers_max": 0,
+            "open_inferencers_max": 0,
+            "private": False,
+            "table_digest": None,
+            "base_root": None,
+            "base_blob_id": None,
+            "algorithm": "none",
+            "constants": (),
+            "publish_interval_min_ms": 0,
+            "anchor_interval": 10,
+            "wire_version_min": 1,
+            "wire_version_max": 1,
+        }
+        self.descriptor = Descriptor(**{**fields, **changes})
+        self.genesis = self.seal(self.descriptor, self.owner)
+        self.run_id = RunId(record_digest(self.genesis))
+
+    @staticmethod
+    def key(seed: int) -> Key:
+        return Key(seed)
+
+    def trust(self) -> Trust:
+        """What a node believes that knows the genesis and nothing else."""
+        trust = Trust(self.run_id, check_signature)
+        trust.accept_descriptor(self.genesis)
+        return trust
+
+    def revise(self, **changes: Any) -> SignedRecord:
+        """Revision 1."""
+        revised = replace(self.descriptor, revision=1, previous=record_digest(self.genesis), **changes)
+        return self.seal(revised, self.owner)
+
+    @staticmethod
+    def seal(record: Any, *signers: Key) -> SignedRecord:
+        signed = seal(record, signers[0].sign, signers[0].peer_id)
+        for key in signers[1:]:
+            signed = add_signature(signed, key.sign, key.peer_id)
+        return signed
+
+    @staticmethod
+    def digest(text: str) -> Digest:
+        return compute_digest(text.encode())
+
+    def head(self, version: Version, *, issued_at_ms: int = START_MS, key: Key | None = None, **changes: Any) -> bytes:
+        """An encoded signed head, of the publisher unless another key is named."""
+        fields: dict[str, Any] = {
+            "run_id": self.run_id,
+            "revision": 0,
+            "term": 0,
+            "version": version,
+            "root": self.digest(f"root {version}"),
+            "manifest_digest": self.digest("manifest"),
+            "catalogue_digest": self.digest("catalogue"),
+            "epoch_digest": None,
+            "issued_at_ms": issued_at_ms,
+            "valid_until_ms": issued_at_ms + 300_000,
+        }
+        return encode_signed(self.seal(Head(**{**fields, **changes}), key or self.publisher))
+
+    def have(self, key: Key, *, issued_at_ms: int = START_MS, **changes: Any) -> bytes:
+        """An encoded signed have record."""
+        fields: dict[str, Any] = {
+            "run_id": self.run_id,
+            "role": "inferencer",
+            "epoch": 0,
+            "version_first": 1,
+            "version_last": 1,
+            "anchors": (1,),
+            "addresses": (),
+            "issued_at_ms": issued_at_ms,
+        }
+        return encode_signed(self.seal(Have(**{**fields, **changes}), key))
+
+    def epoch(self, epoch: int, first_number: int, kept: Version | None = None) -> SignedRecord:
+        """An epoch record signed by the owner."""
+        root = None if kept is None else self.digest(f"root {kept}")
+        return self.seal(EpochRecord(self.run_id, 0, epoch, kept, root, first_number, "restart"), self.owner)
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run()
+
+
+@pytest.fixture
+def make_run() -> Callable[..., Run]:
+    return Run

@@ -1,0 +1,35 @@
+"""Bursts pass, floods do not, and the wait that is named is long enough."""
+
+from __future__ import annotations
+
+from pulsenet.node.rate import RateCap
+
+
+def test_a_burst_passes_and_the_next_one_waits() -> None:
+    cap = RateCap(per_second=2.0, burst=3)
+    assert [cap.take(10.0) for _ in range(4)] == [True, True, True, False]
+
+
+def test_the_named_time_is_the_first_at_which_one_more_passes() -> None:
+    cap = RateCap(per_second=3.0, burst=1)
+    assert cap.take(100.1)
+    allowed_at = cap.next_at(100.1)
+    assert not cap.take(allowed_at - 1e-3)
+    assert cap.take(allowed_at)
+
+
+def test_one_that_may_pass_at_once_is_named_now() -> None:
+    assert RateCap(per_second=1.0, burst=1).next_at(5.0) == 5.0
+
+
+def test_silence_never_saves_up_more_than_a_burst() -> None:
+    cap = RateCap(per_second=100.0, burst=2)
+    cap.take(0.0)
+    assert [cap.take(1e6) for _ in range(3)] == [True, True, False]
+
+
+def test_a_time_that_stands_still_gives_nothing() -> None:
+    cap = RateCap(per_second=1.0, burst=1)
+    assert cap.take(1.0)
+    assert not cap.take(1.0)
+    assert not cap.take(0.5)

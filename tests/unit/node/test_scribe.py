@@ -1,0 +1,71 @@
+"""What the publisher signs verifies, rises in time and needs no more keys than it must."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pulsenet.chain.records import EpochRecord, Head
+from pulsenet.chain.signing import open_record
+from pulsenet.chain.trust import Trust
+from pulsenet.ids import Version
+from pulsenet.node.published import PublishedState
+from pulsenet.node.scribe import Scribe
+
+
+@pytest.fixture
+def state(run: Any) -> PublishedState:
+    digest = run.digest("x")
+    return PublishedState(Version(0, 1), digest, digest, digest, digest, None, 1, 10, 5, 1, (), (digest,))
+
+
+def open_head(run: Any, signed: Any) -> Head:
+    return open_record(Head, signed, run.verify, run_id=run.run_id)
+
+
+def test_heads_rise_in_time_even_when_the_clock_was_set_back(run: Any, state: PublishedState) -> None:
+    scribe = Scribe(run.trust(), run.publisher.peer_id, run.publisher.sign)
+    first = open_head(run, scribe.issue_head(state, run.start_ms))
+    second = open_head(run, scribe.issue_head(state, run.start_ms - 60_000))
+    assert second.issued_at_ms == first.issued_at_ms + 1
+    assert second.valid_until_ms == second.issued_at_ms + 300_000
+
+
+def test_one_authority_is_its_own_majority(run: Any) -> None:
+    trust = run.trust()
+    scribe = Scribe(trust, run.publisher.peer_id, run.publisher.sign)
+    signed = scribe.open_epoch(epoch=1, first_number=8, kept_version=None, kept_root=None, reason="restart")
+    assert signed.signers == (run.publisher.peer_id,)
+    assert trust.accept_epoch(signed) == EpochRecord(run.run_id, 0, 1, None, None, 8, "restart")
+
+
+def test_one_of_two_authorities_cannot_open_an_epoch(make_run: Any) -> None:
+    run = make_run(authorities=(make_run.publisher, make_run.second))
+    assert not Scribe(run.trust(), run.publisher.peer_id, run.publisher.sign).may_open_epochs
+
+
+def test_two_of_three_authorities_open_an_epoch_together_and_the_third_stays_unused(make_run: Any) -> None:
+    run = make_run(authorities=(make_run.publisher, make_run.second, make_run.third))
+    trust = run.trust()
+    keys = {key.peer_id: key.sign for key in (run.second, run.third)}
+    scribe = Scribe(trust, run.publisher.peer_id, run.publisher.sign, keys)
+    assert scribe.may_open_epochs
+    signed = scribe.open_epoch(
+        epoch=1, first_number=3, kept_version=Version(0, 2), kept_root=run.digest("r"), reason="fork"
+    )
+    assert len(signed.signers) == 2
+    assert run.publisher.peer_id in signed.signers
+    assert trust.accept_epoch(signed).first_number == 3
+
+
+def test_without_a_descriptor_nothing_can_be_opened(run: Any) -> None:
+    scribe = Scribe(Trust(run.run_id, run.verify), run.publisher.peer_id, run.publisher.sign)
+    assert not scribe.may_open_epochs
+
+
+def test_a_record_carries_the_publishers_signature(run: Any) -> None:
+    scribe = Scribe(run.trust(), run.publisher.peer_id, run.publisher.sign)
+    record = EpochRecord(run.run_id, 0, 1, None, None, 1, "x")
+    signed = scribe.seal(record)
+    assert open_record(EpochRecord, signed, run.verify, run_id=run.run_id) == record
