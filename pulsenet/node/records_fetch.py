@@ -25,6 +25,9 @@ NEEDS_MAX = 64
 RECORD_TIMEOUT_SECONDS = limits.REQUEST_OPEN_SECONDS_MAX
 """Records are small: a source that takes longer is given up for another."""
 
+GRACE_SECONDS = 10.0
+"""If the shell stays silent this long after its own deadline, a request is given up here."""
+
 NO_KEY = Digest(b"")
 """Misses are remembered per need here, not in the table of sources."""
 
@@ -50,6 +53,13 @@ class _Pending:
     """Sources asked since the last lap over all of them."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    pending: _Pending
+    peer_id: PeerId
+    gives_up_at: float
+
+
 class RecordsFetcher:
     """Pure machine; shares its sources and request ids with the other fetchers of its owner."""
 
@@ -57,7 +67,7 @@ class RecordsFetcher:
         self._sources = sources
         self._take_request_id = take_request_id
         self._pending: dict[Need, _Pending] = {}
-        self._requests: dict[int, tuple[_Pending, PeerId]] = {}
+        self._requests: dict[int, _Request] = {}
 
     def set_needs(self, needs: Mapping[Need, PeerId | None]) -> None:
         """Replace the needs; each maps to the source to ask first. Those that stay keep their state."""
@@ -71,22 +81,21 @@ class RecordsFetcher:
         """Take in an event about one of our requests; anything else is ignored."""
         match event:
             case ReplyReceived(request_id, peer_id, reply) if request_id in self._requests:
-                pending, asked = self._requests.pop(request_id)
-                self._end(pending, asked, request_id)
-                return self._take_reply(pending, peer_id, reply, now)
-            case RequestFailed(request_id, peer_id) if request_id in self._requests:
-                pending, asked = self._requests.pop(request_id)
-                self._end(pending, asked, request_id)
-                self._sources.note_failure(peer_id, now)
-            case RequestDone(request_id) if request_id in self._requests:
-                # Done without a reply: nothing came, so the source did not answer as asked.
-                pending, asked = self._requests.pop(request_id)
-                self._end(pending, asked, request_id)
-                self._sources.note_failure(asked, now)
+                return self._take_reply(self._end(request_id).pending, peer_id, reply, now)
+            # Done without a reply is no better than failed: the source did not answer as asked.
+            case RequestFailed(request_id) | RequestDone(request_id) if request_id in self._requests:
+                self._sources.note_failure(self._end(request_id).peer_id, now)
         return [], None
+
+    def lose_peer(self, peer_id: PeerId) -> None:
+        """End every request to a peer that is gone; its needs are asked of others."""
+        for request_id in [rid for rid, request in self._requests.items() if request.peer_id == peer_id]:
+            self._end(request_id)
 
     def pump(self, now: float) -> list[Effect]:
         """Ask for every need that has no request in flight and is due."""
+        for request_id in [rid for rid, request in self._requests.items() if request.gives_up_at <= now]:
+            self._sources.note_failure(self._end(request_id).peer_id, now)
         effects: list[Effect] = []
         for pending in self._pending.values():
             if pending.request_id is not None or pending.retry_at > now:
@@ -98,14 +107,19 @@ class RecordsFetcher:
             pending.request_id = request_id
             pending.asked.add(source.peer_id)
             source.requests_in_flight += 1
-            self._requests[request_id] = (pending, source.peer_id)
+            gives_up_at = now + RECORD_TIMEOUT_SECONDS + GRACE_SECONDS
+            self._requests[request_id] = _Request(pending, source.peer_id, gives_up_at)
             effects.append(SendRequest(request_id, source.peer_id, pending.need, RECORD_TIMEOUT_SECONDS))
         return effects
 
     def next_wake(self, now: float) -> float | None:
-        """Return the earliest later time at which a need is due again."""
-        times = [p.retry_at for p in self._pending.values() if p.request_id is None and p.retry_at > now]
-        return min(times, default=None)
+        """Return the earliest later time at which :meth:`pump` may find something to do."""
+        times = [request.gives_up_at for request in self._requests.values()]
+        idle = [pending for pending in self._pending.values() if pending.request_id is None]
+        times += [pending.retry_at for pending in idle]
+        source_at = self._sources.next_retry_at(now) if idle else None
+        times += [] if source_at is None else [source_at]
+        return min((at for at in times if at > now), default=None)
 
     def _choose(self, pending: _Pending, now: float) -> Source | None:
         ready = self._sources.candidates(NO_KEY, now, lambda source: Claim.UNKNOWN)
@@ -119,12 +133,13 @@ class RecordsFetcher:
             return None
         return next(iter(hinted or fresh), None)
 
-    def _end(self, pending: _Pending, peer_id: PeerId, request_id: int) -> None:
-        if pending.request_id == request_id:
-            pending.request_id = None
-        source = self._sources.get(peer_id)
+    def _end(self, request_id: int) -> _Request:
+        request = self._requests.pop(request_id)
+        request.pending.request_id = None
+        source = self._sources.get(request.peer_id)
         if source is not None:
             source.requests_in_flight = max(source.requests_in_flight - 1, 0)
+        return request
 
     def _take_reply(
         self, pending: _Pending, peer_id: PeerId, reply: object, now: float

@@ -1,0 +1,430 @@
+"""The follower of a run: an inferencer keeps a mirror and an engine current, a seed keeps blobs.
+
+One loop decides what is possible now: learn what is newest, plan the cheapest route, fetch all its hops, apply
+them one at a time as each becomes whole, and swap the engine once at the end. Nothing waits for a
+particular event to repeat, so a lost or late event costs time and never progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+
+from pulsenet.chain.records import CatalogueEntry, Have, Manifest
+from pulsenet.chain.retention import RetentionLimits
+from pulsenet.chain.signing import decode_signed
+from pulsenet.chain.trust import Trust
+from pulsenet.errors import LocalProtocolError, RemoteProtocolError, TrustError
+from pulsenet.ids import Digest, PeerId, Version
+from pulsenet.node.effects import ApplyHop, Count, Effect, HandToEngine, Log, Release, SetTimer
+from pulsenet.node.engine_swap import EngineSwap
+from pulsenet.node.events import (
+    EngineApplied,
+    EngineFailed,
+    Event,
+    ForkProofSeen,
+    HaveSeen,
+    HeadSeen,
+    HopApplied,
+    HopFailed,
+    PeerConnected,
+    PeerLost,
+)
+from pulsenet.node.fetch import Fetcher, StoreIndex
+from pulsenet.node.list_fetch import BlobWant
+from pulsenet.node.machine import Draw
+from pulsenet.node.mesh import Holdings
+from pulsenet.node.news import News
+from pulsenet.node.records_fetch import RecordsFetcher
+from pulsenet.node.report import Reporter, Standing
+from pulsenet.node.route import Router
+from pulsenet.node.shelf import Shelf
+from pulsenet.node.sources import Sources
+
+
+class Phase(StrEnum):
+    """What the machine is doing about the newest version."""
+
+    WAITING = "waiting"
+    """No head is in force."""
+    LEARNING = "learning"
+    """A head is known; its catalogue or manifests are not all here."""
+    FETCHING = "fetching"
+    APPLYING = "applying"
+    CURRENT = "current"
+    """Everything of the newest version is here."""
+    STALLED = "stalled"
+    """The catalogue offers no way; the reason is reported."""
+    FORKED = "forked"
+    """The epoch is forked; what is held is kept, nothing more is taken."""
+
+
+class Step(StrEnum):
+    """What moves the machine from one phase to another."""
+
+    HEAD_LOST = "head lost"
+    HEAD_NEWER = "head newer"
+    ROUTE_KNOWN = "route known"
+    ROUTE_MISSING = "route missing"
+    HOP_STARTED = "hop started"
+    HOP_ENDED = "hop ended"
+    TARGET_REACHED = "target reached"
+    FORK_FOUND = "fork found"
+    FORK_HEALED = "fork healed"
+
+
+TRANSITIONS: dict[tuple[Phase, Step], Phase] = {
+    (Phase.WAITING, Step.HEAD_NEWER): Phase.LEARNING,
+    (Phase.WAITING, Step.FORK_FOUND): Phase.FORKED,
+    (Phase.LEARNING, Step.HEAD_LOST): Phase.WAITING,
+    (Phase.LEARNING, Step.ROUTE_KNOWN): Phase.FETCHING,
+    (Phase.LEARNING, Step.ROUTE_MISSING): Phase.STALLED,
+    (Phase.LEARNING, Step.TARGET_REACHED): Phase.CURRENT,
+    (Phase.LEARNING, Step.FORK_FOUND): Phase.FORKED,
+    (Phase.FETCHING, Step.HEAD_LOST): Phase.WAITING,
+    (Phase.FETCHING, Step.HEAD_NEWER): Phase.LEARNING,
+    (Phase.FETCHING, Step.ROUTE_MISSING): Phase.STALLED,
+    (Phase.FETCHING, Step.HOP_STARTED): Phase.APPLYING,
+    (Phase.FETCHING, Step.TARGET_REACHED): Phase.CURRENT,
+    (Phase.FETCHING, Step.FORK_FOUND): Phase.FORKED,
+    # A hop under way is always let finish: only afterwards is the newest news looked at.
+    (Phase.APPLYING, Step.HOP_ENDED): Phase.LEARNING,
+    (Phase.CURRENT, Step.HEAD_LOST): Phase.WAITING,
+    (Phase.CURRENT, Step.HEAD_NEWER): Phase.LEARNING,
+    (Phase.CURRENT, Step.FORK_FOUND): Phase.FORKED,
+    (Phase.STALLED, Step.HEAD_LOST): Phase.WAITING,
+    (Phase.STALLED, Step.HEAD_NEWER): Phase.LEARNING,
+    (Phase.STALLED, Step.FORK_FOUND): Phase.FORKED,
+    (Phase.FORKED, Step.FORK_HEALED): Phase.LEARNING,
+}
+"""Every allowed move; a missing cell is a programming error."""
+
+
+class Inferencer:
+    """The machine of one inferencer or seed; see :class:`pulsenet.node.machine.Machine`.
+
+    Args:
+        trust: The run's rules; shared with the node's other machines.
+        peer_id: This node's key.
+        role: ``inferencer``, or ``seed``: stores what a publisher retains, newest first, and applies nothing.
+        draw: Chance, for sources and jitter.
+        index: What is durable here.
+        held: Version and root of the mirror, checked; ``None`` if there is none.
+        engine_version: What the engine serves, if known.
+        stored: Manifests whose blobs the store holds whole, by digest.
+        retention_limits: How much to keep.
+        have_of: Newest verified have record of a peer, as the mesh knows it.
+
+    Raises:
+        LocalProtocolError: ``role`` is neither.
+    """
+
+    def __init__(
+        self,
+        trust: Trust,
+        peer_id: PeerId,
+        draw: Draw,
+        index: StoreIndex,
+        *,
+        role: str = "inferencer",
+        held: tuple[Version, Digest] | None = None,
+        engine_version: Version | None = None,
+        stored: Mapping[Digest, Manifest] | None = None,
+        retention_limits: RetentionLimits | None = None,
+        have_of: Callable[[PeerId], Have | None] | None = None,
+    ) -> None:
+        if role not in ("inferencer", "seed"):
+            raise LocalProtocolError(f"no machine follows a run as {role!r}")
+        self._trust = trust
+        self._peer_id = peer_id
+        self._role = role
+        self._draw = draw
+        self._have_of = have_of
+        self._sources = Sources(draw)
+        self._records = RecordsFetcher(self._sources, self._take_request_id)
+        self._fetcher = Fetcher(self._sources, self._take_request_id, index)
+        self._news = News(trust, index, self._jitter)
+        self._router = Router(*(held or (None, None)))
+        self._engine = EngineSwap(engine_version, self._sources.backoff_seconds)
+        self._shelf = Shelf(role, stored or {}, retention_limits)
+        self._reporter = Reporter(role)
+        self._phase = Phase.WAITING
+        self._applying: CatalogueEntry | None = None
+        self._hop_retry_at = 0.0
+        self._seen: tuple[object, ...] = ()
+        self._wanted: tuple[Digest, ...] = ()
+        self._wants_key: tuple[object, ...] = ()
+        self._request_count = 0
+        self._timer_at: float | None = None
+
+    # What the node's other parts ask
+
+    @property
+    def phase(self) -> Phase:
+        """What the machine is doing."""
+        return self._phase
+
+    @property
+    def mirror_version(self) -> Version | None:
+        """Version the mirror holds, root checked."""
+        return self._router.held
+
+    @property
+    def applied_version(self) -> Version | None:
+        """Version the engine confirmed."""
+        return self._engine.version
+
+    @property
+    def holdings(self) -> Holdings:
+        """What this node can serve, for its have record."""
+        return self._shelf.holdings
+
+    # Events
+
+    def handle(self, event: Event, now: float, now_ms: int) -> list[Effect]:
+        """Take in one event; see :class:`pulsenet.node.machine.Machine`."""
+        if self._timer_at is not None and now >= self._timer_at:
+            self._timer_at = None
+        effects = self._take(event, now, now_ms)
+        effects += self._news.save_changes()
+        effects += self._decide(now)
+        effects += self._hand_over(now)
+        self._ask_haves()
+        effects += self._fetcher.pump(now)
+        self._records.set_needs(self._news.needs(self._wanted, now))
+        effects += self._records.pump(now)
+        effects += self._reporter.report(self._standing(), self._fetcher.progress, now, now_ms)
+        return effects + self._set_timer(now)
+
+    def _take(self, event: Event, now: float, now_ms: int) -> list[Effect]:
+        match event:
+            case PeerConnected(peer_id) if peer_id != self._peer_id:
+                if self._sources.connect(peer_id):
+                    self._news.ask_head(peer_id, now)
+                return []
+            case PeerLost(peer_id):
+                self._sources.disconnect(peer_id)
+                self._records.lose_peer(peer_id)
+                return self._fetcher.lose_peer(peer_id, now)
+            case HeadSeen(record, source):
+                return self._news.take_head(record, source, now_ms)
+            case HaveSeen(record):
+                self._take_have(record, now_ms)
+                return []
+            case ForkProofSeen(first, second):
+                self._news.take_fork_proof(first, second)
+                return []
+            case HopApplied() | HopFailed():
+                return self._take_hop(event, now)
+            case EngineApplied() | EngineFailed():
+                return self._engine.handle(event, now)
+            case _:
+                effects, arrived = self._records.handle(event, now)
+                if arrived is not None:
+                    effects += self._news.take_records(arrived, now, now_ms)
+                return effects + self._fetcher.handle(event, now)
+
+    def _take_have(self, record: bytes, now_ms: int) -> None:
+        try:
+            signed = decode_signed(record)
+            have = self._trust.accept_have(signed, now_ms)
+        except (RemoteProtocolError, TrustError):
+            # The mesh judges the same bytes, counts them and strikes their sender; here they change nothing.
+            return
+        self._sources.note_have(signed.signers[0], have)
+
+    def _take_hop(self, event: HopApplied | HopFailed, now: float) -> list[Effect]:
+        entry = self._applying
+        if entry is None or event.version != entry.version:
+            return []
+        self._applying = None
+        self._move(Step.HOP_ENDED)
+        if isinstance(event, HopApplied) and event.root == entry.root:
+            self._router.note_applied(entry)
+            self._shelf.add(entry.manifest_digest, self._news.manifest(entry.manifest_digest))
+            return []
+        # Without the signed root nothing was reached, whatever the shell says.
+        reason = event.reason if isinstance(event, HopFailed) else "root_mismatch"
+        mirror = event.mirror if isinstance(event, HopFailed) else None
+        count = self._router.note_failed(entry, reason, mirror)
+        self._hop_retry_at = now + self._sources.backoff_seconds(count)
+        text = f"the {entry.kind} to version {entry.version} could not be applied ({reason}); the mirror holds {mirror}"
+        return [Count("rejected", reason), Log("warning", text)]
+
+    # Decisions
+
+    def _decide(self, now: float) -> list[Effect]:
+        if self._phase is Phase.APPLYING:
+            return []
+        if self._trust.fork is not None:
+            if self._phase is not Phase.FORKED:
+                self._move(Step.FORK_FOUND)
+            return self._want(())
+        if self._phase is Phase.FORKED:
+            self._move(Step.FORK_HEALED)
+        head = self._news.head
+        if head is None:
+            if self._phase is not Phase.WAITING:
+                self._move(Step.HEAD_LOST)
+            return []
+        seen = (head.version, head.catalogue_digest)
+        if self._phase is Phase.WAITING or seen != self._seen:
+            self._seen = seen
+            if self._phase is not Phase.LEARNING:
+                self._move(Step.HEAD_NEWER)
+        if self._role == "seed":
+            return self._follow_as_seed()
+        return self._follow(now)
+
+    def _follow(self, now: float) -> list[Effect]:
+        head, catalogue = self._news.head, self._news.catalogue
+        assert head is not None
+        effects: list[Effect] = []
+        if catalogue is not None:
+            self._note_unavailable(now)
+            refused = frozenset(
+                entry.manifest_digest for entry in catalogue.entries if self._is_refused(entry.manifest_digest)
+            )
+            if self._router.plan(head, catalogue, refused, now):
+                self._router.forget_failures(catalogue)
+                effects += self._want(self._router.route)
+            if self._router.route:
+                self._engine.set_goal(head.version)
+        if self._router.is_at(head):
+            if self._phase is not Phase.CURRENT:
+                self._move(Step.TARGET_REACHED)
+                effects += self._tidy()
+            return effects
+        hop = self._router.next_hop
+        if hop is None:
+            if catalogue is not None and self._phase is not Phase.STALLED:
+                self._move(Step.ROUTE_MISSING)
+                effects.append(
+                    Log("warning", f"no way from {self._router.held} to {head.version}: {self._router.reason}")
+                )
+            return effects
+        return effects + self._go_along(hop, now)
+
+    def _go_along(self, hop: CatalogueEntry, now: float) -> list[Effect]:
+        """Open the blobs of every manifest that is here, and apply the next hop if its blob is whole."""
+        effects = self._want(self._router.route)
+        manifest = self._news.manifest(hop.manifest_digest)
+        if manifest is None:
+            return effects
+        if self._phase in (Phase.LEARNING, Phase.STALLED):
+            if self._phase is Phase.STALLED:
+                self._move(Step.HEAD_NEWER)
+            self._move(Step.ROUTE_KNOWN)
+        if now >= self._hop_retry_at and self._fetcher.is_whole(manifest.blob_id):
+            self._applying = hop
+            self._move(Step.HOP_STARTED)
+            effects.append(ApplyHop(manifest, hop.manifest_digest))
+        return effects
+
+    def _follow_as_seed(self) -> list[Effect]:
+        catalogue = self._news.catalogue
+        if catalogue is None:
+            return []
+        wanted = self._shelf.choose_for_seed(catalogue)
+        effects = self._want(wanted)
+        for entry in wanted:
+            manifest = self._news.manifest(entry.manifest_digest)
+            if manifest is not None and self._fetcher.is_whole(manifest.blob_id):
+                self._shelf.add(entry.manifest_digest, manifest)
+        whole = all(
+            self._shelf.holds(entry.manifest_digest) or self._is_refused(entry.manifest_digest) for entry in wanted
+        )
+        if self._phase is Phase.LEARNING:
+            self._move(Step.ROUTE_KNOWN)
+        if whole and self._phase is Phase.FETCHING:
+            self._move(Step.TARGET_REACHED)
+            effects += self._tidy(catalogue.entries)
+        return effects
+
+    def _want(self, entries: Sequence[CatalogueEntry]) -> list[Effect]:
+        """Tell the fetchers what is wanted: manifests first, and the blob of each manifest that is here."""
+        digests = tuple(entry.manifest_digest for entry in entries)
+        key = (digests, self._news.manifest_count, len(self._shelf))
+        if key == self._wants_key:
+            return []
+        self._wanted = digests
+        self._news.keep_manifests([*self._wanted, *self._shelf.digests])
+        wants = [
+            BlobWant(manifest, self._news.signer(digest))
+            for digest in self._wanted
+            if (manifest := self._news.manifest(digest)) is not None
+            # A seed is done with what it shelved; a hop must be whole at the moment it is applied.
+            and not (self._role == "seed" and self._shelf.holds(digest))
+        ]
+        # Opening known manifests above may have read some from the store.
+        self._wants_key = (digests, self._news.manifest_count, len(self._shelf))
+        return self._fetcher.set_wants(wants)
+
+    def _note_unavailable(self, now: float) -> None:
+        for entry in self._router.route:
+            manifest = self._news.manifest(entry.manifest_digest)
+            if manifest is not None and self._fetcher.is_unavailable(manifest.blob_id, now):
+                self._router.note_unavailable(entry, now)
+
+    def _is_refused(self, digest: Digest) -> bool:
+        if self._news.is_refused(digest):
+            return True
+        manifest = self._news.known_manifest(digest)
+        return manifest is not None and bool(self._fetcher.refusal_of(manifest.blob_id))
+
+    def _tidy(self, entries: Iterable[CatalogueEntry] = ()) -> list[Effect]:
+        blob_ids, record_digests = self._shelf.release(self._router.held, entries)
+        return [Release(blob_ids, record_digests)] if blob_ids or record_digests else []
+
+    def _hand_over(self, now: float) -> list[Effect]:
+        if self._role == "seed" or self._phase is Phase.FORKED or self._router.held is None:
+            return []
+        is_done = self._phase is Phase.CURRENT
+        version = self._engine.due(self._router.held, is_done=is_done, now=now)
+        return [] if version is None else [HandToEngine(version)]
+
+    # Upkeep
+
+    def _ask_haves(self) -> None:
+        if self._have_of is None:
+            return
+        for source in self._sources:
+            have = self._have_of(source.peer_id)
+            if have is not None:
+                self._sources.note_have(source.peer_id, have)
+
+    def _standing(self) -> Standing:
+        return Standing(
+            phase=str(self._phase),
+            reason=self._router.reason if self._phase is Phase.STALLED else "",
+            applied=self._shelf.newest_version if self._role == "seed" else self._engine.version,
+            mirror=self._router.held,
+            head=self._trust.head,
+            is_forked=self._trust.fork is not None,
+        )
+
+    def _set_timer(self, now: float) -> list[Effect]:
+        wakes = [
+            self._fetcher.next_wake(now),
+            self._records.next_wake(now),
+            self._news.next_wake(now),
+            self._engine.next_wake(now),
+            self._reporter.next_wake(now),
+            self._hop_retry_at if self._hop_retry_at > now else None,
+        ]
+        at = min((wake for wake in wakes if wake is not None), default=None)
+        if at is None or at == self._timer_at:
+            return []
+        self._timer_at = at
+        return [SetTimer(at)]
+
+    def _move(self, step: Step) -> None:
+        assert (self._phase, step) in TRANSITIONS, (self._phase, step)
+        self._phase = TRANSITIONS[self._phase, step]
+
+    def _take_request_id(self) -> int:
+        self._request_count += 1
+        return self._request_count
+
+    def _jitter(self, seconds: float) -> float:
+        return seconds * (0.75 + self._draw(1024) / 2048)

@@ -1,0 +1,322 @@
+"""Keeping up with a run: descriptors, epochs, heads, catalogues and manifests, fetched, judged and stored.
+
+Every record passes :class:`Trust`. What is missing is named as a need and asked of peers that may know it,
+first of the one who made us aware of it. What changed in trust is made durable before anything builds on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from pulsenet import limits
+from pulsenet.chain.records import Catalogue, Head, Manifest, SignedRecord
+from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
+from pulsenet.chain.trust import Trust
+from pulsenet.errors import PulsenetError, RemoteProtocolError, TrustError
+from pulsenet.ids import Digest, PeerId
+from pulsenet.node.effects import Count, Effect, Log, SaveState, StoreRecord, StrikePeer
+from pulsenet.node.fetch import StoreIndex
+from pulsenet.node.published import HEAD_KEY
+from pulsenet.node.records_fetch import Need, RecordsArrived
+from pulsenet.wire.messages import GetDescriptors, GetEpochs, GetHead, GetRecords
+from pulsenet.wire.schema import decode_value
+
+TRUST_KEY = "trust"
+"""Name of the saved trust among the node's durable values."""
+
+STASH_MAX = 4
+"""Heads kept while the descriptors or epochs they build on are fetched; the oldest is dropped beyond."""
+
+STASH_TRIES_MAX = 8
+"""Answers that brought a stashed head no nearer before it is dropped."""
+
+STRIKE_CODES = frozenset({"signature", "wrong-type", "wrong-run", "decode", "schema"})
+"""Refusals an honest peer never causes; old or unknown records may be mere slowness."""
+
+BUILDS_ON_DESCRIPTOR = "revision-unknown"
+BUILDS_ON_EPOCH = "epoch"
+"""Refusals that a fetched record may lift."""
+
+
+@dataclass(slots=True)
+class _Stashed:
+    record: bytes
+    source: PeerId | None
+    lacks: str
+    tries: int = 0
+
+
+class News:
+    """The machine's view of the run. Pure; the owner fetches what :meth:`needs` names.
+
+    Args:
+        trust: The run's rules; may be shared with other machines, which may change it too.
+        index: Records held here are read before any peer is asked.
+        draw_seconds: Returns a jittered wait around the given one.
+    """
+
+    def __init__(self, trust: Trust, index: StoreIndex, draw_seconds: Callable[[float], float]) -> None:
+        self._trust = trust
+        self._index = index
+        self._draw_seconds = draw_seconds
+        self._stash: dict[bytes, _Stashed] = {}
+        self._manifests: dict[Digest, tuple[Manifest, PeerId]] = {}
+        self.manifest_count = 0
+        """Manifests ever taken in; changes whenever one became known."""
+        self._looked_up: set[Digest] = set()
+        self._refused: set[Digest] = set()
+        self._head_due = 0.0
+        self._head_hint: PeerId | None = None
+        self._teller: PeerId | None = None
+        """Who told us the newest head: likely to hold what it names."""
+        self._saved = self._durable_view()
+        self._fork_told = trust.fork is not None
+
+    # What is known
+
+    @property
+    def head(self) -> Head | None:
+        """The newest head, if it is in force and its epoch is not forked."""
+        if self._trust.fork is not None or not self._trust.head_in_force:
+            return None
+        return self._trust.head
+
+    @property
+    def catalogue(self) -> Catalogue | None:
+        """The catalogue the newest head names, once it is here."""
+        return self._trust.catalogue if self._trust.catalogue_is_current else None
+
+    def manifest(self, digest: Digest) -> Manifest | None:
+        """Return a verified manifest, from memory or from the store."""
+        known = self._manifests.get(digest)
+        if known is None and digest not in self._looked_up and digest not in self._refused:
+            self._looked_up.add(digest)
+            stored = self._index.record(digest)
+            if stored is not None:
+                self._take_manifest(stored, digest)
+                known = self._manifests.get(digest)
+        return None if known is None else known[0]
+
+    def known_manifest(self, digest: Digest) -> Manifest | None:
+        """Return a verified manifest if it is in memory."""
+        known = self._manifests.get(digest)
+        return None if known is None else known[0]
+
+    def signer(self, digest: Digest) -> PeerId | None:
+        """Return who signed a known manifest."""
+        known = self._manifests.get(digest)
+        return None if known is None else known[1]
+
+    def is_refused(self, digest: Digest) -> bool:
+        """Say whether the manifest is known to break a rule, so that no route may use it."""
+        return digest in self._refused
+
+    def keep_manifests(self, digests: Iterable[Digest]) -> None:
+        """Forget every manifest but these; the store still has them."""
+        kept = set(digests)
+        self._manifests = {digest: known for digest, known in self._manifests.items() if digest in kept}
+        self._looked_up &= kept
+        self._refused &= kept
+
+    # What is missing
+
+    def ask_head(self, peer_id: PeerId, now: float) -> None:
+        """A peer can be reached: ask it for its head soon."""
+        self._head_due = now
+        self._head_hint = peer_id
+
+    def needs(self, manifest_digests: Iterable[Digest], now: float) -> dict[Need, PeerId | None]:
+        """Return what must be fetched to know the run and these manifests, and whom to ask first."""
+        needs: dict[Need, PeerId | None] = {}
+        if now >= self._head_due:
+            needs[GetHead()] = self._head_hint
+        lacking = {stashed.lacks: stashed.source for stashed in self._stash.values()}
+        if self._trust.descriptor is None:
+            lacking.setdefault(BUILDS_ON_DESCRIPTOR, None)
+        if BUILDS_ON_DESCRIPTOR in lacking:
+            needs[GetDescriptors(self._trust.next_revision)] = lacking[BUILDS_ON_DESCRIPTOR]
+        if BUILDS_ON_EPOCH in lacking:
+            needs[GetEpochs(max(self._trust.epoch, 1))] = lacking[BUILDS_ON_EPOCH]
+        head = self.head
+        if head is not None and self.catalogue is None:
+            needs[GetRecords((head.catalogue_digest,))] = self._teller
+        missing = [digest for digest in manifest_digests if digest not in self._refused and not self.manifest(digest)]
+        if missing:
+            needs[GetRecords(tuple(missing[: limits.RECORDS_PER_REQUEST_MAX]))] = self._teller
+        return needs
+
+    def next_wake(self, now: float) -> float | None:
+        """Return when the head is to be asked for again."""
+        return self._head_due if self._head_due > now else None
+
+    # What arrives
+
+    def take_head(self, record: bytes, source: PeerId | None, now_ms: int, *, is_ours: bool = False) -> list[Effect]:
+        """Judge an encoded head.
+
+        Args:
+            is_ours: It answers our own request, so its refusal is counted here; the mesh counts all others.
+        """
+        try:
+            signed = decode_signed(record)
+            before = self._trust.head
+            head = self._trust.accept_head(signed, now_ms)
+            if before is None or head.version > before.version or self._teller is None:
+                self._teller = source
+            return []
+        except (RemoteProtocolError, TrustError) as error:
+            lacks = self._find_lacking(record, error)
+            if lacks:
+                self._stash_head(record, source, lacks)
+                return []
+            return _blame(error, source) if is_ours else []
+
+    def take_fork_proof(self, first: bytes, second: bytes) -> None:
+        """Judge a fork proof; the mesh counts what is refused here."""
+        try:
+            self._trust.accept_fork_proof(decode_signed(first), decode_signed(second))
+        except (RemoteProtocolError, TrustError):
+            return
+
+    def take_records(self, arrived: RecordsArrived, now: float, now_ms: int) -> list[Effect]:
+        """Judge what a peer answered to one of our needs."""
+        match arrived.need:
+            case GetHead():
+                calm = not self._trust.stale(now_ms)
+                self._head_due = now + self._draw_seconds(limits.HEAD_RESIGN_SECONDS if calm else 5.0)
+                self._head_hint = None
+                return [
+                    effect
+                    for record in arrived.records[:1]
+                    for effect in self.take_head(record, arrived.peer_id, now_ms, is_ours=True)
+                ]
+            case GetDescriptors() | GetEpochs():
+                return self._take_foundations(arrived, now_ms)
+            case GetRecords(digests):
+                return self._take_named(arrived, frozenset(digests))
+
+    def save_changes(self) -> list[Effect]:
+        """Return the effects that make what changed in trust durable, and tell of a fork once."""
+        effects: list[Effect] = []
+        view = self._durable_view()
+        if view != self._saved:
+            effects += [StoreRecord(record) for record in view if record is not None and record not in self._saved]
+            effects.append(SaveState(TRUST_KEY, self._trust.save()))
+            if self._trust.head_record is not None and self._trust.head_record not in self._saved:
+                effects.append(SaveState(HEAD_KEY, encode_signed(self._trust.head_record)))
+            self._saved = view
+        fork = self._trust.fork
+        if fork is not None and not self._fork_told:
+            text = f"version {fork.version} was signed twice with different roots; nothing more of this epoch is taken"
+            effects += [Count("rejected", "fork"), Log("error", text)]
+        self._fork_told = fork is not None
+        return effects
+
+    # Judging
+
+    def _take_foundations(self, arrived: RecordsArrived, now_ms: int) -> list[Effect]:
+        """Take descriptors or epochs in order, then try the heads that waited for them."""
+        effects: list[Effect] = []
+        for record in arrived.records:
+            try:
+                signed = decode_signed(record)
+                if isinstance(arrived.need, GetDescriptors):
+                    self._trust.accept_descriptor(signed)
+                else:
+                    self._trust.accept_epoch(signed)
+            except (RemoteProtocolError, TrustError) as error:
+                if not (isinstance(error, TrustError) and error.code == BUILDS_ON_DESCRIPTOR):
+                    effects += _blame(error, arrived.peer_id)
+                break
+        stashed_heads, self._stash = self._stash, {}
+        for stashed in stashed_heads.values():
+            effects += self.take_head(stashed.record, stashed.source, now_ms)
+            again = self._stash.get(stashed.record)
+            if again is not None:
+                again.tries = stashed.tries + 1
+                if again.tries >= STASH_TRIES_MAX:
+                    del self._stash[stashed.record]
+        return effects
+
+    def _take_named(self, arrived: RecordsArrived, digests: frozenset[Digest]) -> list[Effect]:
+        effects: list[Effect] = []
+        for record in arrived.records:
+            try:
+                signed = decode_signed(record)
+            except RemoteProtocolError as error:
+                return [*effects, *_blame(error, arrived.peer_id)]
+            digest = record_digest(signed)
+            if digest not in digests:
+                return [*effects, StrikePeer(arrived.peer_id, "unexpected"), Count("rejected", "unexpected")]
+            head = self.head
+            if head is not None and digest == head.catalogue_digest:
+                effects += self._take_catalogue(signed, arrived.peer_id)
+                continue
+            error_or_none = self._take_manifest(record, digest)
+            if error_or_none is not None:
+                effects += _blame(error_or_none, arrived.peer_id)
+            elif digest in self._manifests:
+                effects.append(StoreRecord(signed))
+        return effects
+
+    def _take_catalogue(self, signed: SignedRecord, source: PeerId) -> list[Effect]:
+        try:
+            self._trust.accept_catalogue(signed)
+        except (RemoteProtocolError, TrustError) as error:
+            return _blame(error, source)
+        return []
+
+    def _take_manifest(self, record: bytes, digest: Digest) -> RemoteProtocolError | TrustError | None:
+        """Take a manifest whose payload has ``digest``; a false one of its signer is never asked for again."""
+        try:
+            signed = decode_signed(record)
+            if record_digest(signed) != digest:
+                return RemoteProtocolError("unexpected", digest.hex())
+            manifest = self._trust.accept_manifest(signed)
+        except (RemoteProtocolError, TrustError) as error:
+            if error.code not in (*STRIKE_CODES, BUILDS_ON_DESCRIPTOR, BUILDS_ON_EPOCH, "fork"):
+                self._refused.add(digest)
+            return error
+        self._manifests[digest] = (manifest, signed.signers[0])
+        self.manifest_count += 1
+        return None
+
+    def _find_lacking(self, record: bytes, error: RemoteProtocolError | TrustError) -> str:
+        """Return what must be fetched before this head can be judged, or the empty string."""
+        if not isinstance(error, TrustError):
+            return ""
+        if error.code in (BUILDS_ON_DESCRIPTOR, BUILDS_ON_EPOCH):
+            return error.code
+        if error.code == "untrusted" and self._names_newer_revision(record):
+            # Its signer may have been admitted by a revision we have not seen.
+            return BUILDS_ON_DESCRIPTOR
+        return ""
+
+    def _names_newer_revision(self, record: bytes) -> bool:
+        try:
+            head = decode_value(Head, decode_signed(record).payload)
+        except RemoteProtocolError:
+            return False
+        return head.revision >= self._trust.next_revision
+
+    def _stash_head(self, record: bytes, source: PeerId | None, lacks: str) -> None:
+        self._stash.pop(record, None)
+        self._stash[record] = _Stashed(record, source, lacks)
+        if len(self._stash) > STASH_MAX:
+            del self._stash[next(iter(self._stash))]
+
+    def _durable_view(self) -> tuple[SignedRecord | None, ...]:
+        trust = self._trust
+        fork = trust.fork
+        proof = () if fork is None else (fork.first, fork.second)
+        return (trust.descriptor_record, *trust.epoch_records, trust.head_record, trust.catalogue_record, *proof)
+
+
+def _blame(error: PulsenetError, source: PeerId | None) -> list[Effect]:
+    """Count a refused record under exactly one reason; strike its sender if no honest peer sends such a thing."""
+    assert isinstance(error, RemoteProtocolError | TrustError)
+    counted: list[Effect] = [Count("rejected", error.code)]
+    if source is not None and error.code in STRIKE_CODES:
+        counted.append(StrikePeer(source, error.code))
+    return counted

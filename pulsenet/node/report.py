@@ -1,0 +1,101 @@
+"""What a follower tells its operator: versions, lag, age and progress, never better than it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pulsenet.chain.records import Head
+from pulsenet.ids import Version
+from pulsenet.node.effects import Effect, Report
+from pulsenet.node.fetch import FetchProgress
+
+REPORT_SECONDS = 1.0
+"""Progress and ages are told at most this often; a change of version or phase at once."""
+
+CONFIRMATIONS_MAX = 128
+"""Versions whose last confirmation as newest is remembered."""
+
+Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where the machine is."""
+
+    phase: str
+    reason: str
+    applied: Version | None
+    """An inferencer: what the engine confirmed. A seed: the newest version stored whole."""
+    mirror: Version | None
+    head: Head | None
+    is_forked: bool
+
+
+class Reporter:
+    """Makes ``Report`` effects. Pure."""
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+        self._told: tuple[object, ...] | None = None
+        self._told_at = 0.0
+        self._confirmed_ms: dict[Version, int] = {}
+
+    def report(
+        self, standing: Standing, progress: Callable[[], FetchProgress], now: float, now_ms: int
+    ) -> list[Effect]:
+        """Return a report if something changed or the last one is old."""
+        head = standing.head
+        if head is not None:
+            self._confirmed_ms[head.version] = head.issued_at_ms
+            for version in sorted(self._confirmed_ms)[:-CONFIRMATIONS_MAX]:
+                del self._confirmed_ms[version]
+        is_seen = head is not None and now_ms < head.valid_until_ms
+        key: tuple[object, ...] = (
+            standing.phase,
+            standing.reason,
+            standing.applied,
+            standing.mirror,
+            standing.is_forked,
+            is_seen,
+        )
+        key = (*key, None if head is None else head.version)
+        if key == self._told and now < self._told_at + REPORT_SECONDS:
+            return []
+        self._told = key
+        self._told_at = now
+        return [Report(self._fields(standing, progress(), is_seen, now_ms))]
+
+    def next_wake(self, now: float) -> float | None:
+        """Return when the next report is due."""
+        return max(self._told_at + REPORT_SECONDS, now + 0.001) if self._told is not None else None
+
+    def _fields(
+        self, standing: Standing, progress: FetchProgress, is_seen: bool, now_ms: int
+    ) -> tuple[tuple[str, Value], ...]:
+        head, applied = standing.head, standing.applied
+        lag = None if head is None or applied is None else max(head.version.number - applied.number, 0)
+        if not is_seen and lag == 0:
+            # Nobody was heard, so nobody knows: a lag of 0 would be a claim (CASES A-OBS-2).
+            lag = None
+        confirmed_ms = None if applied is None else self._confirmed_ms.get(applied)
+        return (
+            ("role", self._role),
+            ("phase", standing.phase),
+            ("reason", standing.reason or progress.reason),
+            ("applied_version", None if applied is None else applied.number),
+            ("applied_epoch", None if applied is None else applied.epoch),
+            ("mirror_version", None if standing.mirror is None else standing.mirror.number),
+            ("latest_seen_version", None if head is None else head.version.number),
+            ("latest_seen_epoch", None if head is None else head.version.epoch),
+            ("version_lag", lag),
+            ("version_age_seconds", None if confirmed_ms is None else max(now_ms - confirmed_ms, 0) / 1000),
+            ("publisher_seen", is_seen),
+            ("publisher_last_seen_timestamp_seconds", 0.0 if head is None else head.issued_at_ms / 1000),
+            ("stale", head is not None and not is_seen),
+            ("fork", standing.is_forked),
+            ("fetch_wanted_bytes", progress.wanted_size_bytes),
+            ("fetch_held_bytes", progress.held_size_bytes),
+            ("fetch_requests", progress.requests_in_flight),
+            ("fetch_sources", progress.source_count),
+        )

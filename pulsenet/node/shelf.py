@@ -1,0 +1,92 @@
+"""What this node keeps on its shelf: whole blobs, what may be served of them, and what may go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from pulsenet.chain.records import Catalogue, CatalogueEntry, Kind, Manifest
+from pulsenet.chain.retention import RetentionLimits, retained
+from pulsenet.chain.trust import entry_of
+from pulsenet.ids import Digest, Version
+from pulsenet.node.mesh import Holdings
+
+
+class Shelf:
+    """Manifests whose blobs are whole here. Pure.
+
+    Args:
+        role: ``inferencer`` or ``seed``; see :func:`pulsenet.chain.retention.retained`.
+        stored: What the store holds at the start.
+        retention_limits: How much to keep, or ``None`` for the defaults.
+    """
+
+    def __init__(self, role: str, stored: Mapping[Digest, Manifest], retention_limits: RetentionLimits | None) -> None:
+        self._role = role
+        self._stored = dict(stored)
+        self._limits = retention_limits
+        self._chosen: tuple[Catalogue, tuple[CatalogueEntry, ...]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    @property
+    def digests(self) -> tuple[Digest, ...]:
+        """Digests of the manifests kept."""
+        return tuple(self._stored)
+
+    @property
+    def newest_version(self) -> Version | None:
+        """The newest version a kept blob leads to."""
+        return max((manifest.version for manifest in self._stored.values()), default=None)
+
+    @property
+    def holdings(self) -> Holdings:
+        """The newest unbroken stretch of patches and the anchors of the newest epoch."""
+        newest = self.newest_version
+        if newest is None:
+            return Holdings()
+        ours = [manifest for manifest in self._stored.values() if manifest.version.epoch == newest.epoch]
+        numbers = {manifest.version.number for manifest in ours if manifest.kind is Kind.PATCH}
+        last = first = max(numbers, default=0)
+        while first - 1 in numbers:
+            first -= 1
+        anchors = tuple(sorted(manifest.version.number for manifest in ours if manifest.kind is Kind.ANCHOR))
+        return Holdings(newest.epoch, first, last, anchors)
+
+    def holds(self, digest: Digest) -> bool:
+        """Say whether the blob of this manifest is on the shelf."""
+        return digest in self._stored
+
+    def add(self, digest: Digest, manifest: Manifest | None) -> None:
+        """Put a whole blob on the shelf."""
+        if manifest is not None:
+            self._stored[digest] = manifest
+
+    def choose_for_seed(self, catalogue: Catalogue) -> tuple[CatalogueEntry, ...]:
+        """Return what a seed wants of a catalogue, newest first, patches before anchors."""
+        if self._chosen is None or self._chosen[0] is not catalogue:
+            keep = retained(catalogue.entries, "seed", self._limits).keep
+            ordered = sorted(keep, key=lambda entry: (entry.version, entry.kind is not Kind.ANCHOR), reverse=True)
+            self._chosen = (catalogue, tuple(ordered))
+        return self._chosen[1]
+
+    def release(
+        self, mirror: Version | None, named: Iterable[CatalogueEntry]
+    ) -> tuple[tuple[Digest, ...], tuple[Digest, ...]]:
+        """Take off the shelf what is no longer kept, and return the blob ids and record digests that may go.
+
+        Args:
+            mirror: Version of the mirror, which must stay rebuildable.
+            named: What the newest catalogue names; a seed keeps nothing else.
+        """
+        entries = [entry_of(manifest, digest) for digest, manifest in self._stored.items()]
+        if self._role == "seed":
+            keep = {entry.manifest_digest for entry in retained(named, "seed", self._limits).keep}
+            going = [entry for entry in entries if entry.manifest_digest not in keep]
+        else:
+            going = list(retained(entries, self._role, self._limits, mirror=mirror).release)
+        gone = {entry.manifest_digest: self._stored.pop(entry.manifest_digest) for entry in going}
+        # Two manifests may name one blob: two empty patches, or an anchor of unchanged weights.
+        still_used = {manifest.blob_id for manifest in self._stored.values()}
+        blob_ids = {manifest.blob_id for manifest in gone.values()} - still_used
+        return tuple(sorted(blob_ids)), tuple(sorted(gone))
