@@ -16,4 +16,8 @@ Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 def compile_loop(loop: Loop) -> Loop:
     """Return ``loop`` compiled at its first call for each set of argument types."""
-    return cast(Loop, numba.njit(nogil=True, cache=True)(loop))
+    try:
+        return cast(Loop, numba.njit(nogil=True, cache=True)(loop))
+    except RuntimeError:
+        # Neither the package's folder nor the user's cache can be written: compile anew in each process.
+        return cast(Loop, numba.njit(nogil=True)(loop))
