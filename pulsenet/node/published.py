@@ -94,10 +94,9 @@ class PublishedState:
 
     def root_of(self, version: Version) -> Digest | None:
         """Return the root this publisher gave to ``version``, while it is retained."""
-        for item in self.retained:
-            if item.entry.version == version:
-                return item.entry.root
-        return None
+        if version == self.version:
+            return self.root
+        return next((item.entry.root for item in self.retained if item.entry.version == version), None)
 
     @property
     def newest_anchor(self) -> Version | None:

@@ -53,6 +53,7 @@ class Succession:
         self._verify = verify
         self._scribe = scribe
         self._newest: Head | None = None
+        self._is_contested = False
         self._reason = ""
         self._rival: Head | None = None
 
@@ -82,12 +83,16 @@ class Succession:
         head = open_record(Head, signed, self._verify, run_id=self._trust.run_id)
         if self._newest is None or head.version > self._newest.version:
             self._newest = head
+            self._is_contested = False
+        elif head.version == self._newest.version and head.root != self._newest.root:
+            self._is_contested = True
         return head
 
     def compare_at_start(self, state: PublishedState | None, started_ms: int) -> bool:
         """Say whether ``state`` is the newest of the run; if not, a new epoch is due."""
         newest = self.newest
-        if newest is None or judge_head(newest, state, started_ms) is Standing.KNOWN:
+        known = newest is None or judge_head(newest, state, started_ms) is Standing.KNOWN
+        if known and not (self._is_contested and newest == self._newest):
             return True
         self.require_epoch("restart")
         return False
