@@ -1,0 +1,69 @@
+"""Which root each version was said to have, and by whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pulsenet.chain.evidence import EVIDENCE_VERSIONS_MAX, Evidence, claims_of, find_contradiction
+from pulsenet.ids import Version, compute_digest
+
+OTHER = compute_digest(b"other")
+
+
+def test_every_record_claims_the_roots_it_names(run: Any) -> None:
+    assert list(claims_of(run.head(5))) == [Version(0, 5)]
+    assert list(claims_of(run.manifest(5))) == [Version(0, 5), Version(0, 4)]
+    assert list(claims_of(run.manifest(1))) == [Version(0, 1)]
+    assert list(claims_of(run.catalogue(run.manifest(1), run.manifest(2)))) == [Version(0, 1), Version(0, 2)]
+    assert list(claims_of(run.epoch(1, 9))) == [Version(0, 8)]
+    assert claims_of(run.epoch(1, 9, kept_version=None, kept_root=None)) == {}
+
+
+@pytest.mark.parametrize("kind", ["head", "manifest"])
+def test_different_roots_of_one_version_contradict(run: Any, kind: str) -> None:
+    make = getattr(run, kind)
+    assert find_contradiction(make(5), run.manifest(5, root=OTHER)) == Version(0, 5)
+    assert find_contradiction(make(5), run.manifest(5)) is None
+    assert find_contradiction(make(5), run.head(7, root=OTHER)) is None
+
+
+def test_two_records_of_one_epoch_contradict(run: Any) -> None:
+    assert find_contradiction(run.epoch(1, 9), run.epoch(1, 12)) == Version(1, 12)
+    assert find_contradiction(run.epoch(1, 9), run.epoch(1, 9)) is None
+    assert find_contradiction(run.epoch(1, 9), run.epoch(2, 12)) is None
+
+
+def test_the_first_claim_stays_and_a_manifest_takes_a_catalogues_place(run: Any) -> None:
+    evidence = Evidence(0)
+    catalogue, manifest = run.catalogue(run.manifest(1)), run.manifest(1)
+    signed_catalogue, signed_manifest = run.sign(catalogue, run.publisher), run.sign(manifest, run.publisher)
+    evidence.remember(catalogue, signed_catalogue)
+    assert evidence.records() == (signed_catalogue,)
+    evidence.remember(manifest, signed_manifest)
+    assert evidence.records() == (signed_manifest,)
+    evidence.remember(catalogue, signed_catalogue)
+    assert evidence.records() == (signed_manifest,)
+    assert evidence.root_of(Version(0, 1)) == manifest.root
+    assert evidence.root_of(Version(0, 2)) is None
+    head = run.signed_head(1, root=OTHER)
+    proof = evidence.find_fork(run.head(1, root=OTHER), head)
+    assert proof is not None
+    assert (proof.version, proof.first, proof.second) == (Version(0, 1), signed_manifest, head)
+
+
+def test_other_epochs_leave_no_evidence(run: Any) -> None:
+    evidence = Evidence(1)
+    evidence.remember(run.head(5), run.signed_head(5))
+    assert evidence.records() == ()
+    assert evidence.find_fork(run.head(5, root=OTHER), run.signed_head(5)) is None
+
+
+def test_only_the_newest_versions_are_remembered(run: Any) -> None:
+    evidence = Evidence(0)
+    signed = run.signed_head(1)
+    for number in range(1, EVIDENCE_VERSIONS_MAX + 11):
+        evidence.remember(run.head(number), signed)
+    assert evidence.root_of(Version(0, 10)) is None
+    assert evidence.root_of(Version(0, 11)) is not None

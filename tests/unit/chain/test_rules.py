@@ -1,0 +1,153 @@
+"""What a single record must satisfy by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pulsenet.chain.records import Have, Kind, RolloutBatch
+from pulsenet.chain.rules import RAW_SIZE_BYTES_MAX, check_record, compute_encoded_size_bytes_max, entry_key
+from pulsenet.chain.trust import entry_of
+from pulsenet.errors import RemoteProtocolError
+from pulsenet.ids import Version, compute_digest
+
+DIGEST = compute_digest(b"x")
+TWICE = (b"a" * 32, b"a" * 32)
+
+
+def refuse(record: Any) -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        check_record(record)
+    assert caught.value.code == "schema"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"previous": DIGEST},
+        {"revision": 1},
+        {"owners": TWICE},
+        {"authorities": TWICE},
+        {"trainers": (b"b" * 32, b"a" * 32)},
+        {"inferencers": TWICE},
+        {"owner_threshold": 0},
+        {"owner_threshold": 2},
+        {"owners": tuple(bytes([number]) * 32 for number in range(65)), "owner_threshold": 65},
+        {"authorities": ()},
+        {"table_digest": DIGEST},
+        {"constants": (("mu", 1), ("lr", 2))},
+        {"constants": (("mu", 1), ("mu", 1))},
+        {"anchor_interval": 0},
+        {"wire_version_min": 0},
+        {"wire_version_min": 2},
+    ],
+)
+def test_a_descriptor_that_contradicts_itself_is_refused(run: Any, changes: dict[str, Any]) -> None:
+    check_record(run.descriptor)
+    refuse(replace(run.descriptor, **changes))
+
+
+def test_a_descriptor_names_table_and_base_whole(run: Any) -> None:
+    whole = replace(run.descriptor, table_digest=DIGEST, base_root=DIGEST, base_blob_id=DIGEST)
+    check_record(replace(whole, constants=(("lr", 2), ("mu", 1))))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epoch": 0},
+        {"first_number": 0, "kept_version": None, "kept_root": None},
+        {"kept_root": None},
+        {"kept_version": None},
+        {"kept_version": Version(1, 3)},
+        {"kept_version": Version(0, 9)},
+    ],
+)
+def test_an_epoch_record_that_contradicts_itself_is_refused(run: Any, changes: dict[str, Any]) -> None:
+    check_record(run.epoch(1, 9))
+    check_record(run.epoch(1, 9, kept_version=None, kept_root=None))
+    refuse(replace(run.epoch(1, 9), **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": Version(0, 0)},
+        {"kind": Kind.ANCHOR},
+        {"kind": Kind.SKIP},
+        {"base_version": None, "base_root": None},
+        {"base_root": None},
+        {"base_version": Version(0, 3)},
+        {"base_version": Version(0, 5)},
+        {"base_version": Version(0, 6)},
+        {"base_version": Version(1, 4)},
+        {"version": Version(1, 4)},
+        {"version": Version(1, 5), "kind": Kind.SKIP},
+        {"raw_size_bytes": RAW_SIZE_BYTES_MAX + 1},
+        {"element_count": 2001},
+        {"changed_count": 1001},
+        {"encoded_size_bytes": compute_encoded_size_bytes_max(2000) + 1},
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused(run: Any, changes: dict[str, Any]) -> None:
+    check_record(run.manifest(5))
+    refuse(replace(run.manifest(5), **changes))
+
+
+def test_anchors_patches_across_epochs_and_skips_have_their_own_shape(run: Any) -> None:
+    check_record(run.manifest(9, epoch=2, base_version=Version(0, 4)))
+    check_record(run.manifest(9, kind=Kind.SKIP, base_version=Version(0, 1)))
+    check_record(run.manifest(5, changed_count=0))
+    check_record(run.manifest(1))
+    refuse(run.manifest(1, changed_count=999))
+    refuse(run.manifest(1, base_version=Version(0, 0), base_root=DIGEST))
+
+
+def test_a_blob_may_exceed_dense_only_by_the_stated_overhead() -> None:
+    assert compute_encoded_size_bytes_max(0) == 64 * 65_536 + 1024
+    assert compute_encoded_size_bytes_max(1000) - compute_encoded_size_bytes_max(0) == 1010
+    assert compute_encoded_size_bytes_max(1) - compute_encoded_size_bytes_max(0) == 2
+
+
+def test_catalogue_entries_ascend_and_agree(run: Any) -> None:
+    patch, anchor = run.manifest(9), run.manifest(9, is_anchor=True)
+    near = run.manifest(9, kind=Kind.SKIP, base_version=Version(0, 1))
+    far = run.manifest(9, kind=Kind.SKIP, base_version=Version(0, 2))
+    catalogue = run.catalogue(patch, anchor, near, far)
+    check_record(catalogue)
+    assert [entry.kind for entry in catalogue.entries] == [Kind.ANCHOR, Kind.PATCH, Kind.SKIP, Kind.SKIP]
+    refuse(replace(catalogue, entries=catalogue.entries[::-1]))
+    refuse(replace(catalogue, entries=(catalogue.entries[0],) * 2))
+    refuse(run.catalogue(patch, replace(anchor, root=DIGEST)))
+    refuse(run.catalogue(run.manifest(9, epoch=1, is_anchor=True)))
+    entry = entry_of(patch, DIGEST)
+    refuse(replace(catalogue, entries=(replace(entry, kind=Kind.SKIP),)))
+    assert entry_key(entry) == (Version(0, 9), "patch", Version(0, 8))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": Version(0, 0)},
+        {"epoch_digest": DIGEST},
+        {"version": Version(1, 5)},
+        {"valid_until_ms": 1_800_000_000_000},
+        {"valid_until_ms": 1_800_000_300_001},
+        {"valid_until_ms": 5},
+    ],
+)
+def test_a_head_that_contradicts_itself_is_refused(run: Any, changes: dict[str, Any]) -> None:
+    check_record(run.head(5))
+    refuse(replace(run.head(5), **changes))
+
+
+def test_haves_and_rollouts_name_ranges_in_order(run: Any) -> None:
+    have = Have(run.run_id, "seed", 0, 1, 3, (1, 3), (), 0)
+    check_record(have)
+    refuse(replace(have, version_first=4))
+    refuse(replace(have, anchors=(3, 1)))
+    batch = RolloutBatch(run.run_id, bytes(16), Version(0, 1), Version(0, 2), b"", b"", b"", b"", b"", b"", "{}")
+    check_record(batch)
+    refuse(replace(batch, version_first=Version(0, 3)))

@@ -1,0 +1,73 @@
+"""Join tokens as text that survives copying."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsenet.chain.records import JoinToken
+from pulsenet.chain.token import PREFIX, TEXT_SIZE_MAX, decode_token, encode_token
+from pulsenet.errors import RemoteProtocolError
+from pulsenet.ids import RunId
+
+TOKEN = JoinToken(
+    run_id=RunId(bytes(range(32))),
+    revision_min=3,
+    bootstraps=("/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW", "/dns4/example.org/tcp/4001/p2p/12D3KooX"),
+    secret=b"s" * 16,
+    expires_at_ms=None,
+)
+
+
+def test_a_token_is_one_word_that_comes_back() -> None:
+    text = encode_token(TOKEN)
+    assert text.isalnum()
+    assert text.islower()
+    assert decode_token(text) == TOKEN
+
+
+def test_line_breaks_blanks_and_capitals_do_not_matter() -> None:
+    text = encode_token(TOKEN).upper()
+    assert decode_token(f"  {text[:40]}\r\n {text[40:]}\n") == TOKEN
+
+
+def test_any_changed_letter_is_noticed() -> None:
+    text = encode_token(TOKEN)
+    for position in range(len(text)):
+        changed = text[:position] + ("b" if text[position] == "a" else "a") + text[position + 1 :]
+        with pytest.raises(RemoteProtocolError):
+            decode_token(changed)
+
+
+@pytest.mark.parametrize("text", ["", "pulse", "pulse1", "pulse1a", "pulse1!!", "pulse2" + encode_token(TOKEN)[6:]])
+def test_what_is_no_token_is_refused(text: str) -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        decode_token(text)
+    assert caught.value.code == "token"
+
+
+def test_a_cut_token_says_that_it_was_cut() -> None:
+    text = encode_token(TOKEN)
+    for end in range(len(PREFIX), len(text)):
+        with pytest.raises(RemoteProtocolError, match="copied whole"):
+            decode_token(text[:end])
+
+
+def test_a_token_is_bounded_before_it_is_decoded() -> None:
+    with pytest.raises(RemoteProtocolError, match="characters"):
+        decode_token(PREFIX + "a" * TEXT_SIZE_MAX)
+
+
+@given(st.one_of(st.text(max_size=300), st.binary(max_size=200).map(lambda data: PREFIX + _base32(data))))
+def test_any_text_decodes_or_is_refused(text: str) -> None:
+    try:
+        decode_token(text)
+    except RemoteProtocolError as error:
+        assert error.code in ("token", "decode", "schema")  # noqa: PT017
+
+
+def _base32(data: bytes) -> str:
+    return base64.b32encode(data).decode().rstrip("=")
