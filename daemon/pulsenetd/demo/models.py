@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,51 +31,6 @@ DITHER_SEED: Final = 20_250_101
 _TINY_SEED: Final = 7
 _SPECIAL_TOKEN_TYPE: Final = 3
 """GGUF's token type "control"."""
-
-
-@dataclass(frozen=True, slots=True)
-class DemoSettings:
-    """How one model is trained in the demonstration."""
-
-    name: str
-    title: str
-    versions: int
-    """Versions published unless the command says otherwise."""
-    operand_max: int
-    prompts_per_step: int
-    group_size: int
-    """Samples per prompt; advantages are relative to their group."""
-    completion_tokens_max: int
-    learning_rate: float
-    staleness_max: int
-    """Rollouts from weights older than this many versions are dropped."""
-
-
-SETTINGS: Final = {
-    "smollm2": DemoSettings(
-        name="smollm2",
-        title="SmolLM2-135M-Instruct",
-        versions=12,
-        operand_max=99,
-        prompts_per_step=4,
-        group_size=8,
-        completion_tokens_max=6,
-        learning_rate=3e-6,
-        staleness_max=1,
-    ),
-    "tiny": DemoSettings(
-        name="tiny",
-        title="tiny Llama",
-        versions=8,
-        operand_max=49,
-        prompts_per_step=8,
-        group_size=8,
-        completion_tokens_max=4,
-        learning_rate=6e-7,
-        staleness_max=1,
-    ),
-}
-"""Models by the name that ``--model`` takes."""
 
 
 def load_masters(name: str) -> tuple[LlamaForCausalLM, PromptTokenizer]:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 _QUESTION = re.compile(r"(\d{1,6}) \+ (\d{1,6})")
 _NUMBER = re.compile(r"\d+")
 
-PARTIAL_CREDIT_MAX = 0.5
-"""Reward of a wrong answer at most. Some credit must vary inside a group, else no gradient exists."""
+NUMBER_CREDIT = 0.1
+DIGITS_CREDIT_MAX = 0.4
+"""Reward of a wrong answer: for being a number, and for digits. Rewards must vary inside a group to teach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,8 @@ def parse_question(text: str) -> Question | None:
 def score_completion(question: Question, completion: str) -> float:
     """Return the reward of a completion, 0 to 1, judged by the first number in it.
 
-    1 for the right one; otherwise up to ``PARTIAL_CREDIT_MAX`` for digits that stand where they belong;
-    0 for no number at all.
+    1 for the right one; a wrong one earns ``NUMBER_CREDIT`` and up to ``DIGITS_CREDIT_MAX`` for digits that stand
+    where they belong; 0 for no number at all.
     """
     found = _NUMBER.search(completion)
     if found is None:
@@ -55,4 +56,4 @@ def score_completion(question: Question, completion: str) -> float:
     if given == right:
         return 1.0
     matching_count = sum(mine == other for mine, other in zip(reversed(given), reversed(right), strict=False))
-    return PARTIAL_CREDIT_MAX * matching_count / max(len(given), len(right))
+    return NUMBER_CREDIT + DIGITS_CREDIT_MAX * matching_count / max(len(given), len(right))

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+
 from pulsenetd.demo import grpo, models
 from pulsenetd.demo.grpo import GrpoTrainer, compute_advantages, pad_right
 from pulsenetd.demo.rollouts import Sampler, Samples
+from pulsenetd.demo.settings import SETTINGS
 from pulsenetd.demo.task import Question
 
 
@@ -15,11 +17,14 @@ def make_trainer(learning_rate: float = 1e-4) -> GrpoTrainer:
 
 
 def make_samples(trainer: GrpoTrainer, *, seed: int = 1) -> Samples:
+    """Return samples of the trainer's own view, every second one of them rewarded."""
     _, tokenizer = models.load_masters("tiny")
     sampler = Sampler(trainer.view, tokenizer, seed=seed)
     sampler.refresh()
     questions = (Question(3, 4), Question(31, 18))
-    return sampler.sample(questions, group_size=6, completion_tokens_max=4)
+    drawn = sampler.sample(questions, group_size=6, completion_tokens_max=4)
+    rewards = tuple(float(index % 2) for index in range(len(drawn.rewards)))
+    return Samples(drawn.prompts, drawn.completions, drawn.logprobs, rewards)
 
 
 def test_advantages_are_relative_to_the_group() -> None:
@@ -30,14 +35,12 @@ def test_advantages_are_relative_to_the_group() -> None:
 
 def test_a_step_raises_the_likelihood_of_what_was_rewarded() -> None:
     trainer = make_trainer()
-    drawn = make_samples(trainer)
-    rewards = tuple(float(index % 2) for index in range(len(drawn.rewards)))
-    samples = Samples(drawn.prompts, drawn.completions, drawn.logprobs, rewards)
+    samples = make_samples(trainer)
     advantages = compute_advantages(samples.prompts, samples.rewards)
     before, mask = trainer._score(samples)
     trainer.step(samples)
     after, _ = trainer._score(samples)
-    gain = (((after - before) * mask).sum(dim=1) * advantages).sum()
+    gain = (((after - before) * mask).detach().sum(dim=1) * advantages).sum()
     assert float(gain) > 0
 
 
@@ -65,7 +68,7 @@ def test_the_view_is_the_bf16_cast_of_the_masters(has_bf16: bool, monkeypatch: p
 
 
 def test_a_step_at_the_demonstration_rate_changes_a_few_percent_at_most() -> None:
-    trainer = make_trainer(models.SETTINGS["tiny"].learning_rate)
+    trainer = make_trainer(SETTINGS["tiny"].learning_rate)
     reports = [trainer.step(make_samples(trainer, seed=seed)) for seed in range(3)]
     for report in reports:
         assert 0.002 < report.changed_count / report.element_count < 0.04

@@ -5,6 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 import torch
+
 from pulsenetd.demo import models
 
 
@@ -49,11 +50,6 @@ def test_rope_order_is_undone() -> None:
     permuted = original.reshape(head_count, 2, head_size // 2, columns).swapaxes(1, 2).reshape(original.shape)
     assert not np.array_equal(permuted, original)
     assert np.array_equal(models._undo_rope_order(permuted, head_count), original)
-
-
-def test_settings_exist_for_every_model_of_the_command_line() -> None:
-    assert set(models.SETTINGS) == {"smollm2", "tiny"}
-    assert all(name == settings.name for name, settings in models.SETTINGS.items())
 
 
 @pytest.mark.nightly

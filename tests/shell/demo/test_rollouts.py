@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from pulsenetd.demo import models, rollouts
 from pulsenetd.demo.rollouts import Sampler, Samples, pad_left, positions_of
 from pulsenetd.demo.task import Question

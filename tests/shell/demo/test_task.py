@@ -3,7 +3,15 @@
 import random
 
 import pytest
-from pulsenetd.demo.task import PARTIAL_CREDIT_MAX, Question, draw_questions, parse_question, score_completion
+
+from pulsenetd.demo.task import (
+    DIGITS_CREDIT_MAX,
+    NUMBER_CREDIT,
+    Question,
+    draw_questions,
+    parse_question,
+    score_completion,
+)
 
 
 def test_the_same_seed_draws_the_same_questions() -> None:
@@ -33,10 +41,10 @@ def test_a_text_without_a_sum_asks_nothing() -> None:
     [
         (" 42", 1.0),
         (" 42, because 17 + 25 is that", 1.0),
-        (" 52", PARTIAL_CREDIT_MAX / 2),
-        (" 142", PARTIAL_CREDIT_MAX * 2 / 3),
-        (" 2", PARTIAL_CREDIT_MAX / 2),
-        (" 99", 0.0),
+        (" 52", NUMBER_CREDIT + DIGITS_CREDIT_MAX / 2),
+        (" 142", NUMBER_CREDIT + DIGITS_CREDIT_MAX * 2 / 3),
+        (" 2", NUMBER_CREDIT + DIGITS_CREDIT_MAX / 2),
+        (" 99", NUMBER_CREDIT),
         (" forty-two", 0.0),
         ("", 0.0),
     ],

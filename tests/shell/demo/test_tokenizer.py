@@ -1,6 +1,7 @@
 """The character tokenizer, and SmolLM2's from lists as its file carries them."""
 
 import pytest
+
 from pulsenetd.demo.task import Question, parse_question
 from pulsenetd.demo.tokenizer import CHARACTERS, CharacterTokenizer, build_chat_tokenizer
 

@@ -1,0 +1,81 @@
+"""Every command line the demonstration runs, as a person would type it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from pulsenetd.config import ENVIRONMENT_PREFIX
+
+RUN_NAME: Final = "demo"
+LOOPBACK: Final = "/ip4/127.0.0.1/tcp/0"
+
+PULSENET: Final = (sys.executable, "-m", "pulsenetd.cli")
+"""The ``pulsenet`` command of this very installation, whatever PATH says."""
+
+
+def keygen(key_file: Path) -> list[str]:
+    """Return the command that makes a node's key."""
+    return [*PULSENET, "keygen", str(key_file), "--json"]
+
+
+def create_run(*, authority: str, inferencers: Sequence[str]) -> list[str]:
+    """Return the command that creates the private run; keys are peer ids."""
+    listed = [argument for key in inferencers for argument in ("--inferencer", key)]
+    return [*PULSENET, "run", "create", RUN_NAME, "--private", "--authority", authority, *listed, "--json"]
+
+
+def join(role: str, data_directory: Path) -> list[str]:
+    """Return the command that runs one node."""
+    options = ["--run", RUN_NAME, "--data-dir", str(data_directory), "--listen", LOOPBACK, "--worker-threads", "2"]
+    if role == "inferencer":
+        # our own process holds the weights; the node need not write files beside it
+        options += ["--engine", "none", "--wait"]
+    return [*PULSENET, "join", "--role", role, *options]
+
+
+def training_process(
+    *, model: str, data_directory: Path, versions: int, output: Path, threads: int, seed: int
+) -> list[str]:
+    """Return the command of the training loop beside the trainer's node."""
+    return [
+        *(sys.executable, "-m", "pulsenetd.demo.trainer"),
+        *("--model", model, "--data-dir", str(data_directory), "--versions", str(versions)),
+        *("--output", str(output), "--threads", str(threads), "--seed", str(seed)),
+    ]
+
+
+def engine_process(
+    *, model: str, data_directory: Path, prompts: int, output: Path, final_file: Path, threads: int, seed: int
+) -> list[str]:
+    """Return the command of the engine beside an inferencer's node."""
+    return [
+        *(sys.executable, "-m", "pulsenetd.demo.inferencer"),
+        *("--model", model, "--data-dir", str(data_directory), "--prompts", str(prompts)),
+        *("--output", str(output), "--final-file", str(final_file), "--threads", str(threads), "--seed", str(seed)),
+    ]
+
+
+def environment(workdir: Path, inherited: Mapping[str, str], *, threads: int) -> dict[str, str]:
+    """Return the environment of a child: our data home, and none of the user's own pulsenet settings."""
+    kept = {name: value for name, value in inherited.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+    return kept | {
+        "XDG_DATA_HOME": str(workdir / "data"),
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def node_directory(workdir: Path, role: str, index: int) -> Path:
+    """Return the data directory of the ``index``-th node of a role, counted from 1, as ``pulsenet join`` names it."""
+    return workdir / "data" / "pulsenet" / RUN_NAME / (role if index == 1 else f"{role}-{index}")
+
+
+def core_count() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,355 @@
+"""``pulsenet demo``: starts a whole swarm as real processes, watches it, and judges the outcome.
+
+::
+
+    this process ── trainer's node      ── p2pd        (pulsenet join --role trainer)
+                 ├─ training process                   (GRPO; publishes, takes rollouts)
+                 ├─ inferencer's node   ── p2pd        (pulsenet join --role inferencer), once per inferencer
+                 └─ engine process                     (samples from the weights it received)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from rich.console import Console
+
+from pulsenet.errors import UsageError
+from pulsenetd.demo import command_lines
+from pulsenetd.demo.comparison import Comparison, compare_weights, compute_root
+from pulsenetd.demo.node_status import NodeWatch
+from pulsenetd.demo.processes import Children, DemoError, read_tail, run_together
+from pulsenetd.demo.progress import Progress, Screen, format_size
+from pulsenetd.demo.reports import Applied, Finished, Loaded, Published, Report, Sampled
+from pulsenetd.demo.settings import SETTINGS, DemoSettings
+
+NODE_START_SECONDS_MAX: Final = 90.0
+SILENCE_SECONDS_MAX: Final = 180.0
+"""No report from any process for so long means that something hangs."""
+TICK_SECONDS: Final = 0.2
+TRAINER_SEED: Final = 11
+
+_TRAINER: Final = "trainer"
+_TRAINER_NODE: Final = "trainer-node"
+
+
+class _Terminated(BaseException):
+    """SIGTERM arrived; not an ``Exception``, so that nothing but the cleaning up catches it."""
+
+
+@dataclass(slots=True)
+class _Swarm:
+    """What one run of the demonstration knows while it lasts."""
+
+    settings: DemoSettings
+    versions: int
+    workdir: Path
+    children: Children
+    progress: Progress
+    watches: dict[str, NodeWatch]
+    """By inferencer."""
+    loaded: set[str] = field(default_factory=set)
+    finished: dict[str, Finished] = field(default_factory=dict)
+    """By process: the trainer and each inferencer."""
+    sample_count: int = 0
+    heard_at: float = field(default_factory=time.monotonic)
+    """When a process last reported something."""
+
+
+def run_demo(model: str, versions: int | None, inferencers: int, workdir: Path | None, json_output: bool) -> int:
+    """Run the demonstration and return its exit code: 0 only if all inferencers are bit-identical.
+
+    Args:
+        model: A key of :data:`~pulsenetd.demo.settings.SETTINGS`.
+        versions: Optimiser steps to publish, beyond the first whole version; ``None`` takes the model's own.
+        inferencers: How many inferencer nodes to start.
+        workdir: Where keys, stores, logs and weights go and stay; ``None`` takes a temporary directory, which is
+            removed unless something fails.
+        json_output: Print one JSON object on standard output, and progress on standard error.
+
+    Raises:
+        UsageError: ``workdir`` holds an earlier run.
+    """
+    settings = SETTINGS[model]
+    console = Console(stderr=json_output)
+    started_at = time.monotonic()
+    with _open_workdir(workdir) as directory, _terminate_on_sigterm():
+        names = tuple(f"inferencer-{index}" for index in range(1, inferencers + 1))
+        progress = Progress(names)
+        watches = {
+            name: NodeWatch(command_lines.node_directory(directory.path, "inferencer", index))
+            for index, name in enumerate(names, 1)
+        }
+        title = f"pulsenet demo: {settings.title}, GRPO on small sums, {inferencers} inferencer(s)"
+        try:
+            with Children(directory.path / "logs") as children:
+                swarm = _Swarm(settings, versions or settings.versions, directory.path, children, progress, watches)
+                with Screen(console, title, progress) as screen:
+                    _run_swarm(swarm, screen)
+                    received = {name: watch.read_received_bytes() for name, watch in watches.items()}
+            comparisons, root = _compare(swarm)
+        except DemoError as error:
+            _explain(console, error, directory.path)
+            directory.is_kept = True
+            return 1
+        except _Terminated:
+            return 128 + signal.SIGTERM
+        summary = _summarise(swarm, comparisons, root, received, time.monotonic() - started_at)
+        directory.is_kept = directory.is_kept or not summary["identical"]
+        if json_output:
+            print(json.dumps(summary))
+        else:
+            _print_summary(console, summary, comparisons)
+        if directory.is_kept:
+            console.print(f"logs and weights are in {directory.path}", markup=False, highlight=False, soft_wrap=True)
+        return 0 if summary["identical"] else 1
+
+
+def _run_swarm(swarm: _Swarm, screen: Screen) -> None:
+    """Start everything, and follow it until every process has written its weights."""
+    _create_run(swarm, screen)
+    _start_engines(swarm)
+    _start_nodes(swarm, screen)
+    swarm.progress.phase = "loading models"
+    wanted = {_TRAINER, *swarm.watches}
+    final_file = swarm.workdir / "final-version"
+    while set(swarm.finished) != wanted:
+        _follow(swarm, screen)
+        if time.monotonic() - swarm.heard_at > SILENCE_SECONDS_MAX:
+            missing = ", ".join(sorted(wanted - set(swarm.finished)))
+            log = swarm.children.logs / f"{_TRAINER_NODE}.log"
+            raise DemoError(f"nothing happened for {SILENCE_SECONDS_MAX:.0f} s; not finished: {missing}", log)
+        if _TRAINER in swarm.finished and not final_file.exists():
+            # only now do the engines know which version is their last
+            last = swarm.finished[_TRAINER]
+            partial = final_file.with_suffix(".partial")
+            partial.write_text(f"{last.epoch}.{last.number}")
+            partial.rename(final_file)
+    swarm.progress.phase = "comparing weights"
+    screen.update()
+
+
+def _create_run(swarm: _Swarm, screen: Screen) -> None:
+    """Make one key per node and the private run that lists them."""
+    swarm.progress.phase = "creating keys and the run"
+    screen.update()
+    environment = command_lines.environment(swarm.workdir, os.environ, threads=1)
+    directories = [command_lines.node_directory(swarm.workdir, "trainer", 1)]
+    directories += [watch.data_directory for watch in swarm.watches.values()]
+    printed = run_together([command_lines.keygen(path / "identity.key") for path in directories], environment)
+    authority, *inferencers = [str(json.loads(text)["peer_id"]) for text in printed]
+    run_together([command_lines.create_run(authority=authority, inferencers=inferencers)], environment)
+
+
+def _start_engines(swarm: _Swarm) -> None:
+    """Start the training process and the engines; they load their models while the nodes come up."""
+    cores = command_lines.core_count()
+    (swarm.workdir / "weights").mkdir()
+    command = command_lines.training_process(
+        model=swarm.settings.name,
+        data_directory=command_lines.node_directory(swarm.workdir, "trainer", 1),
+        versions=swarm.versions,
+        output=swarm.workdir / "weights" / f"{_TRAINER}.safetensors",
+        threads=cores,
+        seed=TRAINER_SEED,
+    )
+    environment = command_lines.environment(swarm.workdir, os.environ, threads=cores)
+    swarm.children.start(_TRAINER, command, environment, may_exit=True)
+    # while they sample the trainer waits, so together they may use all cores
+    threads = max(1, cores // len(swarm.watches))
+    environment = command_lines.environment(swarm.workdir, os.environ, threads=threads)
+    for index, (name, watch) in enumerate(swarm.watches.items(), 1):
+        command = command_lines.engine_process(
+            model=swarm.settings.name,
+            data_directory=watch.data_directory,
+            prompts=-(-swarm.settings.prompts_per_step // len(swarm.watches)),
+            output=swarm.workdir / "weights" / f"{name}.safetensors",
+            final_file=swarm.workdir / "final-version",
+            threads=threads,
+            seed=TRAINER_SEED + index,
+        )
+        swarm.children.start(name, command, environment, may_exit=True)
+
+
+def _start_nodes(swarm: _Swarm, screen: Screen) -> None:
+    """Start the trainer's node, and once it can be joined the others."""
+    environment = command_lines.environment(swarm.workdir, os.environ, threads=1)
+    swarm.progress.phase = "starting the trainer's node"
+    trainer_directory = command_lines.node_directory(swarm.workdir, "trainer", 1)
+    child = swarm.children.start(_TRAINER_NODE, command_lines.join("trainer", trainer_directory), environment)
+    _wait_until(swarm, screen, NodeWatch(trainer_directory).is_up, "the trainer's node did not start", child.log)
+    swarm.progress.phase = "starting the inferencers' nodes"
+    logs = {}
+    for name, watch in swarm.watches.items():
+        command = command_lines.join("inferencer", watch.data_directory)
+        logs[name] = swarm.children.start(f"{name}-node", command, environment).log
+    for name, watch in swarm.watches.items():
+        _wait_until(swarm, screen, watch.is_up, f"the node of {name} did not start", logs[name])
+
+
+def _wait_until(swarm: _Swarm, screen: Screen, is_true: Callable[[], bool], complaint: str, log: Path) -> None:
+    give_up_at = time.monotonic() + NODE_START_SECONDS_MAX
+    while not is_true():
+        if time.monotonic() > give_up_at:
+            raise DemoError(f"{complaint} within {NODE_START_SECONDS_MAX:.0f} s", log)
+        _follow(swarm, screen)
+
+
+def _follow(swarm: _Swarm, screen: Screen) -> None:
+    """Wait one tick, take in what the processes report, and notice those that died."""
+    time.sleep(TICK_SECONDS)
+    while not swarm.children.reports.empty():
+        name, report = swarm.children.reports.get()
+        swarm.heard_at = time.monotonic()
+        _take_in(swarm, name, report)
+    swarm.children.check()
+    screen.update()
+
+
+def _take_in(swarm: _Swarm, name: str, report: Report) -> None:
+    """Enter one report into what is known."""
+    progress = swarm.progress
+    if isinstance(report, Loaded):
+        swarm.loaded.add(name)
+    elif isinstance(report, Published):
+        progress.add_published(report)
+        done = len(progress.rows) - 1
+        progress.phase = (
+            f"training: {done} of {swarm.versions} versions published" if done else "first version published"
+        )
+    elif isinstance(report, Applied):
+        progress.add_applied(name, report, swarm.watches[name].read_stage_seconds())
+    elif isinstance(report, Sampled):
+        swarm.sample_count += report.sample_count
+    else:
+        swarm.finished[name] = report
+
+
+def _compare(swarm: _Swarm) -> tuple[dict[str, Comparison], str]:
+    """Return each inferencer's comparison, and the root of the trainer's own file."""
+    folder = swarm.workdir / "weights"
+    trainer = folder / f"{_TRAINER}.safetensors"
+    root = compute_root(trainer)
+    comparisons = compare_weights(trainer, {name: folder / f"{name}.safetensors" for name in swarm.watches}, root)
+    for name in swarm.watches:
+        published_root = swarm.finished[name].root
+        if published_root != root:
+            text = f"it was published as root {published_root[:16]}, the trainer's file has {root[:16]}"
+            comparisons[name] = Comparison(comparisons[name].root, False, text)
+    return comparisons, root
+
+
+def _summarise(
+    swarm: _Swarm, comparisons: Mapping[str, Comparison], root: str, received: Mapping[str, int], seconds: float
+) -> dict[str, Any]:
+    """Return the summary as plain values."""
+    rows = [row for _, row in sorted(swarm.progress.rows.items())]
+    patches = [row.published for row in rows if not row.published.is_first]
+    anchors = [row.published for row in rows if row.published.is_first]
+    dense_bytes = sum(published.raw_size_bytes for published in patches)
+    patch_bytes = sum(published.encoded_size_bytes for published in patches)
+    shares = [published.changed_count / max(1, published.element_count) for published in patches]
+    rewards = [published.reward for published in patches]
+    third = max(1, len(rewards) // 3)
+    lags = [row.lag_seconds for row in rows if row.lag_seconds is not None and not row.published.is_first]
+    return {
+        "identical": all(comparison.is_identical for comparison in comparisons.values()),
+        "model": swarm.settings.name,
+        "versions": len(patches),
+        "inferencers": len(swarm.watches),
+        "final_version": rows[-1].label if rows else None,
+        "root": root,
+        "dense_bytes": dense_bytes,
+        "patch_bytes": patch_bytes,
+        "ratio": round(dense_bytes / patch_bytes, 2) if patch_bytes else None,
+        "anchor_bytes": sum(published.encoded_size_bytes for published in anchors),
+        "received_bytes": dict(received),
+        "density": round(sum(shares) / len(shares), 6) if shares else None,
+        "lag_seconds": round(sum(lags) / len(lags), 3) if lags else None,
+        "rollout_samples": swarm.sample_count,
+        "reward_start": round(sum(rewards[:third]) / third, 4) if rewards else None,
+        "reward_end": round(sum(rewards[-third:]) / third, 4) if rewards else None,
+        "seconds": round(seconds, 1),
+    }
+
+
+def _print_summary(console: Console, summary: Mapping[str, Any], comparisons: Mapping[str, Comparison]) -> None:
+    lines = []
+    for name, comparison in comparisons.items():
+        verdict = "bit-identical to the trainer" if comparison.is_identical else f"DIFFERS: {comparison.difference}"
+        lines.append(f"{name:<14} version {summary['final_version']}, root {comparison.root[:16]}, {verdict}")
+    dense, patches = format_size(summary["dense_bytes"]), format_size(summary["patch_bytes"])
+    lines += [
+        f"{'transfer':<14} {summary['versions']} versions: {patches} of patches instead of {dense} dense, "
+        f"{summary['ratio']:.0f} times less (plus the first version, {format_size(summary['anchor_bytes'])}, once)",
+        f"{'changed':<14} {summary['density']:.2%} of the weights per version on average",
+        f"{'training':<14} {summary['rollout_samples']} samples; mean reward "
+        f"{summary['reward_start']:.2f} in the first third of the steps, {summary['reward_end']:.2f} in the last",
+        f"{'time':<14} {summary['seconds']:.0f} s in all; "
+        f"{summary['lag_seconds']:.2f} s from publish() to the last engine on average",
+    ]
+    for line in ["", *lines]:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _explain(console: Console, error: DemoError, workdir: Path) -> None:
+    """Print what went wrong, the end of the log that knows more, and where the rest is."""
+    lines = [f"pulsenet demo: {error}"]
+    if error.log is not None:
+        lines += [f"the end of {error.log}:", *(f"  {line}" for line in read_tail(error.log))]
+    lines.append(f"all logs are in {workdir / 'logs'}")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@dataclass(slots=True)
+class _Workdir:
+    path: Path
+    is_kept: bool
+
+
+@contextmanager
+def _open_workdir(wanted: Path | None) -> Iterator[_Workdir]:
+    """Make the directory of this run; one we chose ourselves is removed at the end unless it is to be kept.
+
+    Raises:
+        UsageError: The directory holds something already.
+    """
+    if wanted is None:
+        directory = _Workdir(Path(tempfile.mkdtemp(prefix="pulsenet-demo-")), is_kept=False)
+    else:
+        directory = _Workdir(wanted.absolute(), is_kept=True)
+        if wanted.exists() and (not wanted.is_dir() or any(wanted.iterdir())):
+            raise UsageError(f"--workdir: {wanted} is not an empty directory; choose another or remove it")
+    for name in ("data", "logs"):
+        (directory.path / name).mkdir(parents=True, mode=0o700)
+    try:
+        yield directory
+    finally:
+        if not directory.is_kept:
+            shutil.rmtree(directory.path, ignore_errors=True)
+
+
+@contextmanager
+def _terminate_on_sigterm() -> Iterator[None]:
+    """Turn SIGTERM into an exception, so that the processes we started are stopped like after Ctrl-C."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

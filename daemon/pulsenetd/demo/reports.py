@@ -1,0 +1,99 @@
+"""What the demonstration's processes tell the command that started them: JSON lines on standard output."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, Final, TextIO
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The process has its model and waits for its node."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The trainer's node has committed a version."""
+
+    epoch: int
+    number: int
+    is_first: bool
+    """The weights training starts from, published whole."""
+    raw_size_bytes: int
+    encoded_size_bytes: int
+    changed_count: int
+    element_count: int
+    reward: float
+    """Mean reward of the samples the version was trained on; 0 for the first."""
+    logprob_gap: float
+    staleness_max: int
+    """Versions between the oldest sample's weights and the trainer's."""
+    wait_seconds: float
+    """Spent waiting for rollouts."""
+    step_seconds: float
+    publish_seconds: float
+    """From the call of ``publish`` to the commit."""
+    offered_at: float
+    """Monotonic time of that call; one clock serves all processes of a machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """An inferencer's engine serves a version."""
+
+    epoch: int
+    number: int
+    apply_seconds: float
+    applied_at: float
+    """Monotonic time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """An inferencer has handed a batch of rollouts to its node."""
+
+    number: int
+    sample_count: int
+    reward: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The process has written its weights and is about to leave."""
+
+    epoch: int
+    number: int
+    root: str
+    """Root under which the version was published, as the node said, hexadecimal; empty where it is not told."""
+
+
+Report = Loaded | Published | Applied | Sampled | Finished
+
+_TYPES: Final[dict[str, type[Report]]] = {
+    "loaded": Loaded,
+    "published": Published,
+    "applied": Applied,
+    "sampled": Sampled,
+    "finished": Finished,
+}
+_NAMES: Final = {report_type: name for name, report_type in _TYPES.items()}
+
+
+def write_report(stream: TextIO, report: Report) -> None:
+    """Write one line and flush it."""
+    stream.write(json.dumps({"report": _NAMES[type(report)], **dataclasses.asdict(report)}) + "\n")
+    stream.flush()
+
+
+def read_report(line: str) -> Report | None:
+    """Return the report of one line; ``None`` for anything else a library may have printed."""
+    try:
+        table: dict[str, Any] = json.loads(line)
+        return _TYPES[table.pop("report")](**table)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,55 @@
+"""How each model is trained in the demonstration. Imports nothing heavy: the command itself reads this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """How one model is trained in the demonstration."""
+
+    name: str
+    title: str
+    versions: int
+    """Versions published unless the command says otherwise."""
+    operand_max: int
+    prompts_per_step: int
+    group_size: int
+    """Samples per prompt; advantages are relative to their group."""
+    completion_tokens_max: int
+    learning_rate: float
+    staleness_max: int
+    """Rollouts from weights older than this many versions are dropped."""
+    repeat_seconds: float
+    """An inferencer sends a second batch from the same version if nothing newer came for so long."""
+
+
+SETTINGS: Final = {
+    "smollm2": DemoSettings(
+        name="smollm2",
+        title="SmolLM2-135M-Instruct",
+        versions=12,
+        operand_max=99,
+        prompts_per_step=4,
+        group_size=8,
+        completion_tokens_max=6,
+        learning_rate=3e-6,
+        staleness_max=1,
+        repeat_seconds=20.0,
+    ),
+    "tiny": DemoSettings(
+        name="tiny",
+        title="tiny Llama",
+        versions=8,
+        operand_max=49,
+        prompts_per_step=8,
+        group_size=8,
+        completion_tokens_max=4,
+        learning_rate=6e-7,
+        staleness_max=1,
+        repeat_seconds=5.0,
+    ),
+}
+"""Models by the name that ``--model`` takes."""
