@@ -1,0 +1,208 @@
+"""Blobs as lists of chunks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pulsenet import limits
+from pulsenet.errors import IntegrityError, LocalProtocolError, RemoteProtocolError
+from pulsenet.ids import Digest, compute_digest
+from pulsenet.wire.chunks import (
+    Chunk,
+    ChunkAssembler,
+    ChunkCutter,
+    ChunkList,
+    compute_list_size_bytes_max,
+    join_chunks,
+    open_chunk_list,
+)
+
+SIZE = 16
+
+
+def cut(blob: bytes, chunk_size_bytes: int = SIZE) -> tuple[ChunkList, dict[Digest, bytes]]:
+    cutter = ChunkCutter(chunk_size_bytes)
+    chunks = cutter.feed(blob) + cutter.finish()
+    return cutter.chunk_list, dict(chunks)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, SIZE - 1, SIZE, SIZE + 1, 3 * SIZE])
+def test_sizes_at_the_edge_a_chk_2(size_bytes: int) -> None:
+    blob = bytes(range(size_bytes))
+    chunk_list, chunks = cut(blob)
+    assert [size for size, _ in chunk_list.entries] == [
+        len(blob[start : start + SIZE]) for start in range(0, size_bytes, SIZE)
+    ]
+    assert chunk_list.size_bytes == size_bytes
+    assert ChunkList.decode(chunk_list.encode()) == chunk_list
+    assembler = ChunkAssembler(chunk_list)
+    assert assembler.is_complete == (size_bytes == 0)
+    for digest, data in chunks.items():
+        assembler.add(digest, data)
+    assert assembler.is_complete
+    assert assembler.held_size_bytes == size_bytes
+    assert b"".join(join_chunks(chunk_list, chunks.__getitem__)) == blob
+
+
+def test_the_nominal_chunk_size_is_the_default() -> None:
+    cutter = ChunkCutter()
+    chunks = cutter.feed(bytes(limits.CHUNK_SIZE_BYTES + 1)) + cutter.finish()
+    assert [len(data) for _, data in chunks] == [limits.CHUNK_SIZE_BYTES, 1]
+
+
+def test_an_empty_blob_is_an_empty_list_and_has_a_name() -> None:
+    assert cut(b"")[0].entries == ()
+    assert cut(b"")[0].blob_id == compute_digest(b"PNCHUNK1" + bytes(16))
+
+
+@pytest.mark.parametrize("step", [1, 3, SIZE, 50])
+def test_chunks_depend_on_bytes_and_boundaries_only(step: int) -> None:
+    blob = bytes(range(100))
+    cutter = ChunkCutter(SIZE)
+    for start in range(0, 100, step):
+        cutter.feed(memoryview(blob)[start : start + step])
+    cutter.finish()
+    assert cutter.chunk_list == cut(blob)[0]
+
+
+def test_a_boundary_starts_a_new_chunk_so_equal_tensors_share_chunks() -> None:
+    tensor = bytes(range(20))
+    cutter = ChunkCutter(SIZE)
+    chunks: list[Chunk] = []
+    for other in (b"abc", b"defgh"):
+        for piece in (other, tensor):
+            chunks += cutter.feed(piece)
+            chunks += cutter.boundary()
+    chunks += cutter.finish()
+    assert [len(data) for _, data in chunks] == [3, 16, 4, 5, 16, 4]
+    assert chunks[1:3] == chunks[4:6]
+    assert len(cutter.chunk_list.digests) == 4
+
+
+@pytest.mark.parametrize("chunk_size_bytes", [0, limits.CHUNK_SIZE_BYTES_MAX + 1])
+def test_a_chunk_size_outside_the_limit_is_our_mistake(chunk_size_bytes: int) -> None:
+    with pytest.raises(LocalProtocolError):
+        ChunkCutter(chunk_size_bytes)
+
+
+def test_a_list_outside_the_limits_is_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = compute_digest(b"")
+    for entry in [(0, digest), (limits.CHUNK_SIZE_BYTES_MAX + 1, digest), (1, Digest(b"short"))]:
+        with pytest.raises(LocalProtocolError):
+            ChunkList((entry,)).encode()
+    monkeypatch.setattr(limits, "CHUNK_LIST_ENTRIES_MAX", 2)
+    with pytest.raises(LocalProtocolError):
+        ChunkList(((1, digest),) * 3).encode()
+    with pytest.raises(LocalProtocolError):
+        cut(bytes(range(48)))
+
+
+def test_a_malformed_list_is_refused() -> None:
+    good = cut(bytes(range(40)))[0].encode()
+    assert len(good) == 24 + 3 * 36
+    zero_size = good[:24] + bytes(4) + good[28:]
+    two_sizes = good[:24] + b"\x08" + good[25:60] + b"\x10\0\0\0" + good[28:60] + good[96:]
+    swapped = bytearray(good)
+    swapped[12] = 1
+    for data in (
+        b"",
+        good[:23],
+        good[:-1],
+        good + b"\0",
+        b"X" + good[1:],
+        bytes(swapped),
+        zero_size,
+        good[:16] + b"\x29" + good[17:],
+        good[:24] + b"\xff\xff\xff\xff" + good[28:],
+        good[:16] + b"\x20" + two_sizes[17:],
+        good[:8] + b"\xff\xff\xff\xff" + good[12:],
+    ):
+        with pytest.raises(RemoteProtocolError) as caught:
+            ChunkList.decode(data)
+        assert caught.value.code == "chunk-list"
+
+
+def test_a_list_is_opened_only_under_its_name_and_signed_size() -> None:
+    chunk_list, _ = cut(bytes(range(40)))
+    data = chunk_list.encode()
+    assert open_chunk_list(data, blob_id=chunk_list.blob_id, size_bytes=40) == chunk_list
+    with pytest.raises(IntegrityError, match="named"):
+        open_chunk_list(data, blob_id=compute_digest(b""), size_bytes=40)
+    with pytest.raises(IntegrityError, match="signed"):
+        open_chunk_list(data, blob_id=chunk_list.blob_id, size_bytes=41)
+    assert len(data) <= compute_list_size_bytes_max(40)
+    assert compute_list_size_bytes_max(0) == 24
+    assert compute_list_size_bytes_max(1 << 40) == 24 + 36 * limits.CHUNK_LIST_ENTRIES_MAX
+
+
+def test_noise_in_any_order_assembles_the_same_blob_a_chk_1() -> None:
+    draw = random.Random(7)
+    blob = draw.randbytes(10_000 * SIZE)
+    chunk_list, chunks = cut(blob)
+    assembler = ChunkAssembler(chunk_list)
+    store: dict[Digest, bytes] = {}
+    corrupted = received = refused = 0
+    while not assembler.is_complete:
+        window = list(assembler.missing()[:64])
+        draw.shuffle(window)
+        for digest in window + window[:3]:
+            if draw.random() < 0.1:
+                continue
+            data = chunks[digest]
+            received += len(data)
+            if draw.random() < 0.01:
+                data = bytes([data[0] ^ 1]) + data[1:]
+                corrupted += 1
+            try:
+                if assembler.add(digest, data):
+                    store[digest] = data
+            except IntegrityError:
+                refused += 1
+    assert refused == corrupted > 0
+    assert received <= 1.25 * len(blob)
+    assert b"".join(join_chunks(chunk_list, store.__getitem__)) == blob
+
+
+def test_a_chunk_of_another_version_is_rejected_a_chk_3() -> None:
+    old, old_chunks = cut(bytes(range(64)))
+    new, _ = cut(bytes(range(32)) + bytes(32))
+    assembler = ChunkAssembler(new)
+    with pytest.raises(IntegrityError, match="are not the chunk"):
+        assembler.add(3, old_chunks[old.entries[3][1]])
+    with pytest.raises(IntegrityError, match="no part"):
+        assembler.add(old.entries[3][1], old_chunks[old.entries[3][1]])
+    with pytest.raises(IntegrityError, match="outside"):
+        assembler.add(4, b"")
+    with pytest.raises(IntegrityError, match="outside"):
+        assembler.add(-1, b"")
+    assert not assembler.is_complete
+    assert assembler.add(0, old_chunks[old.entries[0][1]])
+    assert not assembler.add(0, old_chunks[old.entries[0][1]])
+
+
+def test_chunks_held_before_a_restart_are_not_missing_a_chk_4() -> None:
+    chunk_list, _ = cut(bytes(range(64)))
+    assembler = ChunkAssembler(chunk_list)
+    assert assembler.mark_held(chunk_list.entries[1][1])
+    assert not assembler.mark_held(chunk_list.entries[1][1])
+    assert assembler.missing() == tuple(chunk_list.entries[index][1] for index in (0, 2, 3))
+    assert assembler.held_size_bytes == SIZE
+
+
+def test_a_repeated_chunk_is_fetched_once_and_used_twice() -> None:
+    blob = bytes(SIZE) * 3
+    chunk_list, chunks = cut(blob)
+    assembler = ChunkAssembler(chunk_list)
+    assert len(assembler.missing()) == 1
+    assembler.add(1, bytes(SIZE))
+    assert assembler.is_complete
+    assert b"".join(join_chunks(chunk_list, chunks.__getitem__)) == blob
+
+
+def test_a_damaged_stored_chunk_is_found_when_read() -> None:
+    chunk_list, _ = cut(bytes(SIZE))
+    for damaged in (b"x" * SIZE, bytes(SIZE - 1)):
+        with pytest.raises(IntegrityError, match="damaged"):
+            list(join_chunks(chunk_list, lambda digest, damaged=damaged: damaged))
