@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from pulsenet.errors import ConfigError
-from pulsenet.local.sockets import socket_path
+from pulsenet.local.sockets import socket_path, use_address
 
 RUN_NAME_DEFAULT: Final = "local"
+
+PROBE_SECONDS_MAX: Final = 1.0
+"""A Unix socket connects at once or not at all, unless its owner is stopped."""
 
 
 def data_home(environment: Mapping[str, str]) -> Path:
@@ -29,7 +33,8 @@ def find_data_directory(
 ) -> Path:
     """Return the data directory of the running daemon to attach to.
 
-    Looks at ``data_home/<run>/<role>``, ``<role>-2`` and so on, lowest number first, for one with a socket.
+    Looks at ``data_home/<run>/<role>``, ``<role>-2`` and so on, lowest number first, for one whose daemon listens;
+    one that a crash left a socket of comes last.
 
     Args:
         role: ``trainer`` or ``inferencer``.
@@ -53,11 +58,22 @@ def find_data_directory(
     for path in directory.iterdir() if directory.is_dir() else ():
         match = numbered.fullmatch(path.name)
         if match and socket_path(path).exists():
-            candidates.append((int(match[1] or 1), path))
+            candidates.append((not _listens(socket_path(path)), int(match[1] or 1), path))
     if not candidates:
         option = "" if run == RUN_NAME_DEFAULT else f" --run {run}"
         raise ConfigError(
             f"no {role} daemon of run '{run}' is running below {directory}: start it with "
             f"'pulsenet join --role {role}{option}' in another terminal"
         )
-    return min(candidates)[1]
+    return min(candidates)[2]
+
+
+def _listens(path: Path) -> bool:
+    """Tell whether anybody accepts connections at a socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
+        probe.settimeout(PROBE_SECONDS_MAX)
+        try:
+            use_address(path, probe.connect)
+        except OSError:
+            return False
+    return True

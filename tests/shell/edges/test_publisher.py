@@ -1,0 +1,175 @@
+"""Publishing from a training loop through a real local server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pulsenet.chain.records import RolloutBatch
+from pulsenet.errors import ConfigError, LocalProtocolError, UnavailableError
+from pulsenet.ids import PeerId, RunId, Version
+from pulsenet.local.protocol import PublishDone, PublishStatus, SignedBatch
+from pulsenet.local.rollouts import Sample, pack_rollouts
+from pulsenet.training import publisher as publisher_module
+from pulsenet.training.publisher import CopyProgress, Publisher, attach
+from pulsenet.training.snapshot import collect_tensors
+from pulsenet.wire.schema import encode_value
+
+Serve = Callable[[Path], None]
+
+
+def test_a_model_arrives_whole_in_the_dense_layout(serve: Serve, node: Any, tmp_path: Path) -> None:
+    serve(tmp_path)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.BatchNorm1d(5))
+    with attach(data_dir=tmp_path) as publisher:
+        result = publisher.publish(model, step=3, wait=True)
+    assert result.status is PublishStatus.COMMITTED
+    assert result.version == Version(0, 1)
+    ((step, table, region),) = node.offers
+    expected_table, tensors = collect_tensors(model)
+    assert step == 3
+    assert table == expected_table
+    for index, (_, data) in enumerate(tensors):
+        assert table.view(region, index).tobytes() == data
+
+
+def test_training_may_go_on_at_once(serve: Serve, node: Any, tmp_path: Path) -> None:
+    serve(tmp_path)
+    model = torch.nn.Linear(2, 2)
+    with attach(data_dir=tmp_path) as publisher:
+        before = dict(collect_tensors(model)[1])
+        publisher.publish(model, step=1)
+        with torch.no_grad():
+            model.weight.zero_()
+        publisher.publish(model, step=2)
+    _, table, first = node.offers[0]
+    assert table.view(first, table.index_of("weight")).tobytes() == before["weight"]
+    assert not table.view(node.offers[1][2], table.index_of("weight")).any()
+
+
+def test_no_memory_and_no_descriptor_stays_behind(
+    serve: Serve, tmp_path: Path, open_descriptors: Callable[[], int]
+) -> None:
+    serve(tmp_path)
+    with attach(data_dir=tmp_path) as publisher:
+        publisher.publish(torch.nn.Linear(2, 2), step=0, wait=True)
+        before = open_descriptors()
+        for step in range(1, 10):
+            publisher.publish(torch.nn.Linear(2, 2), step=step, wait=True)
+        assert open_descriptors() <= before
+
+
+@pytest.mark.parametrize("status", [PublishStatus.NOT_PUBLISHER, PublishStatus.REPLACED, PublishStatus.FAILED])
+def test_what_the_daemon_says_is_the_result(status: PublishStatus, serve: Serve, node: Any, tmp_path: Path) -> None:
+    serve(tmp_path)
+    node.outcome = PublishDone(status, None, 0, 0, 0, 0, "why: because")
+    with attach(data_dir=tmp_path) as publisher:
+        result = publisher.publish(torch.nn.Linear(2, 2), step=0, wait=True)
+    assert (result.status, result.reason) == (status, "why: because")
+
+
+def test_progress_counts_up_to_the_whole_model(serve: Serve, tmp_path: Path) -> None:
+    serve(tmp_path)
+    seen: list[CopyProgress] = []
+    with attach(data_dir=tmp_path, on_progress=seen.append) as publisher:
+        publisher.publish(torch.nn.Linear(4, 3), step=0)
+    assert [(progress.tensor_name, progress.tensor_count) for progress in seen] == [("bias", 1), ("weight", 2)]
+    assert [progress.copied_size_bytes for progress in seen] == [6, 30]
+    assert {(progress.tensor_count_total, progress.size_bytes) for progress in seen} == {(2, 30)}
+
+
+def test_a_daemon_that_goes_away_is_a_result(serve: Serve, node: Any, tmp_path: Path) -> None:
+    serve(tmp_path)
+    with attach(data_dir=tmp_path) as publisher:
+        publisher._client.path.unlink()  # type: ignore[union-attr]
+        publisher._client._idle.pop().close()  # type: ignore[union-attr]
+        result = publisher.publish(torch.nn.Linear(2, 2), step=0)
+    assert result.status is PublishStatus.FAILED
+    assert result.reason.startswith("unreachable: ")
+    assert node.offers == []
+
+
+def test_without_a_daemon_attach_says_how_to_start_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="start it with 'pulsenet join --role trainer'"):
+        attach()
+
+
+def test_attach_finds_the_daemon_of_the_run(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    serve(tmp_path / "pulsenet" / "mine" / "trainer")
+    with attach("mine") as publisher:
+        assert publisher.status() == {"role": "trainer", "offers": 0}
+
+
+def make_batch(number: int) -> SignedBatch:
+    packed = pack_rollouts(Version(0, 1), Version(0, 2), [Sample([1], [2, 3], [-0.5, -1.0], float(number))])
+    fields = {name: getattr(packed, name) for name in packed.__slots__}
+    batch = RolloutBatch(run_id=RunId(bytes(32)), batch_id=number.to_bytes(16, "little"), **fields)
+    return SignedBatch(PeerId(bytes(32)), encode_value(batch))
+
+
+def test_rollouts_come_one_after_another_until_the_time_is_up(serve: Serve, node: Any, tmp_path: Path) -> None:
+    serve(tmp_path)
+    node.batches = [make_batch(number) for number in range(5)]
+    with attach(data_dir=tmp_path) as publisher:
+        rewards = [batch.samples[0].reward for batch in publisher.rollouts(count_max=2, timeout_seconds=0.0)]
+        assert rewards == [0.0, 1.0, 2.0, 3.0, 4.0]
+        node.batches = [make_batch(7)]
+        assert next(publisher.rollouts()).samples[0].reward == 7.0
+
+
+class Sharded(torch.Tensor):
+    """As a sharded tensor shows itself."""
+
+    gathered: list[int] = []  # noqa: RUF012
+
+    def full_tensor(self) -> torch.Tensor:
+        self.gathered.append(self.numel())
+        return torch.zeros(self.shape)
+
+    def to_local(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def test_other_ranks_gather_and_do_not_publish(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(publisher_module, "_rank", lambda: 1)
+    state = {"a": torch.zeros(3).as_subclass(Sharded), "b": torch.zeros(2)}
+    with attach(data_dir=tmp_path) as publisher:
+        result = publisher.publish(state, step=0)
+        assert result.status is PublishStatus.NOT_PUBLISHER
+        assert Sharded.gathered == [3]
+        with pytest.raises(LocalProtocolError, match="ask on rank 0"):
+            next(publisher.rollouts())
+
+
+def test_a_model_that_cannot_be_published_is_refused_before_anything_is_sent(
+    serve: Serve, node: Any, tmp_path: Path
+) -> None:
+    serve(tmp_path)
+    with attach(data_dir=tmp_path) as publisher, pytest.raises(ConfigError, match="complex64"):
+        publisher.publish({"w": torch.zeros(1, dtype=torch.complex64)}, step=0)
+    assert node.offers == []
+
+
+def test_a_dead_daemons_socket_is_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "daemon.sock").touch()
+    with pytest.raises(UnavailableError):
+        attach(data_dir=tmp_path, timeout_seconds=0.0)
+
+
+def test_a_strided_parameter_arrives_as_its_values(serve: Serve, node: Any, tmp_path: Path) -> None:
+    """A-DT-3."""
+    serve(tmp_path)
+    with attach(data_dir=tmp_path) as publisher:
+        assert isinstance(publisher, Publisher)
+        publisher.publish({"w": torch.arange(6.0).reshape(2, 3).t()}, step=0, wait=True)
+    _, table, region = node.offers[0]
+    bits = table.view(region, 0).astype(np.uint32) << 16
+    assert bits.astype("<u4").view("<f4").tolist() == [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]

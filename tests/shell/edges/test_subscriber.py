@@ -1,0 +1,183 @@
+"""An engine kept current through a real local server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pulsenet.errors import ConfigError, IntegrityError, PulsenetError, StructureError
+from pulsenet.ids import Digest, Version
+from pulsenet.local.rollouts import Sample
+from pulsenet.serving.files import FilesEngine
+from pulsenet.serving.in_process import InProcessEngine
+from pulsenet.serving.subscriber import attach
+from pulsenet.training.snapshot import collect_tensors
+
+Serve = Callable[[Path], None]
+
+
+def make_model() -> torch.nn.Linear:
+    return torch.nn.Linear(4, 3, dtype=torch.bfloat16)
+
+
+def holds(model: torch.nn.Module, weights: Any) -> bool:
+    _, tensors = collect_tensors(model)
+    return all(
+        np.array_equal(weights.table.view(weights.region, index).view(np.uint8), np.frombuffer(data, np.uint8))
+        for index, (_, data) in enumerate(tensors)
+    )
+
+
+def test_an_engine_follows_full_and_record_updates(
+    serve: Serve, node: Any, weights: Sequence[Any], tmp_path: Path
+) -> None:
+    serve(tmp_path)
+    model = make_model()
+    engine, updated = InProcessEngine(model), []
+    node.staged = [weights[0].stage_full(), weights[2].stage_from(weights[0])]
+    with attach(engine, data_dir=tmp_path, on_update=updated.append) as subscriber:
+        assert subscriber.step() == Version(0, 0)
+        assert holds(model, weights[0])
+        assert subscriber.step() == Version(0, 2)
+        assert holds(model, weights[2])
+        assert subscriber.step() is None
+    assert node.asked == [None, Version(0, 0), Version(0, 2)]
+    assert [(item.version, item.ok, item.held) for item in node.confirmations] == [
+        (Version(0, 0), True, Version(0, 0)),
+        (Version(0, 2), True, Version(0, 2)),
+    ]
+    assert updated == [Version(0, 0), Version(0, 2)]
+
+
+def test_the_files_engine_follows_too(serve: Serve, node: Any, weights: Sequence[Any], tmp_path: Path) -> None:
+    serve(tmp_path)
+    engine = FilesEngine(tmp_path / "engine")
+    node.staged = [weights[0].stage_full(), weights[1].stage_from(weights[0])]
+    with attach(engine, data_dir=tmp_path) as subscriber:
+        subscriber.step()
+        assert subscriber.step() == Version(0, 1)
+    engine.close()
+    assert (tmp_path / "engine" / "current").resolve().name == "0.1"
+
+
+def test_a_failure_is_seen_by_both_sides_and_the_next_try_mends_it(
+    serve: Serve, node: Any, weights: Sequence[Any], tmp_path: Path
+) -> None:
+    """A-APP-3."""
+    serve(tmp_path)
+    model = make_model()
+    engine = InProcessEngine(model)
+    wrong = Digest(bytes(32))
+    node.staged = [
+        weights[0].stage_full(),
+        weights[1].stage_from(weights[0], root=wrong),
+        weights[1].stage_from(weights[0]),
+    ]
+    with attach(engine, data_dir=tmp_path) as subscriber:
+        subscriber.step()
+        with pytest.raises(IntegrityError, match="have root"):
+            subscriber.step()
+        assert engine.version == Version(0, 0)
+        assert holds(model, weights[0])
+        assert dict(subscriber.failures) == {"root_mismatch": 1}
+        assert isinstance(subscriber.last_failure, IntegrityError)
+        assert subscriber.step() == Version(0, 1)
+        assert subscriber.last_failure is None
+    failed = node.confirmations[1]
+    assert (failed.ok, failed.held) == (False, Version(0, 0))
+    assert failed.reason.startswith("root_mismatch: weights of version 0.1 have root")
+    assert node.asked == [None, Version(0, 0), Version(0, 0)]
+
+
+def test_another_structure_is_refused_and_named(
+    serve: Serve, node: Any, weights: Sequence[Any], tmp_path: Path
+) -> None:
+    """A-NAME-3."""
+    serve(tmp_path)
+    node.staged = [weights[0].stage_full()]
+    engine = InProcessEngine(torch.nn.Linear(4, 3, bias=False, dtype=torch.bfloat16))
+    with attach(engine, data_dir=tmp_path) as subscriber, pytest.raises(StructureError, match=r"1 \(bias\)"):
+        subscriber.step()
+    assert node.confirmations[0].reason.startswith("structure: ")
+    assert node.confirmations[0].held is None
+
+
+def test_an_engines_own_error_is_reported_and_raised(
+    serve: Serve, node: Any, weights: Sequence[Any], tmp_path: Path
+) -> None:
+    serve(tmp_path)
+
+    def drop_cache(version: Version) -> None:
+        raise RuntimeError("cache is in use")
+
+    node.staged = [weights[0].stage_full()]
+    engine = InProcessEngine(make_model(), on_applied=drop_cache)
+    with attach(engine, data_dir=tmp_path) as subscriber, pytest.raises(RuntimeError, match="cache is in use"):
+        subscriber.step()
+    assert node.confirmations[0].reason == "engine: cache is in use"
+    assert node.confirmations[0].ok is False
+
+
+def test_the_loop_goes_on_after_a_failure_and_ends_when_closed(
+    serve: Serve, node: Any, weights: Sequence[Any], tmp_path: Path
+) -> None:
+    serve(tmp_path)
+    arrived, failures = threading.Event(), []
+
+    def notice(error: PulsenetError) -> None:
+        failures.append(type(error))
+
+    node.staged = [weights[1].stage_from(weights[0]), weights[1].stage_full()]
+    engine = InProcessEngine(make_model())
+    with attach(engine, data_dir=tmp_path, on_update=lambda _: arrived.set(), on_failure=notice) as subscriber:
+        subscriber.start()
+        subscriber.start()
+        assert arrived.wait(30)
+        with engine.weights() as version:
+            assert version == Version(0, 1)
+    assert [failure.__name__ for failure in failures] == ["PatchMismatchError"]
+    assert dict(subscriber.failures) == {"base_mismatch": 1}
+
+
+def test_no_descriptor_stays_behind(
+    serve: Serve, node: Any, weights: Sequence[Any], tmp_path: Path, open_descriptors: Callable[[], int]
+) -> None:
+    serve(tmp_path)
+    engine = InProcessEngine(make_model())
+    with attach(engine, data_dir=tmp_path) as subscriber:
+        node.staged = [weights[0].stage_full()]
+        subscriber.step()
+        before = open_descriptors()
+        for _ in range(5):
+            node.staged = [weights[1].stage_from(weights[0]), weights[0].stage_full()]
+            subscriber.step()
+            subscriber.step()
+        assert open_descriptors() <= before
+
+
+def test_rollouts_are_stamped_and_handed_over(serve: Serve, node: Any, tmp_path: Path) -> None:
+    serve(tmp_path)
+    with attach(InProcessEngine(make_model()), data_dir=tmp_path) as subscriber:
+        taken = subscriber.submit_rollouts(
+            [Sample([1, 2], [3], [-0.25], 1.0)],
+            version_first=Version(0, 3),
+            version_last=Version(0, 4),
+            metadata={"task": "sum"},
+        )
+        assert subscriber.status()["role"] == "trainer"
+    assert taken.accepted
+    (batch,) = node.rollouts
+    assert (batch.version_first, batch.version_last) == (Version(0, 3), Version(0, 4))
+    assert batch.metadata == '{"task": "sum"}'
+
+
+def test_without_a_daemon_attach_says_how_to_start_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="start it with 'pulsenet join --role inferencer --run mine'"):
+        attach(InProcessEngine(make_model()), "mine")
