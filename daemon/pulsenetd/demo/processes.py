@@ -98,13 +98,15 @@ class Children:
             if child.process.poll() is None:
                 _signal_group(child, signal.SIGTERM)
         give_up_at = time.monotonic() + STOP_SECONDS_MAX
-        for child in self._children:
-            with suppress(subprocess.TimeoutExpired):
-                child.process.wait(max(0.0, give_up_at - time.monotonic()))
-        for child in self._children:
-            # also where the leader is gone: a child of its own may have outlived it
-            _signal_group(child, signal.SIGKILL)
-            child.process.wait()
+        try:
+            for child in self._children:
+                with suppress(subprocess.TimeoutExpired):
+                    child.process.wait(max(0.0, give_up_at - time.monotonic()))
+        finally:
+            # A second Ctrl-C ends the wait, never this. Where a leader is gone, a child of its own may be left.
+            for child in self._children:
+                _signal_group(child, signal.SIGKILL)
+                child.process.wait()
         for reader in self._readers:
             reader.join(1.0)
 

@@ -1,0 +1,41 @@
+"""The command lines are ones the installed command accepts, in an environment of their own."""
+
+from pathlib import Path
+
+from pulsenetd.cli import build_parser
+from pulsenetd.config import resolve
+from pulsenetd.demo import command_lines
+from pulsenetd.demo.command_lines import PULSENET
+
+
+def test_every_command_is_understood_by_the_command_line(tmp_path: Path) -> None:
+    commands = [
+        command_lines.keygen(tmp_path / "key"),
+        command_lines.create_run(authority="a" * 64, inferencers=["b" * 64, "c" * 64]),
+        command_lines.join("trainer", tmp_path),
+        command_lines.join("inferencer", tmp_path),
+    ]
+    for command in commands:
+        assert tuple(command[: len(PULSENET)]) == PULSENET
+        build_parser().parse_args(command[len(PULSENET) :])
+
+
+def test_the_users_own_settings_do_not_reach_the_demonstration(tmp_path: Path) -> None:
+    inherited = {"PATH": "/bin", "PULSENET_TOKEN": "pulse1x", "XDG_DATA_HOME": "/home/me", "OMP_NUM_THREADS": "8"}
+    environment = command_lines.environment(tmp_path, inherited, threads=1)
+    assert environment["PATH"] == "/bin"
+    assert environment["XDG_DATA_HOME"] == str(tmp_path / "data")
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert "PULSENET_TOKEN" not in environment
+    resolve({}, environment, None)
+
+
+def test_nodes_live_where_join_would_put_them(tmp_path: Path) -> None:
+    home = tmp_path / "data" / "pulsenet" / "demo"
+    assert command_lines.node_directory(tmp_path, "trainer", 1) == home / "trainer"
+    assert command_lines.node_directory(tmp_path, "inferencer", 1) == home / "inferencer"
+    assert command_lines.node_directory(tmp_path, "inferencer", 3) == home / "inferencer-3"
+
+
+def test_at_least_one_core_is_there() -> None:
+    assert command_lines.core_count() >= 1
