@@ -26,6 +26,7 @@ from pulsenet.errors import (
     PulsenetError,
     RemoteProtocolError,
     StorageError,
+    StructureError,
     UnavailableError,
 )
 from pulsenet.ids import Version, short
@@ -214,7 +215,7 @@ class Mirror:
         if weights is None or base != (manifest.base_version, manifest.base_root):
             raise PatchMismatchError(f"the hop to {manifest.version} starts from {manifest.base_version}")
         if manifest.table_digest != weights.held.table_digest:
-            raise _StructureError(f"the hop to {manifest.version} has another parameter table")
+            raise StructureError(f"the hop to {manifest.version} has another parameter table")
         started = self._monotonic()
         spool = self._decode(manifest, weights)
         decoded = self._monotonic()
@@ -325,14 +326,10 @@ class Mirror:
             weights.region.close()
 
 
-class _StructureError(IntegrityError):
-    """A hop with another parameter table than the mirror's."""
-
-
 def _reason(error: PulsenetError) -> str:
     """Return the stable code of :class:`HopFailed` for what went wrong."""
     match error:
-        case _StructureError():
+        case StructureError():
             return "structure"
         case PatchMismatchError():
             return "base_mismatch"

@@ -19,6 +19,7 @@ from pulsenet.errors import (
     PulsenetError,
     RemoteProtocolError,
     StorageError,
+    StructureError,
     UnavailableError,
 )
 from pulsenet.ids import Digest, RunId, Version, short
@@ -204,7 +205,7 @@ def hash_tensors(
 def _open_anchor(store: Store, manifest: Manifest) -> AnchorReader:
     reader = AnchorReader(store.read_blob(manifest.blob_id))
     if reader.table.digest != manifest.table_digest:
-        raise IntegrityError(f"the anchor of {manifest.version} holds table {short(reader.table.digest)}")
+        raise StructureError(f"the anchor of {manifest.version} holds table {short(reader.table.digest)}")
     return reader
 
 

@@ -1,0 +1,112 @@
+"""Content-addressed files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pulsenet import limits
+from pulsenet.errors import StorageError
+from pulsenet.ids import compute_digest
+from pulsenetd.chunk_files import ChunkFiles
+from pulsenetd.disk import Disk
+
+DATA = b"some chunk"
+DIGEST = compute_digest(DATA)
+
+
+def open_chunks(root: Path) -> ChunkFiles:
+    chunks = ChunkFiles(root, Disk())
+    chunks.scan()
+    return chunks
+
+
+def path_of(root: Path) -> Path:
+    return root / DIGEST.hex()[:2] / DIGEST.hex()
+
+
+def test_a_chunk_survives_a_restart(tmp_path: Path) -> None:
+    open_chunks(tmp_path).put(DIGEST, DATA)
+    again = open_chunks(tmp_path)
+    assert DIGEST in again
+    assert again.get(DIGEST) == DATA
+    assert list(again) == [DIGEST]
+    assert (len(again), again.total_size_bytes, again.size_bytes(DIGEST)) == (1, len(DATA), len(DATA))
+
+
+def test_an_absent_chunk_is_none_and_deleting_it_is_no_error(tmp_path: Path) -> None:
+    chunks = open_chunks(tmp_path)
+    assert chunks.get(DIGEST) is None
+    assert chunks.size_bytes(DIGEST) is None
+    chunks.remove(DIGEST)
+
+
+@pytest.mark.parametrize("damage", [b"", b"some chunc", bytes(len(DATA)), DATA + b"x"])
+def test_damaged_bytes_are_deleted_never_served(tmp_path: Path, damage: bytes) -> None:
+    """A-DSK-2: short, zero-filled and flipped files are caught by their digest."""
+    chunks = open_chunks(tmp_path)
+    chunks.put(DIGEST, DATA)
+    path_of(tmp_path).write_bytes(damage)
+    assert chunks.get(DIGEST) is None
+    assert DIGEST not in chunks
+    assert chunks.damaged_count == 1
+    assert not path_of(tmp_path).exists()
+    chunks.put(DIGEST, DATA)
+    assert chunks.get(DIGEST) == DATA
+
+
+def test_putting_a_chunk_again_repairs_a_damaged_file(tmp_path: Path) -> None:
+    chunks = open_chunks(tmp_path)
+    chunks.put(DIGEST, DATA)
+    path_of(tmp_path).write_bytes(bytes(len(DATA)))
+    chunks.put(DIGEST, DATA)
+    assert chunks.get(DIGEST) == DATA
+
+
+def test_a_file_deleted_behind_our_back_is_absent(tmp_path: Path) -> None:
+    chunks = open_chunks(tmp_path)
+    chunks.put(DIGEST, DATA)
+    path_of(tmp_path).unlink()
+    assert chunks.get(DIGEST) is None
+    assert DIGEST not in chunks
+
+
+def test_an_unreadable_file_is_a_storage_error(tmp_path: Path) -> None:
+    chunks = open_chunks(tmp_path)
+    chunks.put(DIGEST, DATA)
+    path_of(tmp_path).unlink()
+    path_of(tmp_path).mkdir()
+    with pytest.raises(StorageError, match="EISDIR"):
+        chunks.get(DIGEST)
+    with pytest.raises(StorageError, match="cannot delete"):
+        chunks.remove(DIGEST)
+
+
+def test_scanning_deletes_partials_and_giants_and_ignores_strangers(tmp_path: Path) -> None:
+    """A-DSK-3: .partial leftovers are removed at start."""
+    folder = tmp_path / "ab"
+    folder.mkdir()
+    (folder / "x.partial").write_bytes(b"half")
+    (folder / "readme").write_bytes(b"stranger")
+    giant = folder / ("ab" * 32)
+    with giant.open("wb") as file:
+        file.truncate(limits.CHUNK_SIZE_BYTES_MAX + 1)
+    chunks = open_chunks(tmp_path)
+    assert len(chunks) == 0
+    assert [path.name for path in folder.iterdir()] == ["readme"]
+    assert chunks.damaged_count == 1
+
+
+def test_a_batch_is_synced_by_directory(tmp_path: Path) -> None:
+    chunks = open_chunks(tmp_path)
+    items = [bytes([value]) for value in range(20)]
+    for data in items:
+        chunks.put(compute_digest(data), data, sync_directory=False)
+    chunks.sync(compute_digest(data) for data in items)
+    assert len(open_chunks(tmp_path)) == 20
+
+
+def test_a_failed_sync_is_a_storage_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="ENOENT"):
+        open_chunks(tmp_path).sync([DIGEST])
