@@ -260,7 +260,9 @@ def frame_faults(refused, one):
     bomb = zstandard.ZstdCompressor(level=1).compress(bytes(1 << 19))
     unsized = zstandard.ZstdCompressor(level=1, write_content_size=False).compress(bytes(60))
     lying = frame[:5] + bytes([61]) + frame[6:]
+    window = bytes.fromhex("28b52ffd8098") + struct.pack("<I", 60) + (60 << 3 | 3).to_bytes(3, "little") + b"\0"
     for name, data, comment in (
+        ("frame-window", window, "A sound frame, but for a window of 512 MiB."),
         ("frame-bomb", bomb, "A-MSG-3: the frame states 512 KiB where 60 to 64 bytes are due."),
         ("frame-huge", bytes.fromhex("28b52ffde06c06060663636363"), "A-MSG-4: 13 bytes that state 2^62 bytes."),
         ("frame-unsized", unsized, "A frame must state its size."),

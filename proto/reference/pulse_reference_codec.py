@@ -5,6 +5,7 @@ of the text over speed. Tensors are ``bytes`` (dense, little-endian, row-major);
 """
 
 import struct
+from itertools import pairwise
 
 import msgpack
 import xxhash
@@ -95,7 +96,7 @@ def check_table(tensors, aliases, excluded):
     alias_names = [alias for alias, _ in aliases]
     for listed in (names, alias_names, excluded):
         keys = [name.encode() for name in listed]
-        refuse_unless(all(a < b for a, b in zip(keys, keys[1:], strict=False)), "table-invalid")
+        refuse_unless(all(a < b for a, b in pairwise(keys)), "table-invalid")
         refuse_unless(all(0 < len(key) <= NAME_SIZE_MAX for key in keys), "table-invalid")
     for alias, canonical in aliases:
         refuse_unless(canonical in names and alias not in names, "table-invalid")
@@ -207,7 +208,8 @@ def read_plane(reader, size_min, size_max):
         return stored
     try:
         header = zstandard.get_frame_parameters(stored)
-        refuse_unless(header.dict_id == 0 and max(size_min, 1) <= header.content_size <= size_max, "patch-plane")
+        refuse_unless(header.dict_id == 0 and header.window_size <= 8 << 20, "patch-plane")
+        refuse_unless(max(size_min, 1) <= header.content_size <= size_max, "patch-plane")
         decompressor = zstandard.ZstdDecompressor().decompressobj()
         raw = decompressor.decompress(stored)
     except zstandard.ZstdError as error:
@@ -494,7 +496,7 @@ def decode_changes(tensors, data):
             refuse_unless(not any(array[count * width :]), "changes-header")
             columns.append([int.from_bytes(array[i * width : (i + 1) * width], "little") for i in range(count)])
         indices = columns[0]
-        refuse_unless(all(a < b for a, b in zip(indices, indices[1:], strict=False)), "changes-index")
+        refuse_unless(all(a < b for a, b in pairwise(indices)), "changes-index")
         refuse_unless(not indices or indices[-1] < total, "changes-index")
         spools.append((tensor_index, list(zip(*columns, strict=True))))
     return spools

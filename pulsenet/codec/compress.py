@@ -79,10 +79,12 @@ class PlaneReader(BodyReader):
         except zstandard.ZstdError as error:
             raise RemoteProtocolError("patch-plane", f"no zstandard frame: {error}") from error
         # An unknown size reads as nearly 2^64. Size 0 is refused because the decompressor then skips every check.
-        if not max(size_min, 1) <= header.content_size <= size_max or header.dict_id != 0:
+        if not max(size_min, 1) <= header.content_size <= size_max:
             raise RemoteProtocolError(
                 "patch-plane", f"a frame of {header.content_size} bytes, expected {size_min} to {size_max}"
             )
+        if header.dict_id != 0 or header.window_size > WINDOW_SIZE_BYTES_MAX:
+            raise RemoteProtocolError("patch-plane", f"dictionary {header.dict_id}, window {header.window_size}")
         try:
             # It allocates what the header states (checked above), streams into exactly that much, and refuses
             # both more output and unused input.

@@ -1,0 +1,461 @@
+"""Slow, plain reference of proto/SPEC.md version 1: encoding, frames, records, chunk lists, tokens, trust.
+
+It imports nothing from pulsenet and follows the text of the specification, not the code. Values are plain
+Python: a record is a dict, a version a list [epoch, number], None is nil. ``Refused.code`` is the error code.
+"""
+
+import base64
+import struct
+
+import msgpack
+from blake3 import blake3
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+CHUNK_MAX = 1 << 20
+FRAME_MAX = CHUNK_MAX + 4096
+RECORD_MAX = 256 << 10
+ROLLOUTS_MAX = 1 << 20
+LIST_ENTRIES_MAX = 1 << 20
+ITEMS_MAX = 65_536
+DEPTH_MAX = 8
+TENSORS_MAX = 65_536
+VALIDITY_MS = 300_000
+EVIDENCE_MAX = 128
+
+
+class Refused(Exception):
+    def __init__(self, code, detail=""):
+        super().__init__(code, detail)
+        self.code = code
+
+
+def require(condition, code, detail=""):
+    if not condition:
+        raise Refused(code, detail)
+
+
+def digest(data):
+    return blake3(data).digest()
+
+
+# Section 2: canonical msgpack. A text is canonical if writing what was read gives the same bytes.
+
+
+def sort_maps(value):
+    if isinstance(value, dict):
+        return {key: sort_maps(value[key]) for key in sorted(value, key=lambda key: key.encode())}
+    if isinstance(value, list):
+        return [sort_maps(item) for item in value]
+    return value
+
+
+def encode(value):
+    return msgpack.packb(sort_maps(value), use_bin_type=True)
+
+
+def check_plain(value, depth=1):
+    if isinstance(value, (dict, list)):
+        require(depth <= DEPTH_MAX, "decode", "too deep")
+        require(len(value) <= ITEMS_MAX, "decode", "too many items")
+        items = value.values() if isinstance(value, dict) else value
+        require(not isinstance(value, dict) or all(isinstance(key, str) for key in value), "decode", "map key")
+        for item in items:
+            check_plain(item, depth + 1)
+    else:
+        require(value is None or isinstance(value, (bool, int, str, bytes)), "decode", "float or extension")
+
+
+def decode(data):
+    def pairs(items):
+        require(len({key for key, _ in items if isinstance(key, str)}) == len(items), "decode", "map keys")
+        return dict(items)
+
+    try:
+        value = msgpack.unpackb(data, raw=False, strict_map_key=False, object_pairs_hook=pairs)
+    except Refused:
+        raise
+    except (ValueError, TypeError, msgpack.UnpackException, OverflowError, RecursionError) as error:
+        raise Refused("decode", repr(error)) from error
+    check_plain(value)
+    require(encode(value) == bytes(data), "decode", "not the canonical form")
+    return value
+
+
+# The schema language. "u" integer, "?" boolean, "s8" text, "b8" bytes, "=32" exact bytes, "v" version, "kind";
+# ("opt", x), ("list", max, x), ("tuple", x, y), or a dict of fields.
+
+ADDRESSES = ("list", 16, "s256")
+RECORD = f"b{RECORD_MAX}"
+MESSAGES = {
+    1: {"run_id": "=32", "wire_version_min": "u", "wire_version_max": "u", "role": "s16", "software": "s64"},
+    2: {},
+    3: {"head": ("opt", RECORD)},
+    4: {"digests": ("list", 64, "=32")},
+    5: {"records": ("list", 64, RECORD)},
+    6: {"revision_min": "u"},
+    7: {"epoch_min": "u"},
+    8: {"blob_id": "=32", "offset": "u"},
+    9: {"blob_id": "=32", "total_size_bytes": "u", "data": f"b{CHUNK_MAX}"},
+    10: {"digests": ("list", 4, "=32")},
+    11: {"digest": "=32", "data": ("opt", f"b{CHUNK_MAX}")},
+    12: {},
+    13: {"head": RECORD},
+    14: {"first": RECORD, "second": RECORD},
+    15: {"batch": f"b{ROLLOUTS_MAX}"},
+    16: {"accepted": "?", "reason": "s64"},
+    17: {"have": RECORD},
+    18: {"have": ("opt", RECORD), "neighbours": ("list", 12, {"peer_id": "=32", "addresses": ADDRESSES})},
+    19: {"code": "s64", "detail": "s512", "retry_after_ms": "u"},
+}
+KEYS = ("list", 1024, "=32")
+ENTRY = {
+    "kind": "kind",
+    "base_version": ("opt", "v"),
+    "version": "v",
+    "root": "=32",
+    "manifest_digest": "=32",
+    "encoded_size_bytes": "u",
+}
+RECORDS = {
+    "descriptor": {
+        "name": "s128",
+        "nonce": "=16",
+        "revision": "u",
+        "previous": ("opt", "=32"),
+        "owners": KEYS,
+        "owner_threshold": "u",
+        "authorities": KEYS,
+        "trainers": KEYS,
+        "inferencers": KEYS,
+        "open_trainers_max": "u",
+        "open_inferencers_max": "u",
+        "private": "?",
+        "table_digest": ("opt", "=32"),
+        "base_root": ("opt", "=32"),
+        "base_blob_id": ("opt", "=32"),
+        "algorithm": "s128",
+        "constants": ("list", 64, ("tuple", "s128", "u")),
+        "publish_interval_min_ms": "u",
+        "anchor_interval": "u",
+        "wire_version_min": "u",
+        "wire_version_max": "u",
+    },
+    "epoch": {
+        "run_id": "=32",
+        "revision": "u",
+        "epoch": "u",
+        "kept_version": ("opt", "v"),
+        "kept_root": ("opt", "=32"),
+        "first_number": "u",
+        "reason": "s128",
+    },
+    "manifest": {
+        "run_id": "=32",
+        "revision": "u",
+        "term": "u",
+        "kind": "kind",
+        "base_version": ("opt", "v"),
+        "version": "v",
+        "base_root": ("opt", "=32"),
+        "root": "=32",
+        "table_digest": "=32",
+        "blob_id": "=32",
+        "raw_size_bytes": "u",
+        "encoded_size_bytes": "u",
+        "changed_count": "u",
+        "element_count": "u",
+        "codec_id": "u",
+        "trainer_step": "u",
+        "previous": ("opt", "=32"),
+    },
+    "catalogue": {"run_id": "=32", "epoch": "u", "entries": ("list", 1024, ENTRY)},
+    "head": {
+        "run_id": "=32",
+        "revision": "u",
+        "term": "u",
+        "version": "v",
+        "root": "=32",
+        "manifest_digest": "=32",
+        "catalogue_digest": "=32",
+        "epoch_digest": ("opt", "=32"),
+        "issued_at_ms": "u",
+        "valid_until_ms": "u",
+    },
+    "have": {
+        "run_id": "=32",
+        "role": "s16",
+        "epoch": "u",
+        "version_first": "u",
+        "version_last": "u",
+        "anchors": ("list", 16, "u"),
+        "addresses": ADDRESSES,
+        "issued_at_ms": "u",
+    },
+    "rollouts": {
+        "run_id": "=32",
+        "batch_id": "=16",
+        "version_first": "v",
+        "version_last": "v",
+        "prompt_lengths": f"b{ROLLOUTS_MAX}",
+        "completion_lengths": f"b{ROLLOUTS_MAX}",
+        "prompt_tokens": f"b{ROLLOUTS_MAX}",
+        "completion_tokens": f"b{ROLLOUTS_MAX}",
+        "logprobs": f"b{ROLLOUTS_MAX}",
+        "rewards": f"b{ROLLOUTS_MAX}",
+        "metadata": "s65536",
+    },
+}
+SIGNED = {
+    "type": "s16",
+    "payload": f"b{ROLLOUTS_MAX}",
+    "signers": ("list", 64, "=32"),
+    "signatures": ("list", 64, "=64"),
+}
+TOKEN = {
+    "run_id": "=32",
+    "revision_min": "u",
+    "bootstraps": ADDRESSES,
+    "secret": "b32",
+    "expires_at_ms": ("opt", "u"),
+}
+
+
+def take(schema, value):
+    """Return ``value`` without unknown fields, or refuse it."""
+    if isinstance(schema, dict):
+        require(isinstance(value, dict), "schema", "map due")
+        require(set(schema) <= set(value), "schema", "field missing")
+        return {name: take(part, value[name]) for name, part in schema.items()}
+    if isinstance(schema, tuple) and schema[0] == "opt":
+        return None if value is None else take(schema[1], value)
+    if isinstance(schema, tuple) and schema[0] == "list":
+        require(isinstance(value, list) and len(value) <= schema[1], "schema", "array due")
+        return [take(schema[2], item) for item in value]
+    if isinstance(schema, tuple) or schema == "v":
+        parts = ("u", "u") if schema == "v" else schema[1:]
+        require(isinstance(value, list) and len(value) == len(parts), "schema", "array of fixed length due")
+        return [take(part, item) for part, item in zip(parts, value, strict=True)]
+    if schema == "?":
+        require(isinstance(value, bool), "schema", "boolean due")
+    elif schema == "u":
+        require(type(value) is int and 0 <= value < 1 << 63, "schema", "integer due")
+    elif schema == "kind":
+        require(value in ("patch", "skip", "anchor"), "schema", "kind due")
+    elif schema[0] == "s":
+        require(isinstance(value, str) and len(value.encode()) <= int(schema[1:]), "schema", "text due")
+    else:
+        require(isinstance(value, bytes), "schema", "bytes due")
+        size = int(schema[1:])
+        require(len(value) == size if schema[0] == "=" else len(value) <= size, "schema", "size")
+    return value
+
+
+# Section 3: frames.
+
+
+def encode_frame(number, fields):
+    body = bytes([number]) + encode(fields)
+    return struct.pack("<I", len(body)) + body
+
+
+def decode_frames(stream):
+    messages = []
+    while stream:
+        require(len(stream) >= 4, "framing", "cut")
+        (length,) = struct.unpack("<I", stream[:4])
+        require(1 <= length <= FRAME_MAX, "framing", "length")
+        require(len(stream) >= 4 + length, "framing", "cut")
+        number, body, stream = stream[4], stream[5 : 4 + length], stream[4 + length :]
+        require(number in MESSAGES, "message-unknown")
+        messages.append((number, take(MESSAGES[number], decode(body))))
+    return messages
+
+
+# Section 4: records.
+
+
+def record_max(record_type):
+    return ROLLOUTS_MAX if record_type == "rollouts" else RECORD_MAX
+
+
+def signed_bytes(record_type, payload):
+    return b"pulsenet-v1\0" + record_type.encode() + b"\0" + payload
+
+
+def sign(record_type, fields, *keys):
+    """Sign with Ed25519 private keys; return the signed record's bytes."""
+    payload = fields if isinstance(fields, bytes) else encode(fields)
+    pairs = sorted((key.public_key().public_bytes_raw(), key.sign(signed_bytes(record_type, payload))) for key in keys)
+    return encode(
+        {
+            "type": record_type,
+            "payload": payload,
+            "signers": [public for public, _ in pairs],
+            "signatures": [signature for _, signature in pairs],
+        }
+    )
+
+
+def decode_signed(data):
+    require(len(data) <= ROLLOUTS_MAX, "schema", "size")
+    signed = take(SIGNED, decode(data))
+    require(signed["type"] and all("a" <= letter <= "z" for letter in signed["type"]), "schema", "type")
+    require(len(data) <= record_max(signed["type"]), "schema", "size")
+    signers = signed["signers"]
+    require(signers and len(signers) == len(signed["signatures"]), "schema", "signatures")
+    require(signers == sorted(set(signers)), "schema", "signers")
+    require(len(signers) == 1 or signed["type"] in ("descriptor", "epoch"), "schema", "several signers")
+    return signed
+
+
+def verify(public, message, signature):
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def open_record(record_type, signed, run_id, signers=None):
+    require(signed["type"] == record_type, "wrong-type")
+    require(signers is None or set(signed["signers"]) <= set(signers), "untrusted")
+    message = signed_bytes(record_type, signed["payload"])
+    for public, signature in zip(signed["signers"], signed["signatures"], strict=True):
+        require(verify(public, message, signature), "signature")
+    record = take(RECORDS[record_type], decode(signed["payload"]))
+    RULES[record_type](record)
+    if record_type != "descriptor":
+        require(record["run_id"] == run_id, "wrong-run")
+    elif record["revision"] == 0:
+        require(digest(signed["payload"]) == run_id, "wrong-run")
+    return record
+
+
+def ascends(items):
+    return items == sorted(items) and len({repr(item) for item in items}) == len(items)
+
+
+def rule_descriptor(record):
+    ok = (record["revision"] == 0) == (record["previous"] is None)
+    ok &= all(ascends(record[role]) for role in ("owners", "authorities", "trainers", "inferencers"))
+    ok &= 1 <= record["owner_threshold"] <= min(64, len(record["owners"]))
+    ok &= len(record["authorities"]) > 0
+    ok &= len({record[name] is None for name in ("table_digest", "base_root", "base_blob_id")}) == 1
+    ok &= ascends([name.encode() for name, _ in record["constants"]])
+    ok &= record["anchor_interval"] >= 1 and 1 <= record["wire_version_min"] <= record["wire_version_max"]
+    require(ok, "schema", "descriptor rule")
+
+
+def rule_epoch(record):
+    kept = record["kept_version"]
+    ok = record["epoch"] >= 1 and record["first_number"] >= 1 and (kept is None) == (record["kept_root"] is None)
+    ok &= kept is None or (kept[0] < record["epoch"] and kept[1] < record["first_number"])
+    require(ok, "schema", "epoch rule")
+
+
+def rule_step(kind, base, version):
+    ok = version[1] >= 1 and (kind == "anchor") == (base is None)
+    if ok and base is not None:
+        if base[0] == version[0]:
+            ok = version[1] - base[1] == 1 if kind == "patch" else version[1] - base[1] >= 2
+        else:
+            ok = kind == "patch" and base[0] < version[0] and base[1] < version[1]
+    require(ok, "schema", "step rule")
+
+
+def rule_manifest(record):
+    rule_step(record["kind"], record["base_version"], record["version"])
+    raw, changed, elements = record["raw_size_bytes"], record["changed_count"], record["element_count"]
+    ok = (record["base_version"] is None) == (record["base_root"] is None)
+    ok &= raw <= LIST_ENTRIES_MAX * CHUNK_MAX and changed <= elements <= raw
+    ok &= record["kind"] != "anchor" or changed == elements
+    ok &= record["encoded_size_bytes"] <= (raw * 101 + 99) // 100 + 64 * TENSORS_MAX + 1024
+    require(ok, "schema", "manifest rule")
+
+
+def entry_key(entry):
+    return (entry["version"], entry["kind"], entry["base_version"] or [0, 0])
+
+
+def rule_catalogue(record):
+    roots = {}
+    require(ascends([entry_key(entry) for entry in record["entries"]]), "schema", "order")
+    for entry in record["entries"]:
+        rule_step(entry["kind"], entry["base_version"], entry["version"])
+        require(entry["version"][0] <= record["epoch"], "schema", "epoch")
+        require(roots.setdefault(tuple(entry["version"]), entry["root"]) == entry["root"], "schema", "two roots")
+
+
+def rule_head(record):
+    ok = record["version"][1] >= 1 and (record["version"][0] == 0) == (record["epoch_digest"] is None)
+    ok &= 0 < record["valid_until_ms"] - record["issued_at_ms"] <= VALIDITY_MS
+    require(ok, "schema", "head rule")
+
+
+def rule_have(record):
+    require(record["version_first"] <= record["version_last"] and ascends(record["anchors"]), "schema", "have rule")
+
+
+def rule_rollouts(record):
+    require(record["version_first"] <= record["version_last"], "schema", "rollouts rule")
+
+
+RULES = {
+    "descriptor": rule_descriptor,
+    "epoch": rule_epoch,
+    "manifest": rule_manifest,
+    "catalogue": rule_catalogue,
+    "head": rule_head,
+    "have": rule_have,
+    "rollouts": rule_rollouts,
+}
+
+
+# Section 5: chunk lists.
+
+
+def cut(segments, size):
+    """Cut a blob given as segments, each starting a new chunk; return the chunks."""
+    return [part[start : start + size] for part in segments for start in range(0, len(part), size)]
+
+
+def encode_chunk_list(entries):
+    header = b"PNCHUNK1" + struct.pack("<IIQ", len(entries), 0, sum(size for size, _ in entries))
+    return header + b"".join(struct.pack("<I", size) + name for size, name in entries)
+
+
+def decode_chunk_list(data):
+    require(len(data) >= 24, "chunk-list")
+    magic, count, zero, total = struct.unpack("<8sIIQ", data[:24])
+    require(magic == b"PNCHUNK1" and zero == 0 and count <= LIST_ENTRIES_MAX, "chunk-list")
+    require(len(data) == 24 + 36 * count, "chunk-list")
+    entries = []
+    for start in range(24, len(data), 36):
+        entries.append([struct.unpack("<I", data[start : start + 4])[0], data[start + 4 : start + 36]])
+    sizes = {}
+    for size, name in entries:
+        require(1 <= size <= CHUNK_MAX and sizes.setdefault(name, size) == size, "chunk-list")
+    require(sum(size for size, _ in entries) == total, "chunk-list")
+    return entries
+
+
+# Section 7: join tokens.
+
+
+def encode_token(fields):
+    data = encode(fields)
+    return "pulse1" + base64.b32encode(data + digest(data)[:4]).decode().rstrip("=").lower()
+
+
+def decode_token(text):
+    word = "".join(text.split()).lower()
+    require(len(text) <= 2 * (16 * 256 + 1024) and word.startswith("pulse1"), "token")
+    letters = word[6:].upper()
+    try:
+        data = base64.b32decode(letters + "=" * (-len(letters) % 8))
+    except ValueError as error:
+        raise Refused("token") from error
+    require(base64.b32encode(data).decode().rstrip("=") == letters, "token")
+    require(digest(data[:-4])[:4] == data[-4:], "token")
+    return take(TOKEN, decode(data[:-4]))

@@ -1,0 +1,177 @@
+import numpy as np
+import pytest
+
+from pulsenet import limits
+from pulsenet.codec.blocks import (
+    Block,
+    BlockMap,
+    Codec,
+    check_codec,
+    decode_block,
+    encode_absolute_block,
+    encode_block,
+    read_changed_count,
+)
+from pulsenet.codec.compress import PlaneEncoder
+from pulsenet.codec.varint import encode_varint
+from pulsenet.errors import PatchMismatchError, RemoteProtocolError
+from pulsenet.tensors.params import ELEMENT_SIZES_BYTES, TensorSpec, make_table
+
+ALL = frozenset(Codec)
+
+
+def block_of(count: int, dtype: str = "BF16", start: int = 0) -> Block:
+    return Block(0, TensorSpec("w", dtype, (start + count,)), start, count)
+
+
+def bits(count: int, dtype: str, seed: int = 0) -> np.ndarray:
+    size = ELEMENT_SIZES_BYTES[dtype]
+    return np.random.default_rng(seed).integers(0, 256, count * size, np.uint8).view(f"<u{size}")
+
+
+def stepped(old: np.ndarray, positions: list[int]) -> np.ndarray:
+    new = old.copy()
+    new[positions] ^= 1
+    return new
+
+
+def test_blocks_are_numbered_through_the_table_and_skip_empty_tensors() -> None:
+    size = limits.BLOCK_ELEMENTS
+    table = make_table(
+        [
+            TensorSpec("a", "U8", (0,)),
+            TensorSpec("b", "U8", (size + 1,)),
+            TensorSpec("c", "U8", (0, 3)),
+            TensorSpec("d", "BF16", ()),
+            TensorSpec("e", "U8", (0,)),
+        ]
+    )
+    blocks = BlockMap(table)
+    assert blocks.block_count == 3
+    found = [blocks.block(index) for index in range(3)]
+    assert [(b.tensor_index, b.element_start, b.element_count) for b in found] == [
+        (1, 0, size),
+        (1, size, 1),
+        (3, 0, 1),
+    ]
+    assert [blocks.index_of(b.tensor_index, b.element_start) for b in found] == [0, 1, 2]
+    assert BlockMap(make_table([])).block_count == 0
+
+
+def test_blocks_of_a_tensor_beyond_2_to_the_32_start_where_they_should() -> None:
+    """A-DT-4."""
+    table = make_table([TensorSpec("w", "BF16", ((1 << 32) + 8,))])
+    blocks = BlockMap(table)
+    last = blocks.block(blocks.block_count - 1)
+    assert (last.element_start, last.element_count) == (1 << 32, 8)
+    old = bits(8, "BF16")
+    encoded = encode_block(last, old, stepped(old, [5]), ALL)
+    assert encoded is not None
+    found = decode_block(last, encoded.codec, encoded.body, old)
+    assert found.indices.tolist() == [(1 << 32) + 5]
+    assert found.indices.dtype == np.uint64
+
+
+@pytest.mark.parametrize("dtype", sorted(ELEMENT_SIZES_BYTES))
+@pytest.mark.parametrize("allowed", [ALL, {Codec.ABSOLUTE}, {Codec.DENSE}, {Codec.PLAIN, Codec.DENSE}])
+@pytest.mark.parametrize("positions", [[0], [999], [0, 1, 2, 3], list(range(0, 1000, 3)), list(range(1000))])
+def test_every_dtype_and_codec_gives_the_changes_back(dtype: str, allowed: set[Codec], positions: list[int]) -> None:
+    block = block_of(1000, dtype, start=2000)
+    old = bits(1000, dtype)
+    new = stepped(old, positions)
+    encoded = encode_block(block, old, new, frozenset(allowed))
+    assert encoded is not None
+    assert encoded.codec in allowed
+    assert encoded.changed_count == read_changed_count(encoded.codec, encoded.body) == len(positions)
+    assert len(encoded.body) <= block.body_size_bytes_max
+    found = decode_block(block, encoded.codec, encoded.body, old)
+    assert found.indices.tolist() == [2000 + position for position in positions]
+    assert np.array_equal(found.old_bits, old[positions])
+    assert np.array_equal(found.new_bits, new[positions])
+
+
+def test_equal_blocks_have_no_encoding() -> None:
+    old = bits(100, "BF16")
+    assert encode_block(block_of(100), old, old.copy(), ALL) is None
+
+
+def test_shortest_codec_wins() -> None:
+    old = bits(4000, "BF16")
+    sparse = encode_block(block_of(4000), old, stepped(old, list(range(0, 4000, 200))), ALL)
+    other = old.copy()
+    other[::200] = bits(20, "BF16", seed=1)
+    jumping = encode_block(block_of(4000), old, other, ALL)
+    random = encode_block(block_of(4000), old, bits(4000, "BF16", seed=2), ALL)
+    assert sparse is not None
+    assert jumping is not None
+    assert random is not None
+    assert (sparse.codec, jumping.codec, random.codec) == (Codec.PLAIN, Codec.ABSOLUTE, Codec.DENSE)
+
+
+def test_a_few_changes_cost_a_few_bytes() -> None:
+    old = bits(576, "BF16")
+    encoded = encode_block(block_of(576), old, stepped(old, [10, 200, 400]), ALL)
+    assert encoded is not None
+    assert len(encoded.body) <= 12
+
+
+def test_random_bytes_never_grow_beyond_the_bound() -> None:
+    for dtype in ("U8", "BF16", "F32", "I64"):
+        for count in (1, 2, 7, 64, 5000):
+            block = block_of(count, dtype)
+            old, new = bits(count, dtype), bits(count, dtype, seed=3)
+            new[0] = ~old[0]
+            encoded = encode_block(block, old, new, ALL)
+            assert encoded is not None
+            assert len(encoded.body) <= block.size_bytes * limits.PATCH_OVERHEAD_RATIO_MAX + 48
+
+
+def test_absolute_bodies_of_any_density_fit_the_receivers_bound() -> None:
+    generator = np.random.default_rng(5)
+    for density in (0.02, 0.3, 0.5, 0.8, 0.95, 1.0):
+        positions = np.flatnonzero(generator.random(20_000) < density).astype(np.uint32)
+        encoded = encode_absolute_block(positions, generator.integers(0, 256, positions.size, np.uint8))
+        assert len(encoded.body) <= block_of(20_000, "U8").body_size_bytes_max
+
+
+def test_unknown_and_unsuitable_codecs_are_refused() -> None:
+    for codec_id, dtype, is_absolute, code in (
+        (0, "BF16", False, "codec-unknown"),
+        (4, "BF16", False, "codec-unknown"),
+        (255, "BF16", False, "codec-unknown"),
+        (2, "F32", False, "codec-unsuitable"),
+        (2, "I16", False, "codec-unsuitable"),
+        (2, "BF16", True, "codec-unsuitable"),
+    ):
+        with pytest.raises(RemoteProtocolError) as raised:
+            check_codec(block_of(10, dtype), codec_id, is_absolute=is_absolute)
+        assert raised.value.code == code
+    check_codec(block_of(10, "F16"), 2, is_absolute=False)
+
+
+def test_another_base_is_noticed_where_the_body_allows_it() -> None:
+    block, old = block_of(100), bits(100, "BF16")
+    new = stepped(old, [7, 50])
+    for allowed in ({Codec.ABSOLUTE}, {Codec.DENSE}):
+        encoded = encode_block(block, old, new, frozenset(allowed))
+        assert encoded is not None
+        with pytest.raises(PatchMismatchError):
+            decode_block(block, encoded.codec, encoded.body, new)
+
+
+def test_exception_equal_to_the_base_is_a_mismatch() -> None:
+    block, old = block_of(10), bits(10, "BF16")
+    new = old.copy()
+    new[3] ^= 0x5555
+    encoded = encode_block(block, old, new, frozenset({Codec.PLAIN}))
+    assert encoded is not None
+    with pytest.raises(PatchMismatchError):
+        decode_block(block, encoded.codec, encoded.body, new)
+
+
+def test_dense_body_without_changes_is_refused() -> None:
+    old = bits(4, "U8")
+    for count in (0, 5):
+        body = encode_varint(count) + PlaneEncoder().encode(old)
+        with pytest.raises(RemoteProtocolError, match="patch-count"):
+            decode_block(block_of(4, "U8"), Codec.DENSE, body, old)

@@ -1,0 +1,74 @@
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from pulsenet.codec.blocks import Codec
+from pulsenet.codec.patch import encode_patch
+from pulsenet.codec.stream import HEADER_SIZE_BYTES, Form, PatchHeader, PatchReader, peek_header
+from pulsenet.errors import RemoteProtocolError
+from pulsenet.ids import Digest
+from pulsenet.tensors.params import TensorSpec, make_table
+
+TABLE = make_table([TensorSpec("a", "BF16", (40,)), TensorSpec("b", "F32", (3,)), TensorSpec("c", "U8", (5,))])
+OLD = np.zeros(TABLE.layout_size_bytes, np.uint8)
+NEW = OLD.copy()
+NEW[[10, 12, 195]] = 1
+BLOB = b"".join(encode_patch(TABLE, OLD, NEW))
+
+
+def read(pieces: list[bytes]) -> list[tuple[int, int, int]]:
+    reader = PatchReader(pieces, TABLE)
+    return [(r.block.tensor_index, r.codec_id, r.changed_count) for r in reader.read_records()]
+
+
+def test_header_says_form_and_table() -> None:
+    header = peek_header(BLOB[:HEADER_SIZE_BYTES])
+    assert header == PatchHeader(Form.RELATIVE, TABLE.digest)
+    assert header.encode() == BLOB[:HEADER_SIZE_BYTES]
+    assert peek_header(PatchHeader(Form.ABSOLUTE, Digest(bytes(32))).encode()).form is Form.ABSOLUTE
+
+
+def test_records_do_not_depend_on_how_the_blob_was_cut() -> None:
+    expected = [(0, Codec.PLAIN, 2), (2, Codec.ABSOLUTE, 1)]
+    assert read([BLOB]) == expected
+    assert read([bytes([byte]) for byte in BLOB]) == expected
+    assert read([b"", BLOB[:41], b"", b"", BLOB[41:], b""]) == expected
+
+
+def test_records_come_before_the_rest_of_the_blob_is_there() -> None:
+    def pieces() -> Iterator[bytes]:
+        yield BLOB[:-3]
+        raise AssertionError("asked for more than the records need")
+
+    reader = PatchReader(pieces(), TABLE)
+    records = reader.read_records()
+    assert next(records).block.tensor_index == 0
+    assert next(records).block.tensor_index == 2
+
+
+def test_every_cut_is_refused() -> None:
+    for size in range(len(BLOB)):
+        with pytest.raises(RemoteProtocolError, match="patch-truncated"):
+            read([BLOB[:size]])
+
+
+def test_bytes_after_the_end_are_refused_in_any_piece() -> None:
+    for pieces in ([BLOB + b"\0"], [BLOB, b"\0"], [BLOB, b"", BLOB]):
+        with pytest.raises(RemoteProtocolError, match="patch-trailing"):
+            read(pieces)
+
+
+def test_body_size_is_checked_before_the_body_is_read() -> None:
+    def pieces() -> Iterator[bytes]:
+        yield BLOB[:HEADER_SIZE_BYTES] + bytes([Codec.ABSOLUTE, 0]) + b"\xff\xff\xff\xff\x0f"
+        raise AssertionError("asked for the body")
+
+    with pytest.raises(RemoteProtocolError, match="patch-size"):
+        list(PatchReader(pieces(), TABLE).read_records())
+
+
+def test_block_number_far_outside_costs_nothing() -> None:
+    blob = BLOB[:HEADER_SIZE_BYTES] + bytes([Codec.ABSOLUTE]) + b"\xff" * 8 + b"\x7f"
+    with pytest.raises(RemoteProtocolError, match="patch-block"):
+        read([blob])
