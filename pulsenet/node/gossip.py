@@ -77,7 +77,8 @@ class Gossip:
         except (RemoteProtocolError, TrustError) as error:
             self._remember(key, error.code)
             if error.code in UNRIPE_CODES:
-                self._wait(key, signed, now)
+                # Not refused yet: what it builds on may be on its way.
+                return self._wait(key, signed, now)
             return blame(error, None if link is None else link.peer_id)
         self._remember(key, "")
         if link is not None:
@@ -103,8 +104,9 @@ class Gossip:
         """Return what became of a fork proof; see :meth:`verdict`."""
         return self._verdicts.get(compute_digest(first + second), "rate")
 
-    def retry(self, now: float, now_ms: int) -> None:
+    def retry(self, now: float, now_ms: int) -> list[Effect]:
         """Judge again the heads that waited for an epoch record or a descriptor, where it is time."""
+        effects: list[Effect] = []
         for key, unripe in list(self._unripe.items()):
             if now < unripe.retry_at:
                 continue
@@ -112,12 +114,14 @@ class Gossip:
             unripe.retry_count += 1
             try:
                 self._trust.accept_head(unripe.signed, now_ms)
+                self._remember(key, "")
             except TrustError as error:
                 if error.code in UNRIPE_CODES and unripe.retry_count < UNRIPE_RETRIES_MAX:
                     continue
-            else:
-                self._remember(key, "")
+                self._remember(key, error.code)
+                effects.append(Count("rejected", error.code))
             del self._unripe[key]
+        return effects
 
     def due_for(self, link: Link, now: float, now_ms: int) -> list[Push]:
         """Return what to push to a neighbour now; the caller sends it and tells the link."""
@@ -164,11 +168,13 @@ class Gossip:
         if len(self._verdicts) > VERDICTS_MAX:
             self._verdicts.popitem(last=False)
 
-    def _wait(self, key: Digest, signed: SignedRecord, now: float) -> None:
+    def _wait(self, key: Digest, signed: SignedRecord, now: float) -> list[Effect]:
         if key not in self._unripe:
             self._unripe[key] = _Unripe(signed, now + UNRIPE_RETRY_SECONDS)
-        if len(self._unripe) > UNRIPE_MAX:
-            self._unripe.popitem(last=False)
+        if len(self._unripe) <= UNRIPE_MAX:
+            return []
+        self._unripe.popitem(last=False)
+        return [Count("rejected", "queue")]
 
 
 def blame(error: RemoteProtocolError | TrustError, source: PeerId | None) -> list[Effect]:

@@ -300,8 +300,7 @@ class Mesh:
     # Work
 
     def _go_on(self, now: float, now_ms: int) -> list[Effect]:
-        effects: list[Effect] = []
-        self._gossip.retry(now, now_ms)
+        effects = self._gossip.retry(now, now_ms)
         self._forget_old(now)
         if now >= self._have_at:
             effects += self._tell_have(now, now_ms)

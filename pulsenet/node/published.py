@@ -12,12 +12,13 @@ from typing import Annotated
 
 from pulsenet import limits
 from pulsenet.chain.records import Catalogue, CatalogueEntry, Head, Kind, Manifest
-from pulsenet.chain.retention import retained
+from pulsenet.chain.retention import due_skip_bases, is_anchor_due, retained
 from pulsenet.chain.rules import entry_key
 from pulsenet.chain.signing import decode_signed, record_digest
 from pulsenet.chain.trust import entry_of
 from pulsenet.errors import RemoteProtocolError, StorageError
 from pulsenet.ids import Digest, RunId, Version
+from pulsenet.node.effects import EncodeSkip, StoreAnchor
 from pulsenet.node.events import PatchEncoded
 from pulsenet.wire.schema import CountMax, SizeMax, decode_value, encode_value
 
@@ -238,6 +239,17 @@ def add_extra(state: PublishedState, manifest: Manifest, manifest_digest: Digest
     """Return the state with a second way to its version; its catalogue is still to come."""
     added = Retained(entry_of(manifest, manifest_digest), manifest.blob_id)
     return replace(state, previous=manifest_digest, retained=keep((*state.retained, added)))
+
+
+def find_extras_due(state: PublishedState, anchor_interval: int) -> list[EncodeSkip | StoreAnchor]:
+    """Return the second ways to the version just committed that are due: skips first, they are quickly made."""
+    bases = due_skip_bases(state.version, state.unbroken_from)
+    extras: list[EncodeSkip | StoreAnchor] = [
+        EncodeSkip(base, state.version) for base in bases if state.root_of(base) is not None
+    ]
+    if is_anchor_due(state.version, state.newest_anchor, min(anchor_interval, ANCHOR_INTERVAL_MAX)):
+        extras.append(StoreAnchor(state.version))
+    return extras
 
 
 def make_catalogue(state: PublishedState, run_id: RunId) -> Catalogue:

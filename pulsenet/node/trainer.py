@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from pulsenet import limits
 from pulsenet.chain.records import Descriptor, Kind, Manifest, SignedRecord
-from pulsenet.chain.retention import due_skip_bases, is_anchor_due
 from pulsenet.chain.signing import Sign, Verify, decode_signed, encode_signed, record_digest
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import RemoteProtocolError, TrustError
@@ -29,7 +28,6 @@ from pulsenet.node.effects import (
     Log,
     RefuseSnapshot,
     Release,
-    Report,
     SendRequest,
     SetTimer,
     StoreAnchor,
@@ -51,7 +49,6 @@ from pulsenet.node.events import (
 from pulsenet.node.machine import Draw
 from pulsenet.node.published import (
     ANCHOR_CODEC_ID,
-    ANCHOR_INTERVAL_MAX,
     HEAD_KEY,
     STATE_KEY,
     PublishedState,
@@ -59,6 +56,7 @@ from pulsenet.node.published import (
     advance,
     describe_extra,
     describe_snapshot,
+    find_extras_due,
     find_released,
     make_catalogue,
     summarise,
@@ -67,6 +65,7 @@ from pulsenet.node.published import (
 from pulsenet.node.scribe import Scribe
 from pulsenet.node.succession import Standing, Succession
 from pulsenet.node.trainer_phase import TRANSITIONS, Phase
+from pulsenet.node.trainer_report import make_report
 from pulsenet.wire.messages import GetHead, HeadReply
 
 LEARN_SECONDS_DEFAULT = 3.0
@@ -139,6 +138,8 @@ class Trainer:
         self._extra: EncodeSkip | StoreAnchor | None = None
         self._extras_due: deque[EncodeSkip | StoreAnchor] = deque()
         self._anchor_due = False
+        self._last_patch: Manifest | None = None
+        self._is_report_due = True
         self._learn_seconds = learn_seconds
         self._learn_until: float | None = None
         self._started_ms = 0
@@ -202,7 +203,8 @@ class Trainer:
             f"version {head.version} of this run was published by another process while this one was running, "
             "so publishing stops here. Stop the other publisher, then restart this one to take over"
         )
-        return [Log("error", text), self._report()]
+        self._is_report_due = True
+        return [Log("error", text)]
 
     # Answers to the work in hand
 
@@ -276,7 +278,8 @@ class Trainer:
         self._stop_work()
         what = "extra anchor or skip patch" if generation is None else "publish"
         text = f"the {what} failed ({event.reason}); the newest committed version is still {self._version()}"
-        return [Log("warning", text), *orphan, self._report()]
+        self._is_report_due = True
+        return [Log("warning", text), *orphan]
 
     def _take_committed(self, event: Committed, now: float, now_ms: int) -> list[Effect]:
         pending = self._pending
@@ -289,13 +292,14 @@ class Trainer:
         if pending.generation is not None:
             self._anchor_due = False
             self._succession.fulfil()
-            self._extras_due.extend(self._find_extras_due(pending.state))
+            self._extras_due.extend(find_extras_due(pending.state, self._descriptor.anchor_interval))
         effects = self._announce(pending.head, now, now_ms)
         blob_ids, record_digests = find_released(before, pending.state)
         if blob_ids or record_digests:
             effects.append(Release(blob_ids, record_digests))
         if pending.generation is not None:
-            effects += [Log("info", summarise(pending.manifest)), self._report()]
+            self._last_patch = pending.manifest
+            effects.append(Log("info", summarise(pending.manifest)))
         return effects
 
     # Work
@@ -310,16 +314,17 @@ class Trainer:
             effects += self._start_work(now)
         if self._resign_at is not None and now >= self._resign_at and self._phase is not Phase.COMMITTING:
             effects += self._resign(now, now_ms)
-        return effects + self._set_timer(now)
+        return effects + self._report(now_ms) + self._set_timer(now)
 
     def _finish_learning(self, now: float, now_ms: int) -> list[Effect]:
         self._phase = Phase.IDLE
+        self._is_report_due = True
         if self._succession.compare_at_start(self._state, self._started_ms):
-            return [*self._resign(now, now_ms), self._report()]
+            return self._resign(now, now_ms)
         newest = self._succession.newest
         assert newest is not None
         text = f"the newest version of this run is {newest.version}, not what is stored here ({self._version()})"
-        return [Log("warning", f"{text}: the next publish opens a new epoch with an anchor"), self._report()]
+        return [Log("warning", f"{text}: the next publish opens a new epoch with an anchor")]
 
     def _start_work(self, now: float) -> list[Effect]:
         if self._extras_due:
@@ -391,6 +396,7 @@ class Trainer:
             self._succession.require_epoch("restart")
             text = f"version {self._version()} is not announced ({error}): the next publish opens a new epoch"
             return [Log("error", text)]
+        self._is_report_due = True
         self._resign_at = now + limits.HEAD_RESIGN_SECONDS - self._draw(RESIGN_JITTER_MS + 1) / 1000
         return [AnnounceHead(head)]
 
@@ -431,16 +437,6 @@ class Trainer:
         full = len(state.retained) + ENTRIES_PER_VERSION_MAX > limits.CATALOGUE_ENTRIES_MAX
         return Kind.ANCHOR if full else Kind.PATCH
 
-    def _find_extras_due(self, state: PublishedState) -> list[EncodeSkip | StoreAnchor]:
-        bases = due_skip_bases(state.version, state.unbroken_from)
-        extras: list[EncodeSkip | StoreAnchor] = [
-            EncodeSkip(base, state.version) for base in bases if state.root_of(base) is not None
-        ]
-        interval = min(self._descriptor.anchor_interval, ANCHOR_INTERVAL_MAX)
-        if is_anchor_due(state.version, state.newest_anchor, interval):
-            extras.append(StoreAnchor(state.version))
-        return extras
-
     # Small things
 
     def _refuse(self, snapshot: SnapshotOffered, reason: str) -> list[Effect]:
@@ -469,18 +465,23 @@ class Trainer:
     def _version(self) -> Version | None:
         return None if self._state is None else self._state.version
 
-    def _report(self) -> Report:
-        state, newest = self._state, self._succession.newest
-        seen = max((item.version for item in (state, newest) if item is not None), default=None)
-        fields: list[tuple[str, str | int | float | bool | None]] = [
-            ("phase", str(self._phase)),
-            ("applied_version", None if state is None else str(state.version)),
-            ("latest_seen_version", None if seen is None else str(seen)),
-            ("superseded", self._succession.rival is not None),
-        ]
-        if state is not None:
-            fields += [("root", state.root.hex()), ("trainer_step", state.trainer_step)]
-        return Report(tuple(fields))
+    def _report(self, now_ms: int) -> list[Effect]:
+        if not self._is_report_due:
+            return []
+        self._is_report_due = False
+        reason = "superseded" if self._succession.rival is not None else ""
+        if not self._trust.may_publish(self._peer_id):
+            reason = "not_publisher"
+        report = make_report(
+            phase=self._phase,
+            reason=reason,
+            state=self._state,
+            newest=self._succession.newest,
+            patch=self._last_patch,
+            is_seen=not self._trust.stale(now_ms),
+            is_forked=self._trust.fork is not None,
+        )
+        return [report]
 
     def _set_timer(self, now: float) -> list[Effect]:
         times = [self._resign_at]

@@ -1,0 +1,708 @@
+"""The publisher commits before it announces, never contradicts itself, and always leaves a way in."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from pulsenet import limits
+from pulsenet.chain.plan import plan_route
+from pulsenet.chain.records import Catalogue, EpochRecord, Head, Kind, Manifest, SignedRecord
+from pulsenet.chain.signing import encode_signed, open_record, record_digest
+from pulsenet.chain.trust import Trust
+from pulsenet.errors import StorageError
+from pulsenet.ids import Digest, Version, compute_digest
+from pulsenet.node.effects import (
+    EXECUTION_ORDER,
+    AnnounceHead,
+    Commit,
+    Count,
+    DropSnapshot,
+    Effect,
+    EncodeSkip,
+    EncodeSnapshot,
+    Log,
+    RefuseSnapshot,
+    Release,
+    Report,
+    SendRequest,
+    SetTimer,
+    StoreAnchor,
+)
+from pulsenet.node.events import (
+    AnchorStored,
+    Committed,
+    EncodeFailed,
+    Event,
+    ExtraFailed,
+    HeadSeen,
+    PatchEncoded,
+    PeerConnected,
+    ReplyReceived,
+    SkipEncoded,
+    SnapshotOffered,
+    StoreFailed,
+    TimerFired,
+)
+from pulsenet.node.published import STATE_KEY
+from pulsenet.node.trainer import RESIGN_JITTER_MS, Trainer
+from pulsenet.node.trainer_phase import Phase
+from pulsenet.wire.messages import GetHead, HeadReply
+
+TABLE = Digest(b"t" * 32)
+ANSWERED = EncodeSnapshot | EncodeSkip | StoreAnchor | Commit
+
+
+@dataclass
+class Disk:
+    """What survives a crash."""
+
+    state: dict[str, bytes] = field(default_factory=dict)
+    records: dict[Digest, SignedRecord] = field(default_factory=dict)
+    blobs: set[Digest] = field(default_factory=set)
+
+
+class Desk:
+    """Drives one publisher with a shell made of dictionaries; weights are named by a string per generation."""
+
+    def __init__(self, run: Any, *, disk: Disk | None = None, trust: Trust | None = None, **arguments: Any) -> None:
+        self.run = run
+        self.disk = disk or Disk()
+        self.trust = trust or run.trust()
+        arguments.setdefault("learn_seconds", 0.0)
+        self.trainer = Trainer(
+            self.trust,
+            run.publisher.peer_id,
+            run.publisher.sign,
+            lambda count: 0,
+            verify=run.verify,
+            state=self.disk.state.get(STATE_KEY),
+            **arguments,
+        )
+        self.now = 1_000.0
+        self.now_ms = run.start_ms
+        self.weights: dict[int, str] = {}
+        self.baseline = ""
+        self.log: list[Effect] = []
+        self.todo: deque[ANSWERED] = deque()
+        self.timer: float | None = None
+        self.send(TimerFired())
+
+    def send(self, event: Event) -> list[Effect]:
+        """Hand in one event, execute what it causes except the work, which waits in ``todo``."""
+        effects = sorted(
+            self.trainer.handle(event, self.now, self.now_ms), key=lambda effect: EXECUTION_ORDER[type(effect)]
+        )
+        for effect in effects:
+            if isinstance(effect, SetTimer):
+                assert effect.at >= self.now
+                self.timer = effect.at
+            elif isinstance(effect, ANSWERED):
+                self.todo.append(effect)
+            elif isinstance(effect, Release):
+                self.disk.blobs -= set(effect.blob_ids)
+                for digest in effect.record_digests:
+                    self.disk.records.pop(digest, None)
+        self.log += effects
+        return effects
+
+    def wait(self, seconds: float) -> list[Effect]:
+        """Let time pass, firing the timer when it is due."""
+        until = self.now + seconds
+        effects: list[Effect] = []
+        while self.timer is not None and self.timer <= until:
+            at, self.timer = self.timer, None
+            self._move(at)
+            effects += self.send(TimerFired())
+        self._move(until)
+        return effects
+
+    def _move(self, at: float) -> None:
+        self.now_ms += round((at - self.now) * 1000)
+        self.now = at
+
+    def offer(self, generation: int, weights: str | None = None, table: Digest = TABLE) -> list[Effect]:
+        self.weights[generation] = weights or f"weights {generation}"
+        return self.send(SnapshotOffered(generation, generation * 10, table))
+
+    def work(self) -> list[Effect]:
+        """Do the oldest piece of work and hand in its answer."""
+        return self.send(self.answer(self.todo.popleft()))
+
+    def answer(self, effect: ANSWERED) -> Event:
+        match effect:
+            case EncodeSnapshot(generation, kind):
+                name = self.weights[generation]
+                changed = 0 if kind is Kind.PATCH and name == self.baseline else 7
+                blob = self._blob("empty" if not changed else f"{kind} {self.baseline} {name}")
+                size_bytes = 2_000 if kind is Kind.ANCHOR else changed * 3
+                root = self.run.digest(f"root of {name}")
+                return PatchEncoded(generation, blob, 2, root, 2_000, size_bytes, changed, 1_000)
+            case Commit(generation, version, _, records, state):
+                for record in records:
+                    self.disk.records[record_digest(record)] = record
+                self.disk.state.update(dict(state))
+                if generation is not None:
+                    self.baseline = self.weights[generation]
+                return Committed(version)
+            case StoreAnchor(version):
+                return AnchorStored(version, self._blob(f"anchor {version}"), 2_000)
+            case EncodeSkip(base_version, version):
+                blob = self._blob(f"skip {base_version} {version}")
+                return SkipEncoded(base_version, version, blob, 1, 50, 15)
+
+    def _blob(self, name: str) -> Digest:
+        digest = compute_digest(name.encode())
+        self.disk.blobs.add(digest)
+        return digest
+
+    def settle(self) -> None:
+        while self.todo:
+            self.work()
+
+    def publish(self, generation: int, weights: str | None = None, table: Digest = TABLE) -> Version:
+        """Offer, and do all the work that follows."""
+        self.offer(generation, weights, table)
+        self.settle()
+        assert self.trainer.state is not None
+        return self.trainer.state.version
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [effect for effect in self.log if isinstance(effect, kind)]
+
+    def heads(self) -> list[Head]:
+        return [self.open(Head, effect.record) for effect in self.of(AnnounceHead)]
+
+    def open(self, cls: Any, signed: SignedRecord) -> Any:
+        return open_record(cls, signed, self.run.verify, run_id=self.run.run_id)
+
+    def manifest(self, digest: Digest) -> Manifest:
+        return self.open(Manifest, self.disk.records[digest])
+
+    def catalogue(self) -> Catalogue:
+        return self.open(Catalogue, self.disk.records[self.heads()[-1].catalogue_digest])
+
+    def restart(self, **arguments: Any) -> Desk:
+        desk = Desk(self.run, disk=self.disk, **arguments)
+        desk.baseline = self.baseline
+        return desk
+
+
+@pytest.fixture
+def desk(run: Any) -> Desk:
+    return Desk(run)
+
+
+# The first versions
+
+
+def test_the_first_publish_is_an_anchor_of_epoch_0_number_1(desk: Desk) -> None:
+    assert desk.publish(1) == Version(0, 1)
+    assert desk.of(EncodeSnapshot) == [EncodeSnapshot(1, Kind.ANCHOR)]
+    (head,) = desk.heads()
+    manifest = desk.manifest(head.manifest_digest)
+    assert (manifest.kind, manifest.base_version, manifest.previous) == (Kind.ANCHOR, None, None)
+    assert (manifest.changed_count, manifest.element_count, manifest.trainer_step) == (1_000, 1_000, 10)
+    assert desk.of(StoreAnchor) == []
+
+
+def test_the_next_publish_is_a_patch_on_the_committed_version(desk: Desk) -> None:
+    desk.publish(1)
+    assert desk.publish(2) == Version(0, 2)
+    manifest = desk.manifest(desk.heads()[-1].manifest_digest)
+    assert (manifest.kind, manifest.base_version, manifest.version) == (Kind.PATCH, Version(0, 1), Version(0, 2))
+    assert manifest.base_root == desk.run.digest("root of weights 1")
+    assert manifest.root == desk.run.digest("root of weights 2")
+    assert manifest.previous == desk.heads()[0].manifest_digest
+
+
+def test_a_follower_accepts_everything_that_is_announced(desk: Desk) -> None:
+    follower = desk.run.trust()
+    for generation in range(1, 24):
+        desk.publish(generation)
+        follower.accept_head(desk.of(AnnounceHead)[-1].record, desk.now_ms)
+        follower.accept_catalogue(desk.disk.records[desk.heads()[-1].catalogue_digest])
+        for entry in desk.catalogue().entries:
+            follower.accept_manifest(desk.disk.records[entry.manifest_digest])
+    assert follower.head is not None
+    assert follower.head.version == Version(0, 23)
+
+
+def test_a_version_with_no_visible_change_is_a_version(desk: Desk) -> None:
+    """A-ENC-6."""
+    desk.publish(1, "same")
+    assert desk.publish(2, "same") == Version(0, 2)
+    assert desk.publish(3, "same") == Version(0, 3)
+    manifest = desk.manifest(desk.heads()[-1].manifest_digest)
+    assert (manifest.changed_count, manifest.encoded_size_bytes) == (0, 0)
+    assert manifest.root == manifest.base_root
+
+
+def test_several_optimiser_steps_between_publishes_are_one_patch_on_the_last_published(desk: Desk) -> None:
+    """A-ENC-5: the base is what was committed, not what was offered."""
+    desk.publish(1, "step 0")
+    desk.offer(2, "step 4")
+    desk.offer(3, "step 8")
+    desk.offer(4, "step 12")
+    desk.settle()
+    assert [(m.base_root, m.root) for m in map(desk.manifest, (h.manifest_digest for h in desk.heads()[1:]))] == [
+        (desk.run.digest("root of step 0"), desk.run.digest("root of step 4")),
+        (desk.run.digest("root of step 4"), desk.run.digest("root of step 12")),
+    ]
+
+
+def test_the_newest_waiting_snapshot_replaces_the_one_that_waited(desk: Desk) -> None:
+    desk.offer(1)
+    assert desk.offer(2) == []
+    assert desk.offer(3) == [DropSnapshot(2)]
+    desk.settle()
+    assert [effect.generation for effect in desk.of(EncodeSnapshot)] == [1, 3]
+
+
+# Commit
+
+
+def test_announcement_never_precedes_the_commit(desk: Desk) -> None:
+    """A-PUB-2: in every prefix of the run, what is announced is on the disk with all it names."""
+    for generation in range(1, 12):
+        desk.offer(generation)
+        while desk.todo:
+            desk.work()
+            for head in desk.heads():
+                if head.version == desk.heads()[-1].version:
+                    catalogue = desk.open(Catalogue, desk.disk.records[head.catalogue_digest])
+                    for entry in catalogue.entries:
+                        assert desk.manifest(entry.manifest_digest).blob_id in desk.disk.blobs
+
+
+def test_nothing_is_announced_before_committed_arrives(desk: Desk) -> None:
+    desk.offer(1)
+    desk.work()
+    assert isinstance(desk.todo[0], Commit)
+    assert desk.of(AnnounceHead) == []
+    assert desk.trainer.state is None
+    effects = desk.work()
+    assert [type(effect) for effect in effects if isinstance(effect, AnnounceHead)] == [AnnounceHead]
+
+
+@pytest.mark.parametrize("failure", ["encode", "commit", "disk"])
+def test_a_failed_publish_leaves_the_baseline_and_the_next_one_holds_the_union(desk: Desk, failure: str) -> None:
+    """A-PUB-3."""
+    desk.publish(1)
+    for generation in (2, 3):
+        desk.offer(generation)
+        if failure != "encode":
+            desk.work()
+        desk.todo.clear()
+        event: Event = StoreFailed(None, "enospc") if failure == "disk" else EncodeFailed(generation, "enospc")
+        effects = desk.send(event)
+        assert any(isinstance(effect, Log) and "enospc" in effect.text for effect in effects)
+        if failure != "encode":
+            assert any(isinstance(effect, Release) for effect in effects)
+    assert desk.publish(4) == Version(0, 2)
+    manifest = desk.manifest(desk.heads()[-1].manifest_digest)
+    assert manifest.base_root == desk.run.digest("root of weights 1")
+    assert manifest.root == desk.run.digest("root of weights 4")
+
+
+def test_a_failure_of_something_else_is_not_the_publishs(desk: Desk) -> None:
+    desk.publish(1)
+    desk.offer(2)
+    assert desk.send(EncodeFailed(1, "late")) == []
+    assert desk.send(PatchEncoded(1, TABLE, 2, TABLE, 2_000, 1, 1, 1_000)) == []
+    desk.work()
+    assert desk.send(StoreFailed(TABLE, "enospc")) == []
+    assert desk.send(ExtraFailed(Version(0, 1), "late")) == []
+    assert desk.send(Committed(Version(0, 1))) == []
+    desk.settle()
+    assert desk.heads()[-1].version == Version(0, 2)
+
+
+def test_a_crash_before_the_commit_leaves_the_old_state_and_after_it_the_new_one(desk: Desk) -> None:
+    """A-PUB-1."""
+    desk.publish(1)
+    desk.offer(2)
+    desk.work()
+    again = desk.restart()
+    assert again.heads()[-1].version == Version(0, 1)
+    assert again.publish(3) == Version(0, 2)
+    again.offer(4)
+    again.work()
+    again.answer(again.todo.popleft())  # the disk has it, the process never hears of it
+    once_more = again.restart()
+    assert once_more.heads()[-1].version == Version(0, 3)
+
+
+def test_a_baseline_that_cannot_be_rebuilt_makes_the_next_version_an_anchor(desk: Desk) -> None:
+    desk.publish(1)
+    again = desk.restart()
+    again.offer(2)
+    again.todo.clear()
+    again.send(EncodeFailed(2, "no_baseline"))
+    assert again.publish(3) == Version(0, 2)
+    assert again.manifest(again.heads()[-1].manifest_digest).kind is Kind.ANCHOR
+    assert again.publish(4) == Version(0, 3)
+    assert again.manifest(again.heads()[-1].manifest_digest).kind is Kind.PATCH
+
+
+# Anchors, skips, retention
+
+
+def test_anchors_follow_the_interval_and_skips_the_ladder(desk: Desk) -> None:
+    for generation in range(1, 74):
+        desk.publish(generation)
+    assert [effect.version.number for effect in desk.of(StoreAnchor)] == [11, 21, 31, 41, 51, 61, 71]
+    spans = {(e.base_version.number, e.version.number) for e in desk.of(EncodeSkip)}
+    assert spans == {(8, 16), (16, 24), (24, 32), (32, 40), (40, 48), (48, 56), (56, 64), (64, 72)}
+
+
+def test_the_long_skip_is_made_where_its_base_is_retained(make_run: Any) -> None:
+    desk = Desk(make_run(anchor_interval=100))
+    for generation in range(1, 129):
+        desk.publish(generation)
+    assert EncodeSkip(Version(0, 64), Version(0, 128)) in desk.of(EncodeSkip)
+    skips = [entry for entry in desk.catalogue().entries if entry.kind is Kind.SKIP and entry.version.number == 128]
+    assert [entry.base_version for entry in skips] == [Version(0, 64), Version(0, 120)]
+    route = plan_route(Version(0, 64), Version(0, 128), desk.catalogue())
+    assert [entry.kind for entry in route] == [Kind.SKIP]
+
+
+def test_at_every_moment_a_newcomer_finds_a_way_in(desk: Desk) -> None:
+    """A-PUB-4: the publisher may die after any single step."""
+    desk.publish(1)
+    for generation in range(2, 45):
+        desk.offer(generation)
+        while desk.todo:
+            desk.work()
+            state = desk.restart().trainer.state
+            assert state is not None
+            catalogue = Catalogue(desk.run.run_id, 0, tuple(item.entry for item in state.retained))
+            route = plan_route(None, state.version, catalogue)
+            assert route[0].kind is Kind.ANCHOR
+            blobs = {item.entry.manifest_digest: item.blob_id for item in state.retained}
+            assert {blobs[entry.manifest_digest] for entry in route} <= desk.disk.blobs
+
+
+def test_what_is_retained_is_two_anchors_and_all_since_the_older_and_the_disk_holds_no_more(desk: Desk) -> None:
+    for generation in range(1, 41):
+        desk.publish(generation)
+    state = desk.trainer.state
+    assert state is not None
+    assert state.anchor_numbers == (21, 31)
+    assert state.patch_range == (21, 40)
+    assert desk.disk.blobs == state.blob_ids
+    assert set(desk.disk.records) == state.record_digests
+
+
+def test_a_failed_extra_is_given_up_and_publishing_goes_on(desk: Desk) -> None:
+    for generation in range(1, 11):
+        desk.publish(generation)
+    desk.offer(11)
+    desk.work()
+    desk.work()
+    assert list(desk.todo) == [StoreAnchor(Version(0, 11))]
+    desk.todo.clear()
+    desk.send(ExtraFailed(Version(0, 11), "enospc"))
+    assert desk.publish(12) == Version(0, 12)
+    assert desk.of(StoreAnchor)[-1] == StoreAnchor(Version(0, 12))
+    assert desk.trainer.state is not None
+    assert desk.trainer.state.anchor_numbers == (1, 12)
+
+
+def test_an_extra_whose_commit_fails_is_not_in_the_catalogue(desk: Desk) -> None:
+    for generation in range(1, 11):
+        desk.publish(generation)
+    desk.offer(11)
+    for _ in range(3):
+        desk.work()
+    assert isinstance(desk.todo[0], Commit)
+    assert desk.todo[0].generation is None
+    desk.todo.clear()
+    effects = desk.send(ExtraFailed(Version(0, 11), "enospc"))
+    assert any(isinstance(effect, Release) for effect in effects)
+    assert desk.trainer.state is not None
+    assert desk.trainer.state.anchor_numbers == (1,)
+
+
+def test_an_extra_is_announced_under_the_same_version(desk: Desk) -> None:
+    for generation in range(1, 12):
+        desk.publish(generation)
+    last, before = desk.heads()[-1], desk.heads()[-2]
+    assert last.version == before.version == Version(0, 11)
+    assert last.manifest_digest == before.manifest_digest
+    assert last.catalogue_digest != before.catalogue_digest
+    assert last.issued_at_ms > before.issued_at_ms
+    assert desk.of(Commit)[-1].generation is None
+
+
+def test_an_answer_for_another_extra_is_ignored(desk: Desk) -> None:
+    for generation in range(1, 16):
+        desk.publish(generation)
+    desk.offer(16)
+    desk.work()
+    desk.work()
+    assert list(desk.todo) == [EncodeSkip(Version(0, 8), Version(0, 16))]
+    assert desk.send(SkipEncoded(Version(0, 4), Version(0, 16), TABLE, 1, 5, 5)) == []
+    assert desk.send(SkipEncoded(Version(0, 8), Version(0, 15), TABLE, 1, 5, 5)) == []
+    desk.settle()
+    assert Kind.SKIP in {entry.kind for entry in desk.catalogue().entries}
+
+
+# Time
+
+
+def test_the_head_is_signed_again_every_40_seconds(desk: Desk) -> None:
+    """A-DHT-1: a reader that was away finds it within one interval."""
+    desk.publish(1)
+    desk.wait(limits.HEAD_RESIGN_SECONDS * 10 + 1)
+    heads = desk.heads()
+    assert len(heads) == 11
+    assert {head.version for head in heads} == {Version(0, 1)}
+    gaps = [later.issued_at_ms - earlier.issued_at_ms for earlier, later in zip(heads, heads[1:], strict=False)]
+    assert max(gaps) <= 40_000
+    assert RESIGN_JITTER_MS < 40_000
+
+
+def test_a_publisher_that_comes_back_announces_at_once(desk: Desk) -> None:
+    """A-DHT-1."""
+    desk.publish(1)
+    again = desk.restart(learn_seconds=3.0)
+    assert again.heads() == []
+    again.wait(3.0)
+    assert [head.version for head in again.heads()] == [Version(0, 1)]
+
+
+def test_publishes_keep_the_least_interval_of_the_run(make_run: Any) -> None:
+    desk = Desk(make_run(publish_interval_min_ms=5_000))
+    desk.publish(1)
+    desk.offer(2)
+    assert not desk.todo
+    desk.wait(4.9)
+    assert not desk.todo
+    desk.offer(3)
+    desk.wait(0.2)
+    assert list(desk.todo) == [EncodeSnapshot(3, Kind.PATCH)]
+
+
+# Who may publish
+
+
+def test_a_node_that_may_not_publish_says_so_and_does_nothing(make_run: Any) -> None:
+    desk = Desk(make_run(authorities=(make_run.second,)))
+    effects = desk.offer(1)
+    assert [effect for effect in effects if not isinstance(effect, Report)] == [
+        RefuseSnapshot(1, "not_publisher"),
+        Count("rejected", "not_publisher"),
+    ]
+    assert desk.trainer.phase is Phase.IDLE
+
+
+def test_a_key_revoked_while_the_encoder_works_publishes_nothing(desk: Desk) -> None:
+    desk.publish(1)
+    desk.offer(2)
+    desk.offer(3)
+    desk.trust.accept_descriptor(desk.run.revise(authorities=(desk.run.second.peer_id,)))
+    desk.settle()
+    assert desk.of(RefuseSnapshot) == [RefuseSnapshot(2, "not_publisher"), RefuseSnapshot(3, "not_publisher")]
+    assert len(desk.heads()) == 1
+    desk.wait(200.0)
+    assert len(desk.heads()) == 1
+    assert desk.trainer.state is not None
+    assert desk.disk.blobs == desk.trainer.state.blob_ids
+
+
+def test_a_first_version_of_another_table_than_the_owner_named_is_refused(make_run: Any) -> None:
+    names = {"table_digest": Digest(b"o" * 32), "base_root": Digest(b"b" * 32), "base_blob_id": Digest(b"c" * 32)}
+    desk = Desk(make_run(**names))
+    assert RefuseSnapshot(1, "table") in desk.offer(1)
+    assert desk.publish(2, table=Digest(b"o" * 32)) == Version(0, 1)
+
+
+def test_another_table_later_opens_an_epoch_with_an_anchor(desk: Desk) -> None:
+    desk.publish(1)
+    desk.publish(2)
+    other = Digest(b"u" * 32)
+    assert desk.publish(3, table=other) == Version(1, 3)
+    head = desk.heads()[-1]
+    assert head.epoch_digest is not None
+    epoch = desk.open(EpochRecord, desk.disk.records[head.epoch_digest])
+    assert (epoch.first_number, epoch.kept_version, epoch.reason) == (3, Version(0, 2), "table")
+    assert [entry.kind for entry in desk.catalogue().entries] == [Kind.ANCHOR]
+    assert desk.publish(4, table=other) == Version(1, 4)
+    assert desk.manifest(desk.heads()[-1].manifest_digest).kind is Kind.PATCH
+
+
+# Other publishers, former lives
+
+
+def test_snapshots_wait_while_the_newest_head_is_learnt(run: Any) -> None:
+    desk = Desk(run, learn_seconds=3.0)
+    desk.offer(1)
+    assert DropSnapshot(1) in desk.offer(2)
+    assert not desk.todo
+    assert desk.timer == desk.now + 3.0
+    desk.wait(3.0)
+    assert list(desk.todo) == [EncodeSnapshot(2, Kind.ANCHOR)]
+
+
+def test_a_publisher_restored_to_an_older_state_opens_an_epoch_above_what_it_published(desk: Desk) -> None:
+    """A-CHAIN-4: v58 is out, the node is restored to v55 and trains on."""
+    for generation in range(1, 4):
+        desk.publish(generation)
+    old = Disk(dict(desk.disk.state), dict(desk.disk.records), set(desk.disk.blobs))
+    for generation in range(4, 7):
+        desk.publish(generation)
+    follower = desk.run.trust()
+    follower.accept_head(desk.of(AnnounceHead)[-1].record, desk.now_ms)
+
+    again = Desk(desk.run, disk=old, learn_seconds=3.0)
+    again._move(again.now + 1.0)
+    again.send(HeadSeen(encode_signed(desk.of(AnnounceHead)[-1].record), None))
+    again.wait(3.0)
+    assert again.heads() == []
+    assert again.publish(7) == Version(1, 7)
+    follower.accept_epoch(again.disk.records[again.heads()[-1].epoch_digest])
+    accepted = follower.accept_head(again.of(AnnounceHead)[-1].record, again.now_ms)
+    assert accepted.version == Version(1, 7)
+    assert follower.fork is None
+    assert again.publish(8) == Version(1, 8)
+
+
+def test_peers_are_asked_for_their_head_and_their_answer_counts(run: Any) -> None:
+    desk = Desk(run, learn_seconds=3.0)
+    (request,) = desk.send(PeerConnected(run.stranger.peer_id, (), True))
+    assert isinstance(request, SendRequest)
+    assert request.message == GetHead()
+    desk.send(ReplyReceived(request.request_id, run.stranger.peer_id, HeadReply(None)))
+    record = run.head(Version(0, 9), issued_at_ms=run.start_ms - 9_000_000)
+    desk.send(ReplyReceived(request.request_id, run.stranger.peer_id, HeadReply(record)))
+    desk.wait(3.0)
+    assert desk.publish(1) == Version(1, 10)
+
+
+def test_an_own_state_that_is_ahead_of_what_peers_know_goes_on(desk: Desk) -> None:
+    desk.publish(1)
+    first = desk.of(AnnounceHead)[-1].record
+    desk.publish(2)
+    again = desk.restart(learn_seconds=3.0)
+    again.send(HeadSeen(encode_signed(first), None))
+    again.wait(3.0)
+    assert again.publish(3) == Version(0, 3)
+
+
+def test_the_epoch_and_its_numbers_survive_a_restart(desk: Desk) -> None:
+    desk.publish(1)
+    desk.publish(2, table=Digest(b"u" * 32))
+    again = desk.restart()
+    assert again.trust.epoch == 1
+    assert again.heads()[-1].version == Version(1, 2)
+    assert again.publish(3, table=Digest(b"u" * 32)) == Version(1, 3)
+
+
+def test_late_news_of_a_former_life_cuts_the_encoding_and_opens_an_epoch(desk: Desk) -> None:
+    desk.publish(1)
+    desk.offer(2)
+    desk.send(HeadSeen(desk.run.head(Version(0, 58), issued_at_ms=desk.run.start_ms - 1), None))
+    desk.work()
+    assert list(desk.todo) == [EncodeSnapshot(2, Kind.ANCHOR)]
+    desk.settle()
+    assert desk.heads()[-1].version == Version(1, 59)
+    assert desk.trainer.state is not None
+    assert desk.disk.blobs == desk.trainer.state.blob_ids
+
+
+def test_a_head_that_would_only_be_refused_is_not_signed_again(desk: Desk) -> None:
+    desk.publish(1)
+    desk.send(HeadSeen(desk.run.head(Version(0, 58), issued_at_ms=desk.run.start_ms - 1), None))
+    desk.wait(200.0)
+    assert len(desk.heads()) == 1
+
+
+def test_two_publishers_with_one_key_stop_instead_of_flapping(desk: Desk) -> None:
+    """A-AUTH-3: what was agreed stays, and the operator is told once."""
+    desk.publish(1)
+    desk.wait(10.0)
+    rival = desk.run.head(Version(0, 2), issued_at_ms=desk.now_ms)
+    effects = desk.send(HeadSeen(rival, None))
+    assert [effect.level for effect in effects if isinstance(effect, Log)] == ["error"]
+    assert ("reason", "superseded") in next(effect for effect in effects if isinstance(effect, Report)).fields
+    later = desk.run.head(Version(0, 3), issued_at_ms=desk.now_ms)
+    assert desk.send(HeadSeen(later, None)) == []
+    assert RefuseSnapshot(2, "superseded") in desk.offer(2)
+    desk.wait(200.0)
+    assert len(desk.heads()) == 1
+
+
+def test_a_restart_takes_over_from_another_publisher(desk: Desk) -> None:
+    desk.publish(1)
+    rival = desk.run.head(Version(0, 9), issued_at_ms=desk.now_ms + 50_000)
+    again = desk.restart(learn_seconds=3.0)
+    again.send(HeadSeen(rival, None))
+    again.wait(3.0)
+    assert again.publish(2) == Version(1, 10)
+
+
+def test_a_forked_epoch_is_left_for_the_next_one(desk: Desk) -> None:
+    desk.publish(1)
+    own = desk.of(AnnounceHead)[-1].record
+    other = desk.run.seal(replace(desk.heads()[-1], root=TABLE), desk.run.publisher)
+    desk.trust.accept_fork_proof(own, other)
+    assert desk.publish(2) == Version(1, 2)
+    assert desk.trust.fork is None
+
+
+def test_a_commit_that_the_own_rules_refuse_is_not_announced(desk: Desk) -> None:
+    desk.publish(1)
+    desk.offer(2)
+    desk.work()
+    desk.trust.accept_epoch(desk.run.epoch(1, 50, Version(0, 1)))
+    effects = desk.work()
+    assert any(isinstance(effect, Log) and effect.level == "error" for effect in effects)
+    assert len(desk.heads()) == 1
+    assert desk.publish(3) == Version(1, 50)
+    assert desk.heads()[-1].epoch_digest == desk.trust.epoch_digest
+
+
+def test_one_of_three_authorities_publishes_but_does_not_open_an_epoch_alone(make_run: Any) -> None:
+    run = make_run(authorities=(make_run.publisher, make_run.second, make_run.third))
+    desk = Desk(run)
+    desk.publish(1)
+    assert RefuseSnapshot(2, "authorities") in desk.offer(2, table=Digest(b"u" * 32))
+    both = desk.restart(authority_keys={run.second.peer_id: run.second.sign})
+    assert both.publish(2, table=Digest(b"u" * 32)) == Version(1, 2)
+
+
+@pytest.mark.parametrize("record", [b"", b"junk", b"\x93" * 40])
+def test_junk_for_a_head_changes_nothing(desk: Desk, record: bytes) -> None:
+    desk.publish(1)
+    assert desk.send(HeadSeen(record, None)) == []
+    assert desk.publish(2) == Version(0, 2)
+
+
+# The rest
+
+
+def test_damaged_saved_state_is_a_storage_error(run: Any) -> None:
+    with pytest.raises(StorageError):
+        Desk(run, disk=Disk(state={STATE_KEY: b"\x00"}))
+
+
+def test_the_report_names_the_version_its_lag_and_its_patch(desk: Desk) -> None:
+    """A-OBS-2."""
+    desk.publish(1)
+    desk.publish(2)
+    fields = dict(desk.of(Report)[-1].fields)
+    assert (fields["applied_version"], fields["latest_seen_version"], fields["version_lag"]) == (2, 2, 0)
+    assert fields["patch_density_ratio"] == 7 / 1_000
+    assert fields["publisher_seen"] is True
+
+
+def test_the_timer_is_asked_for_once_per_time(desk: Desk) -> None:
+    desk.publish(1)
+    before = len(desk.of(SetTimer))
+    for _ in range(5):
+        desk.send(PeerConnected(desk.run.stranger.peer_id, (), False))
+    assert len(desk.of(SetTimer)) == before
