@@ -5,6 +5,7 @@ Every function returns plain values for the command line to print.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -278,7 +279,7 @@ def _renamed(output: Path) -> Iterator[Path]:
         partial.replace(output)
         sync_path(output.parent)
     except OSError as error:
-        reason = "enospc" if error.errno == 28 else "io"
+        reason = "enospc" if error.errno == errno.ENOSPC else "io"
         raise StorageError(f"cannot write {output}: {error.strerror or error}; free some space", reason) from error
     finally:
         if partial.is_dir():

@@ -17,6 +17,7 @@ import torch
 
 from pulsenet.errors import ConfigError
 from pulsenet.local.torch_dtypes import DTYPE_NAMES
+from pulsenet.tensors.bf16 import cast_to_bf16_bits
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
 from pulsenet.training.names import name_tensors
 
@@ -24,7 +25,7 @@ ComputeDtype = Literal["bf16"]
 Bytes = npt.NDArray[np.uint8]
 
 BLOCK_ELEMENTS: Final = 1 << 18
-"""Elements cast at once on a CPU: the temporaries of the cast stay in its cache."""
+"""Elements cast at once on a CPU: result and source stay in its cache."""
 
 BLOCK_ELEMENTS_DEVICE: Final = 1 << 24
 """Elements taken from an accelerator at once: enough to fill the bus, 64 MiB of FP32."""
@@ -58,7 +59,7 @@ class Snapshot:
             as_bf16 = self.table.tensors[tensor_index].dtype == "BF16" and source.dtype == torch.float32
             offset_bytes = 0
             for flat in _flat_blocks(_gather(source)):
-                data = _block_bytes(cast_to_bf16(flat) if as_bf16 else flat)
+                data = _cast_block(flat) if as_bf16 else _block_bytes(flat)
                 yield tensor_index, offset_bytes, data
                 offset_bytes += data.size
             assert offset_bytes == self.table.tensors[tensor_index].size_bytes
@@ -135,6 +136,14 @@ def cast_to_bf16(values: torch.Tensor) -> torch.Tensor:
     is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
     quiet = (bits >> 16).bitwise_or_(0x0040)
     return torch.where(is_nan, quiet, rounded).to(torch.int16).view(torch.bfloat16)
+
+
+def _cast_block(flat: torch.Tensor) -> Bytes:
+    """Return an FP32 block as the bytes of its BF16 cast; an accelerator casts first, so that half crosses the bus."""
+    if flat.device.type == "cpu":
+        # The compiled loop is some fifty times faster than torch's integer operations.
+        return cast_to_bf16_bits(flat.numpy()).view(np.uint8)
+    return _block_bytes(cast_to_bf16(flat))
 
 
 def _gather(tensor: torch.Tensor) -> torch.Tensor:

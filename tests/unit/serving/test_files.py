@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pulsenet.codec.changes import Changes
+from pulsenet.codec.changes import Changes, apply_changes
 from pulsenet.errors import IntegrityError, PatchMismatchError, StorageError, StructureError
 from pulsenet.ids import Digest, Version
 from pulsenet.serving import files
@@ -108,7 +108,7 @@ def test_an_error_half_way_leaves_the_old_version_and_no_rest(
 ) -> None:
     """A-APP-1."""
     engine.load_full(versions[0])
-    apply_changes, calls = files.apply_changes, []
+    calls: list[int] = []
 
     def fail_second_time(view: object, changes: Changes) -> None:
         calls.append(changes.tensor_index)
