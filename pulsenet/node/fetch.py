@@ -181,6 +181,11 @@ class Fetcher:
             reason=reason,
         )
 
+    @property
+    def chunks_in_flight(self) -> int:
+        """Chunks asked for or being stored."""
+        return len(self._asked) + len(self._storing)
+
     # What happens
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -280,7 +285,7 @@ class Fetcher:
         while blob.pending:
             asked_any = False
             for source in self._sources.candidates(blob.blob_id, now, partial(BlobWant.claim_of, blob.want)):
-                room = min(source.room_chunks, CHUNKS_IN_FLIGHT_MAX - len(self._asked) - len(self._storing))
+                room = min(source.room_chunks, CHUNKS_IN_FLIGHT_MAX - self.chunks_in_flight)
                 digests = self._take_pending(blob, source, room)
                 if not digests:
                     continue

@@ -179,6 +179,11 @@ class Inferencer:
         """What this node can serve, for its have record."""
         return self._shelf.holdings
 
+    @property
+    def chunks_in_flight(self) -> int:
+        """Chunks asked for or being stored: what bounds this machine's memory."""
+        return self._fetcher.chunks_in_flight
+
     # Events
 
     def handle(self, event: Event, now: float, now_ms: int) -> list[Effect]:

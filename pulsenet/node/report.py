@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pulsenet.chain.records import Head
 from pulsenet.ids import Version
@@ -51,15 +51,7 @@ class Reporter:
             for version in sorted(self._confirmed_ms)[:-CONFIRMATIONS_MAX]:
                 del self._confirmed_ms[version]
         is_seen = head is not None and now_ms < head.valid_until_ms
-        key: tuple[object, ...] = (
-            standing.phase,
-            standing.reason,
-            standing.applied,
-            standing.mirror,
-            standing.is_forked,
-            is_seen,
-        )
-        key = (*key, None if head is None else head.version)
+        key = (replace(standing, head=None), is_seen, None if head is None else head.version)
         if key == self._told and now < self._told_at + REPORT_SECONDS:
             return []
         self._told = key
