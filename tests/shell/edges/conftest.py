@@ -119,6 +119,11 @@ def make_weights(number: int) -> Weights:
     return Weights(Version(0, number), snapshot.table, region)
 
 
+@pytest.fixture(name="stage")
+def stage_fixture() -> Callable[..., StagedUpdate]:
+    return stage
+
+
 @pytest.fixture
 def weights() -> Sequence[Weights]:
     return [make_weights(number) for number in range(4)]
