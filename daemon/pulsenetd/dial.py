@@ -72,7 +72,7 @@ _DIAL_REASONS: Final = (
 
 def explain_dial(address: str, text: str) -> tuple[str, str]:
     """Return the reason code and a short text why one address failed, from p2pd's report on all of them."""
-    own_line = re.search(r"\[" + re.escape(address) + r"[^\]]*\] (.*)", text)
+    own_line = re.search(r"\[" + re.escape(address) + r"(?:/[^\]]*)?\] (.*)", text)
     words = own_line.group(1) if own_line else text
     for needle, reason, detail in _DIAL_REASONS:
         if needle in words:

@@ -93,3 +93,31 @@ def set_clock(now: Callable[[], float]) -> None:
     """Make hivemind's DHT read the time from ``now`` (Unix seconds), in the whole process."""
     for name in _CLOCK_MODULES:
         importlib.import_module(name).get_dht_time = now  # type: ignore[attr-defined]
+
+
+def make_storage(subkeys_max: int) -> Any:
+    """Return storage for a DHT node that keeps at most ``subkeys_max`` subkeys under each key (A-DHT-7)."""
+    storage_module = importlib.import_module("hivemind.dht.storage")
+    base: Any = storage_module.DHTLocalStorage
+
+    def store_subkey(self: Any, key: Any, subkey: Any, value: Any, expiration_time: float) -> bool:
+        stored = bool(base.store_subkey(self, key, subkey, value, expiration_time))
+        present = self.data.get(key)
+        if present is not None and isinstance(present.value, storage_module.DictionaryDHTValue):
+            present.value.maxsize = subkeys_max
+            present.value._remove_outdated()
+        return stored
+
+    return type("BoundedStorage", (base,), {"store_subkey": store_subkey})()
+
+
+def separate_directory(name: str) -> None:
+    """Have the next DHT node speak under ``name``: only nodes of that name store, answer and route for it.
+
+    hivemind names its procedures after the protocol's class. One name for all would mix the routing
+    tables of different runs that share a bootstrap, and nodes of another run refuse our records.
+    """
+    node_module = importlib.import_module("hivemind.dht.node")
+    base: Any = importlib.import_module("hivemind.dht.protocol").DHTProtocol
+    # both are caches hivemind keeps per class and would otherwise inherit
+    node_module.DHTProtocol = type(name, (base,), {"_rpc_handlers": None, "_stub_type": None})  # type: ignore[attr-defined]

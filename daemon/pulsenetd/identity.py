@@ -144,16 +144,18 @@ def _read_private(path: Path) -> bytes:
         raise
     except OSError as error:
         raise StorageError(f"cannot read the key file {path}: {error.strerror}") from error
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
+    try:
+        status = os.fstat(descriptor)
+        mode = stat.S_IMODE(status.st_mode)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"the key file {path} is not a regular file")
-        if stat.S_IMODE(status.st_mode) & 0o077:
-            mode = stat.S_IMODE(status.st_mode)
+        if mode & 0o077:
             raise ConfigError(f"the key file {path} is open to others (mode {mode:04o}): run chmod 600 {path}")
         if status.st_uid != os.geteuid():
             raise ConfigError(f"the key file {path} belongs to user {status.st_uid}, not to {os.geteuid()}")
-        return file.read(_KEY_FILE_SIZE_BYTES + 1)
+        return os.read(descriptor, _KEY_FILE_SIZE_BYTES + 1)
+    finally:
+        os.close(descriptor)
 
 
 def _write_new(path: Path, data: bytes) -> None:

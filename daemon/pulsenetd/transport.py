@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -227,10 +227,13 @@ class Transport:
             UnavailableError: p2pd itself is being restarted.
         """
         targets = [addresses.split_address(text) for text in bootstraps]
-        dials: list[Awaitable[tuple[DialOutcome, ...]]] = [
-            self.dial(peer_id, [address], timeout_seconds) for address, peer_id in targets
-        ]
-        return tuple(outcome for outcomes in await asyncio.gather(*dials) for outcome in outcomes)
+        by_peer: dict[PeerId, list[str]] = {}
+        for address, peer_id in targets:
+            # libp2p dials a peer once at a time, so all its addresses go into one call
+            by_peer.setdefault(peer_id, []).append(address)
+        results = await asyncio.gather(*(self.dial(*target, timeout_seconds) for target in by_peer.items()))
+        outcomes = {(one.address, one.peer_id): one for per_peer in results for one in per_peer}
+        return tuple(outcomes[target] for target in targets)
 
     async def connected_peers(self) -> list[PeerLink]:
         """Return the peers libp2p is connected to, ascending by key.

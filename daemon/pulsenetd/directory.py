@@ -1,0 +1,319 @@
+"""Finding peers and the newest head: hivemind's DHT, sharing the transport's p2pd.
+
+Only signed records of this run are stored or returned; the validator sees to that. Records are found by
+time slot, expire after two minutes and are announced again by whoever signs them anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import importlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, Final
+
+from pulsenet import limits
+from pulsenet.chain.records import Have, Head, SignedRecord
+from pulsenet.chain.signing import Verify, encode_signed
+from pulsenet.errors import LocalProtocolError, UnavailableError
+from pulsenet.ids import PeerId, RunId, short
+from pulsenet.wire.schema import decode_value
+from pulsenetd import hivemind_repairs
+from pulsenetd.clock_offset import ClockOffset
+from pulsenetd.directory_keys import DirectoryKeys, get_read_slots, get_shard, get_slot
+from pulsenetd.identity import to_libp2p_bytes
+from pulsenetd.validator import RecordValidator, get_expiry
+
+logger: Final = logging.getLogger("pulsenet.directory")
+
+SUBKEYS_MAX: Final = 512
+"""Have records one node stores per shard; the one that expires first is dropped beyond."""
+
+CACHED_KEYS_MAX: Final = 256
+_PING_SECONDS: Final = 5.0
+_CLOSE_SECONDS: Final = 2.0
+
+
+class Directory:
+    """This node's part of the DHT.
+
+    Args:
+        peer_id: This node; its place in the key space follows from it.
+        run_id: Records of other runs are refused.
+        secret: Secret of a private run's token; empty otherwise.
+        verify: Checks one signature.
+        client_mode: For a node nobody can dial: it asks, but stores nothing for others.
+        wall_clock: Unix seconds, as the machine believes.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        peer_id: PeerId,
+        run_id: RunId,
+        verify: Verify,
+        secret: bytes = b"",
+        client_mode: bool = False,
+        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._peer_id = peer_id
+        self._keys = DirectoryKeys(run_id, secret)
+        self._client_mode = client_mode
+        self._wall_clock = wall_clock
+        self._clock = clock
+        self._wall_minus_monotonic = wall_clock() - clock()
+        self.clock_offset = ClockOffset()
+        self.validator = RecordValidator(self._keys, verify, self.now)
+        self._node: Any = None
+        self._storage: Any = None
+        self._announced_expiry: dict[str, float] = {}
+        self._round_trips: dict[PeerId, float] = {}
+
+    # -- time -----------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Return the Unix time in seconds, corrected where enough peers say this clock is off."""
+        return self._wall_clock() - self.clock_offset.correction_seconds
+
+    def now_ms(self) -> int:
+        """Return the corrected Unix time in milliseconds: what records are to be issued and judged by."""
+        return int(self.now() * 1000)
+
+    # -- life cycle -----------------------------------------------------------------------------
+
+    async def open(self, hivemind_p2p: Any) -> None:
+        """Take part in the DHT through a running p2pd; what was stored before a restart is kept.
+
+        Raises:
+            UnavailableError: p2pd did not take the handlers in time.
+        """
+        assert self._node is None
+        await hivemind_repairs.load()
+        hivemind_repairs.set_clock(self.now)
+        node_module = importlib.import_module("hivemind.dht.node")
+        node_id = node_module.DHTID.from_bytes(hashlib.sha1(self._peer_id, usedforsecurity=False).digest())
+        async with _deadline("joining the directory"):
+            hivemind_repairs.separate_directory(self._keys.get_directory_name())
+            node = await node_module.DHTNode.create(
+                p2p=hivemind_p2p,
+                node_id=node_id,
+                client_mode=self._client_mode,
+                record_validator=self.validator,
+                ensure_bootstrap_success=False,
+                # answers must be the newest the swarm has, so nothing is answered from a cache of ours
+                cache_locally=False,
+                cache_nearest=0,
+                cache_on_store=False,
+                cache_size=CACHED_KEYS_MAX,
+            )
+        if self._storage is None:
+            self._storage = hivemind_repairs.make_storage(SUBKEYS_MAX)
+        node.protocol.storage = self._storage
+        self._node = node
+
+    async def close(self, *, p2pd_is_alive: bool = True) -> None:
+        """Leave the DHT. With a dead p2pd there is nobody to tell."""
+        node, self._node = self._node, None
+        if node is None:
+            return
+        node.is_alive = False
+        if node.cache_refresh_task is not None:
+            node.cache_refresh_task.cancel()
+        if p2pd_is_alive:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await node.shutdown()
+
+    async def reopen(self, hivemind_p2p: Any) -> None:
+        """Go on with a new p2pd after the old one died; join again afterwards.
+
+        Raises:
+            UnavailableError: see :meth:`open`.
+        """
+        await self.close(p2pd_is_alive=False)
+        await self.open(hivemind_p2p)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this node takes part."""
+        return self._node is not None
+
+    def set_authorities(self, authorities: Iterable[PeerId]) -> None:
+        """Look for, store and believe heads of these keys only."""
+        self.validator.set_authorities(authorities)
+
+    # -- peers ----------------------------------------------------------------------------------
+
+    async def join(self, peer_ids: Sequence[PeerId]) -> tuple[PeerId, ...]:
+        """Get to know connected peers' part of the DHT; return those that answered.
+
+        Done at start, and on a timer with bootstraps and remembered peers: it is what makes two halves
+        of a healed partition one again. Also measures round trips and the clock's offset.
+
+        Raises:
+            UnavailableError: this node does not take part at the moment.
+        """
+        node = self._get_node()
+        known = [peer_id for peer_id in dict.fromkeys(peer_ids) if peer_id != self._peer_id]
+        answers = await asyncio.gather(*(self._ping(node, peer_id) for peer_id in known))
+        answered = tuple(peer_id for peer_id, answer in zip(known, answers, strict=True) if answer)
+        if answered:
+            with contextlib.suppress(UnavailableError):
+                async with _deadline("looking for near nodes"):
+                    await node.find_nearest_nodes([node.node_id])
+        return answered
+
+    def get_round_trip(self, peer_id: PeerId) -> float | None:
+        """Return the seconds the peer's last answer to :meth:`join` took, if there was one."""
+        return self._round_trips.get(peer_id)
+
+    # -- records --------------------------------------------------------------------------------
+
+    async def announce_head(self, record: SignedRecord) -> bool:
+        """Store an authority's signed head; return ``False`` if it was dropped here.
+
+        That happens to a head whose expiry has passed or is not later than the last one announced.
+        ``True`` does not promise that anybody else holds it: hivemind cannot tell.
+
+        Raises:
+            LocalProtocolError: it is no head, or not of one of our authorities.
+            UnavailableError: this node does not take part, or the DHT did not answer in time.
+        """
+        if record.type != Head.TYPE or record.signers[0] not in self.validator.authorities:
+            raise LocalProtocolError(f"a {record.type} signed by {short(record.signers[0])} is no head of this run")
+        key = self._keys.get_head_key(record.signers[0], get_slot(self.now()))
+        return await self._announce(record, decode_value(Head, record.payload).issued_at_ms, key, None)
+
+    async def announce_have(self, record: SignedRecord) -> bool:
+        """Store this node's signed have record; return ``False`` if it was dropped here, as a head is.
+
+        Raises:
+            LocalProtocolError: it is no have record.
+            UnavailableError: this node does not take part, or the DHT did not answer in time.
+        """
+        if record.type != Have.TYPE:
+            raise LocalProtocolError(f"a {record.type} is no have record")
+        signer = record.signers[0]
+        key = self._keys.get_have_key(get_shard(signer), get_slot(self.now()))
+        return await self._announce(record, decode_value(Have, record.payload).issued_at_ms, key, bytes(signer))
+
+    async def read_heads(self) -> list[bytes]:
+        """Return the encoded signed heads of all authorities, this time slot's and the last's.
+
+        Raises:
+            UnavailableError: this node does not take part, or the DHT did not answer in time.
+        """
+        slots = get_read_slots(self.now())
+        authorities = self.validator.authorities
+        found = await self._read([self._keys.get_head_key(one, slot) for one in authorities for slot in slots])
+        return [value for value in found if isinstance(value, bytes)]
+
+    async def read_haves(self, shard: int) -> list[bytes]:
+        """Return the encoded signed have records of one shard, the newest of each node.
+
+        Raises:
+            UnavailableError: this node does not take part, or the DHT did not answer in time.
+        """
+        newest: dict[bytes, tuple[float, bytes]] = {}
+        slots = get_read_slots(self.now())
+        for found in await self._read([self._keys.get_have_key(shard, slot) for slot in slots]):
+            if not isinstance(found, dict):
+                continue
+            for peer_id, entry in found.items():
+                if peer_id not in newest or newest[peer_id][0] < entry.expiration_time:
+                    newest[peer_id] = (entry.expiration_time, entry.value)
+        return [value for _, value in newest.values()]
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _get_node(self) -> Any:
+        if self._node is None:
+            raise UnavailableError("the directory is down: p2pd is being restarted")
+        self._notice_clock_change()
+        return self._node
+
+    def _notice_clock_change(self) -> None:
+        """After the machine's clock was set, drop what was stored by the wrong time (A-DHT-3)."""
+        difference = self._wall_clock() - self._clock()
+        jump_seconds = difference - self._wall_minus_monotonic
+        self._wall_minus_monotonic = difference
+        if abs(jump_seconds) <= limits.CLOCK_OFFSET_SECONDS_MAX:
+            return
+        logger.warning("this machine's clock jumped by %.1f s", jump_seconds)
+        self.clock_offset.clear()
+        self._announced_expiry.clear()
+        self._storage.clear()
+
+    async def _ping(self, node: Any, peer_id: PeerId) -> bool:
+        protocol = importlib.import_module("hivemind.proto.dht_pb2")
+        libp2p_id = importlib.import_module("hivemind.p2p").PeerID(to_libp2p_bytes(peer_id))
+        daemon_errors = importlib.import_module("hivemind.p2p.p2p_daemon_bindings.utils")
+        decode_error = importlib.import_module("google.protobuf.message").DecodeError
+        request = protocol.PingRequest(peer=node.protocol.node_info, validate=False)
+        sent_at, sent_wall = self._clock(), self._wall_clock()
+        try:
+            async with asyncio.timeout(_PING_SECONDS):
+                response = await node.protocol.get_stub(libp2p_id).rpc_ping(request)
+        except (OSError, daemon_errors.P2PDaemonError, daemon_errors.P2PHandlerError, decode_error) as error:
+            logger.debug("%s does not answer in the directory: %s", short(peer_id), error)
+            return False
+        round_trip_seconds = self._clock() - sent_at
+        self._round_trips[peer_id] = round_trip_seconds
+        if response.dht_time:
+            ahead_seconds = sent_wall + round_trip_seconds / 2 - response.dht_time
+            self._learn_offset(peer_id, ahead_seconds, round_trip_seconds)
+        if response.peer.node_id:
+            node_id_type = importlib.import_module("hivemind.dht.routing").DHTID
+            if len(response.peer.node_id) == node_id_type.HASH_NBYTES:
+                node_id = node_id_type.from_bytes(response.peer.node_id)
+                await node.protocol.update_routing_table(node_id, libp2p_id, responded=True)
+        return True
+
+    def _learn_offset(self, peer_id: PeerId, ahead_seconds: float, round_trip_seconds: float) -> None:
+        before = self.clock_offset.correction_seconds
+        self.clock_offset.add(peer_id, ahead_seconds=ahead_seconds, round_trip_seconds=round_trip_seconds)
+        after = self.clock_offset.correction_seconds
+        if abs(after - before) > limits.CLOCK_OFFSET_SECONDS_MAX:
+            logger.warning("%s", self.clock_offset.warning or "this machine's clock is right again")
+            self._announced_expiry.clear()
+            self._storage.clear()
+
+    async def _announce(self, record: SignedRecord, issued_at_ms: int, key: bytes, subkey: bytes | None) -> bool:
+        node = self._get_node()
+        data = encode_signed(record)
+        if len(data) > limits.DHT_RECORD_SIZE_BYTES_MAX:
+            raise LocalProtocolError(f"a {record.type} of {len(data)} bytes is too large for the directory")
+        expiry = get_expiry(issued_at_ms)
+        if expiry <= max(self._announced_expiry.get(record.type, 0.0), self.now()):
+            logger.debug("a %s whose expiry does not grow is not announced", record.type)
+            return False
+        self._announced_expiry[record.type] = expiry
+        async with _deadline(f"announcing a {record.type}"):
+            await node.store(key, data, expiry, subkey=subkey)
+        return True
+
+    async def _read(self, keys: Sequence[bytes]) -> list[Any]:
+        """Return the newest values found under the keys, without those that are absent."""
+        node = self._get_node()
+        if not keys:
+            return []
+        async with _deadline("reading from the directory"):
+            found = await node.get_many(list(keys), sufficient_expiration_time=float("inf"))
+        return [entry.value for entry in found.values() if entry is not None]
+
+
+@contextlib.asynccontextmanager
+async def _deadline(waited_for: str) -> AsyncIterator[None]:
+    limit = asyncio.timeout(limits.DIRECTORY_CALL_SECONDS_MAX)
+    try:
+        async with limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise UnavailableError(f"timed out: {waited_for}") from error

@@ -1,0 +1,172 @@
+"""A node's network as one thing: transport, directory and the watch over the process under both."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NoReturn
+
+from pulsenet import limits
+from pulsenet.errors import UnavailableError
+from pulsenet.ids import PeerId
+from pulsenetd import addresses
+from pulsenetd.dial import DialOutcome
+from pulsenetd.directory import Directory
+from pulsenetd.errors import NoBootstrapError
+from pulsenetd.supervisor import RestartPolicy, Supervisor, watch_process
+from pulsenetd.transport import Transport
+
+logger: Final = logging.getLogger("pulsenet.network")
+
+REMEMBERED_PEERS_MAX: Final = 64
+"""Peers dialled again after a restart or a partition, besides the bootstraps."""
+
+
+class Network:
+    """Brings the network up, keeps it up and takes it down.
+
+    Args:
+        transport: Closed when given.
+        directory: Closed when given.
+        draw: Uniform in [0, 1), for jitter.
+        clock: Monotonic seconds.
+        on_change: Told ``False`` when p2pd is gone and ``True`` when everything is back.
+        sleep: Waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        directory: Directory,
+        *,
+        draw: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+        on_change: Callable[[bool], None] = lambda _: None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.transport = transport
+        self.directory = directory
+        self.supervisor = Supervisor(
+            watch=self._watch,
+            restart=self._restart,
+            policy=RestartPolicy(draw),
+            clock=clock,
+            on_change=on_change,
+            sleep=sleep,
+        )
+        self._draw = draw
+        self._sleep = sleep
+        self._bootstraps: tuple[str, ...] = ()
+        self._remembered: dict[PeerId, tuple[str, ...]] = {}
+
+    async def open(
+        self,
+        bootstraps: Sequence[str],
+        *,
+        timeout_seconds: float = limits.REQUEST_OPEN_SECONDS_MAX,
+        wait: bool = False,
+        on_progress: Callable[[str], None] = lambda _: None,
+    ) -> tuple[DialOutcome, ...]:
+        """Start p2pd, dial the bootstraps and join the directory; return one outcome per bootstrap.
+
+        Args:
+            bootstraps: Addresses with ``/p2p/<peer>``; none starts a swarm of one.
+            timeout_seconds: Limit for each dial.
+            wait: Try for ever while no bootstrap can be reached, instead of giving up.
+            on_progress: Told what is being waited for.
+
+        Raises:
+            NoBootstrapError: none was reached; one line per address with its own reason (A-NET-1).
+            P2pdError, AddressInUseError, ConfigError, UnavailableError: see :meth:`Transport.open`.
+        """
+        for text in bootstraps:
+            addresses.split_address(text)
+        try:
+            await self.transport.open(on_progress)
+            await self.directory.open(self.transport.hivemind_p2p)
+            self._bootstraps = tuple(bootstraps)
+            delay_seconds = limits.RETRY_SECONDS_MIN
+            while True:
+                outcomes = await self.transport.dial_all(self._bootstraps, timeout_seconds)
+                others = [outcome for outcome in outcomes if outcome.reason != "self"]
+                if not others or any(outcome.is_connected for outcome in others):
+                    break
+                if not wait:
+                    raise NoBootstrapError(describe_failure(others))
+                on_progress(describe_failure(others))
+                await self._sleep(delay_seconds * (0.5 + self._draw() / 2))
+                delay_seconds = min(2 * delay_seconds, limits.RETRY_SECONDS_MAX)
+            await self.directory.join([outcome.peer_id for outcome in outcomes if outcome.is_connected])
+        except BaseException:
+            await self.close()
+            raise
+        return outcomes
+
+    async def run(self) -> NoReturn:
+        """Watch p2pd and restart everything when it dies, until cancelled.
+
+        Raises:
+            P2pdError: p2pd died too often, or cannot run any more.
+        """
+        await self.supervisor.run()
+
+    async def close(self) -> None:
+        """Take everything down; nothing of it is left behind."""
+        try:
+            await self.directory.close(p2pd_is_alive=self.transport.is_open and self.supervisor.is_healthy)
+        finally:
+            await self.transport.close()
+
+    async def dial(self, peer_id: PeerId, peer_addresses: Sequence[str]) -> tuple[DialOutcome, ...]:
+        """Connect to a peer and get to know its part of the directory; return one outcome per address.
+
+        Raises:
+            UnavailableError: p2pd is being restarted.
+        """
+        outcomes = await self.transport.dial(peer_id, peer_addresses)
+        if any(outcome.is_connected for outcome in outcomes):
+            self._remember(peer_id, tuple(peer_addresses))
+            await self.directory.join([peer_id])
+        return outcomes
+
+    async def mend(self) -> tuple[PeerId, ...]:
+        """Dial bootstraps and remembered peers again and join with those that answer; return them.
+
+        To be called on a timer: routing tables of a healed partition do not merge by themselves.
+
+        Raises:
+            UnavailableError: p2pd is being restarted.
+        """
+        targets = {peer_id: [address] for address, peer_id in map(addresses.split_address, self._bootstraps)}
+        targets |= {peer_id: list(known) for peer_id, known in self._remembered.items() if peer_id not in targets}
+        dials = [self.transport.dial(peer_id, known) for peer_id, known in targets.items()]
+        outcomes = [outcome for per_peer in await asyncio.gather(*dials) for outcome in per_peer]
+        return await self.directory.join([outcome.peer_id for outcome in outcomes if outcome.is_connected])
+
+    async def _watch(self) -> str:
+        return await watch_process(self.transport.p2pd)
+
+    async def _restart(self) -> None:
+        await self.directory.close(p2pd_is_alive=False)
+        await self.transport.reopen()
+        await self.directory.open(self.transport.hivemind_p2p)
+        try:
+            await self.mend()
+        except UnavailableError as error:
+            logger.warning("nobody reached after the restart: %s", error)
+
+    def _remember(self, peer_id: PeerId, peer_addresses: tuple[str, ...]) -> None:
+        self._remembered.pop(peer_id, None)
+        self._remembered[peer_id] = peer_addresses
+        if len(self._remembered) > REMEMBERED_PEERS_MAX:
+            del self._remembered[next(iter(self._remembered))]
+
+
+def describe_failure(outcomes: Sequence[DialOutcome]) -> str:
+    """Return the operator's text when no bootstrap was reached: one line per address, then what to do."""
+    lines = [f"  {outcome}" for outcome in outcomes]
+    return "\n".join(
+        ["no bootstrap can be reached:", *lines, "check the addresses and that one of them runs; --wait retries"]
+    )

@@ -1,0 +1,178 @@
+"""The whole network of a node: up, watched, brought back, taken down."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsenet.errors import UsageError
+from pulsenet.ids import PeerId, RunId
+from pulsenet.wire.messages import GetHead, HeadReply, Message
+from pulsenetd import hivemind_repairs
+from pulsenetd.addresses import join_address
+from pulsenetd.directory import Directory
+from pulsenetd.errors import NoBootstrapError, P2pdError, exit_code
+from pulsenetd.identity import load_or_create, verify
+from pulsenetd.network import Network
+from pulsenetd.p2pd import P2pdSettings
+from pulsenetd.transport import Transport
+
+RUN_ID = RunId(bytes(range(32)))
+
+
+def run(coroutine: Any) -> Any:
+    try:
+        return asyncio.run(asyncio.wait_for(coroutine, 40))
+    finally:
+        hivemind_repairs.set_clock(time.time)
+
+
+def make_network(tmp_path: Path, name: str, *, on_change: Any = lambda _: None, **options: Any) -> Network:
+    identity = load_or_create(tmp_path / f"{name}.key")
+    settings = P2pdSettings(identity_path=identity.path, socket_directory=tmp_path / name, **options)
+    transport = Transport(settings, peer_id=identity.peer_id, run_id=RUN_ID, role="seed")
+    directory = Directory(peer_id=identity.peer_id, run_id=RUN_ID, verify=verify)
+    return Network(transport, directory, draw=lambda: 0.0, on_change=on_change)
+
+
+async def bootstrap_address(tmp_path: Path, name: str, network: Network) -> str:
+    address = (await network.transport.listen_addresses(private_too=True))[0]
+    return join_address(address, load_or_create(tmp_path / f"{name}.key").peer_id)
+
+
+async def answer(_peer: PeerId, _message: Message) -> list[Message]:
+    return [HeadReply(b"head")]
+
+
+def test_p2pd_killed_while_running_is_back_soon_and_peers_find_each_other_again(tmp_path: Path) -> None:
+    """A-PROC-1: noticed within 5 s, not ready meanwhile, same peer id, requests go through again."""
+
+    async def main() -> None:
+        changes = asyncio.Queue[bool]()
+        first = make_network(tmp_path, "first")
+        second = make_network(tmp_path, "second", on_change=changes.put_nowait)
+        await first.open([])
+        try:
+            address = await bootstrap_address(tmp_path, "first", first)
+            outcomes = await second.open([address])
+            assert [outcome.reason for outcome in outcomes] == ["connected"]
+            watch = asyncio.create_task(second.run())
+            first.transport.serve(answer)
+            peer_id = outcomes[0].peer_id
+            assert await second.transport.request(peer_id, GetHead(), 5) == [HeadReply(b"head")]
+            killed_at = time.monotonic()
+            os.kill(second.transport.p2pd.process_id, signal.SIGKILL)
+            assert await changes.get() is False
+            assert time.monotonic() - killed_at < 5
+            assert not second.supervisor.is_healthy
+            assert await changes.get() is True
+            assert second.supervisor.is_healthy
+            assert second.supervisor.restart_count == 1
+            assert await second.transport.request(peer_id, GetHead(), 5) == [HeadReply(b"head")]
+            assert await second.mend() == (peer_id,)
+            watch.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await watch
+        finally:
+            await second.close()
+            await first.close()
+        assert list((tmp_path / "second").iterdir()) == []
+
+    run(main())
+
+
+def test_no_bootstrap_reached_is_one_error_with_a_line_each(tmp_path: Path) -> None:
+    """A-NET-1."""
+
+    async def main() -> None:
+        network = make_network(tmp_path, "node")
+        first, second = (join_address(f"/ip4/127.0.0.1/tcp/{port}", PeerId(bytes([port]) * 32)) for port in (1, 2))
+        with pytest.raises(NoBootstrapError) as caught:
+            await network.open([first, second])
+        lines = str(caught.value).splitlines()
+        assert lines[1:3] == [f"  {first}: connection refused", f"  {second}: connection refused"]
+        assert exit_code(caught.value) == 3
+        assert not network.transport.is_open
+        assert list((tmp_path / "node").iterdir()) == []
+        with pytest.raises(UsageError):
+            await network.open(["not an address"])
+
+    run(main())
+
+
+def test_waiting_for_a_bootstrap_that_comes_later(tmp_path: Path) -> None:
+    async def main() -> None:
+        later = make_network(tmp_path, "later")
+        await later.open([])
+        address = await bootstrap_address(tmp_path, "later", later)
+        await later.close()
+        waiting = make_network(tmp_path, "waiting")
+        told = asyncio.Queue[str]()
+        opening = asyncio.create_task(waiting.open([address], wait=True, on_progress=told.put_nowait))
+        try:
+            assert "connection refused" in await told.get()
+            await later.open([])
+            outcomes = await opening
+            assert outcomes[0].is_connected
+        finally:
+            opening.cancel()
+            await waiting.close()
+            await later.close()
+
+    run(main())
+
+
+def test_peers_dialled_later_are_remembered_for_mending(tmp_path: Path) -> None:
+    async def main() -> None:
+        first, second = make_network(tmp_path, "first"), make_network(tmp_path, "second")
+        await first.open([])
+        await second.open([])
+        try:
+            peer_id = load_or_create(tmp_path / "first.key").peer_id
+            listening = await first.transport.listen_addresses(private_too=True)
+            outcomes = await second.dial(peer_id, listening)
+            assert outcomes[0].is_connected
+            assert await second.mend() == (peer_id,)
+            assert await first.mend() == ()
+        finally:
+            await second.close()
+            await first.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "words"),
+    [
+        (None, 0, "missing"),
+        (b"#!/bin/sh\n", 0o600, "not executable"),
+        (b"\x7fELF\x02\x01" + bytes(12) + b"\x09\x00", 0o700, "built for ELF machine 9"),
+        (b"#!/bin/sh\necho cannot start >&2\nexit 3\n", 0o700, "cannot start"),
+    ],
+)
+def test_a_p2pd_that_cannot_run_is_named_within_five_seconds(
+    tmp_path: Path, content: bytes | None, mode: int, words: str
+) -> None:
+    """A-PROC-6."""
+    binary = tmp_path / "p2pd"
+    if content is not None:
+        binary.write_bytes(content)
+        binary.chmod(mode)
+    hivemind_repairs.load_now()
+
+    async def main() -> None:
+        network = make_network(tmp_path, "node", binary=binary)
+        started = time.monotonic()
+        with pytest.raises(P2pdError, match=words) as caught:
+            await network.open([])
+        assert time.monotonic() - started < 5
+        assert str(binary) in str(caught.value)
+        assert exit_code(caught.value) == 7
+
+    run(main())

@@ -1,0 +1,116 @@
+"""Restarting p2pd: when, how often, and when to give up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from pulsenet import limits
+from pulsenet.errors import UnavailableError
+from pulsenetd.errors import P2pdError, exit_code
+from pulsenetd.supervisor import DEATH_WINDOW_SECONDS, DEATHS_MAX, RestartPolicy, Supervisor, watch_process
+
+
+def test_waits_double_and_are_jittered_downward() -> None:
+    policy = RestartPolicy(lambda: 0.0)
+    assert [policy.record_death(0.0) for _ in range(4)] == [0.25, 0.5, 1.0, 2.0]
+    policy = RestartPolicy(lambda: 0.999)
+    assert policy.record_death(0.0) == pytest.approx(limits.RETRY_SECONDS_MIN, rel=0.01)
+
+
+def test_the_fifth_death_within_five_minutes_is_the_last() -> None:
+    """A-PROC-1."""
+    policy = RestartPolicy(lambda: 0.5)
+    assert all(policy.record_death(float(number)) is not None for number in range(DEATHS_MAX - 1))
+    assert policy.record_death(10.0) is None
+
+
+def test_old_deaths_are_forgotten() -> None:
+    policy = RestartPolicy(lambda: 0.0)
+    for number in range(20):
+        assert policy.record_death(number * (DEATH_WINDOW_SECONDS + 1)) == 0.25
+
+
+class Process:
+    """A p2pd that a test lets die or hang."""
+
+    def __init__(self) -> None:
+        self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.answers = True
+        self.pinged_thrice = asyncio.Event()
+        self.ping_count = 0
+
+    async def wait_exit(self) -> int:
+        return await asyncio.shield(self.exited)
+
+    async def ping(self, timeout_seconds: float) -> None:
+        self.ping_count += 1
+        if self.ping_count == 3:
+            self.pinged_thrice.set()
+        if not self.answers:
+            raise UnavailableError("no answer")
+
+
+@pytest.mark.parametrize(("status", "words"), [(-9, "p2pd was killed by signal 9"), (2, "p2pd ended with status 2")])
+def test_the_end_of_the_process_is_noticed_at_once(status: int, words: str) -> None:
+    async def main() -> None:
+        process = Process()
+        asyncio.get_running_loop().call_later(0.05, process.exited.set_result, status)
+        started = time.monotonic()
+        assert await watch_process(process) == words
+        assert time.monotonic() - started < 1.0
+
+    asyncio.run(main())
+
+
+def test_a_process_that_does_not_answer_twice_counts_as_gone_but_once_does_not() -> None:
+    async def main() -> None:
+        process = Process()
+        watch = asyncio.create_task(watch_process(process, ping_interval_seconds=0.01))
+        await process.pinged_thrice.wait()
+        assert not watch.done()
+        process.answers = False
+        assert "does not answer" in await asyncio.wait_for(watch, 5)
+
+    asyncio.run(main())
+
+
+def test_a_failed_restart_is_tried_again_and_each_counts() -> None:
+    async def main() -> None:
+        deaths = asyncio.Queue[str]()
+        changes = asyncio.Queue[bool]()
+        slept: list[float] = []
+        failures = [UnavailableError("not yet"), None]
+
+        async def restart() -> None:
+            failure = failures.pop(0)
+            if failure is not None:
+                raise failure
+
+        async def sleep(seconds: float) -> None:
+            slept.append(seconds)
+
+        supervisor = Supervisor(
+            watch=deaths.get,
+            restart=restart,
+            policy=RestartPolicy(lambda: 0.0),
+            clock=lambda: 0.0,
+            on_change=changes.put_nowait,
+            sleep=sleep,
+        )
+        running = asyncio.create_task(supervisor.run())
+        deaths.put_nowait("killed")
+        assert [await changes.get(), await changes.get()] == [False, True]
+        assert slept == [0.25, 0.5]
+        assert supervisor.restart_count == 1
+        assert supervisor.is_healthy
+        failures.extend(UnavailableError("never") for _ in range(9))
+        deaths.put_nowait("killed")
+        with pytest.raises(P2pdError, match="5 times within 5 minutes, last: never") as caught:
+            await running
+        assert exit_code(caught.value) == 7
+        assert not supervisor.is_healthy
+
+    asyncio.run(asyncio.wait_for(main(), 10))
