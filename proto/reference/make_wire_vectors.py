@@ -1,0 +1,696 @@
+"""Write proto/vectors/wire/*.json from the reference: ``python proto/reference/make_wire_vectors.py [FOLDER]``.
+
+One vector a file, one fault a vector. ``input.operation`` says what is done; see proto/vectors/wire/README.md.
+Every expectation is written here by hand and the reference must agree with it.
+"""
+
+import base64
+import json
+import struct
+import sys
+from pathlib import Path
+
+import msgpack
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+sys.path.insert(0, str(Path(__file__).parent))
+import pulse_reference as reference
+import pulse_reference_trust as reference_trust
+
+NOW_MS = 1_800_000_000_000
+OWNER, PUBLISHER, SECOND, TRAINER, INFERENCER, STRANGER = (
+    Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32) for seed in range(1, 7)
+)
+
+
+def public(key):
+    return key.public_key().public_bytes_raw()
+
+
+def name(text):
+    return reference.digest(text.encode())
+
+
+def plain(value):
+    """Bytes as {"hex": digits}, so that JSON can hold any value."""
+    if isinstance(value, bytes):
+        return {"hex": value.hex()}
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def vector(title, operation, fields, comment, expect="ok"):
+    output = None
+    try:
+        output = OPERATIONS[operation](fields)
+        found = "ok"
+    except reference.Refused as error:
+        found = error.code
+    assert found == expect, f"{title}: expected {expect}, the reference says {found}"
+    return {
+        "name": title,
+        "expect": expect,
+        "input": {"operation": operation, **fields},
+        "output": output,
+        "comment": comment,
+    }
+
+
+# What each operation does, by the reference.
+
+
+def run_canonical(fields):
+    reference.decode(bytes.fromhex(fields["data"]))
+    return {}
+
+
+def run_frames(fields):
+    messages = reference.decode_frames(bytes.fromhex(fields["stream"]))
+    encoded = b"".join(reference.encode_frame(number, body) for number, body in messages)
+    return {"messages": [[number, plain(body)] for number, body in messages], "encoded": encoded.hex()}
+
+
+def run_record(fields):
+    signed = reference.decode_signed(bytes.fromhex(fields["signed"]))
+    record = reference.open_record(fields["type"], signed, bytes.fromhex(fields["run_id"]))
+    return {
+        "fields": plain(record),
+        "digest": reference.digest(signed["payload"]).hex(),
+        "encoded": reference.encode(record).hex(),
+        "signers": [signer.hex() for signer in signed["signers"]],
+    }
+
+
+def run_chunk_list(fields):
+    data = bytes.fromhex(fields["data"])
+    entries = reference.decode_chunk_list(data)
+    return {
+        "entries": [[size, digest.hex()] for size, digest in entries],
+        "size_bytes": sum(size for size, _ in entries),
+        "blob_id": reference.digest(data).hex(),
+    }
+
+
+def run_cut(fields):
+    chunks = reference.cut([bytes.fromhex(part) for part in fields["segments"]], fields["chunk_size_bytes"])
+    data = reference.encode_chunk_list([(len(chunk), reference.digest(chunk)) for chunk in chunks])
+    return {"chunk_list": data.hex(), "blob_id": reference.digest(data).hex()}
+
+
+def run_token(fields):
+    token = reference.decode_token(fields["text"])
+    return {"fields": plain(token), "text": reference.encode_token(token)}
+
+
+def run_trust(fields):
+    trust = reference_trust.Trust(bytes.fromhex(fields["run_id"]), fields["revision_min"])
+    codes = []
+    for step in fields["steps"]:
+        signed = [reference.decode_signed(bytes.fromhex(data)) for data in step["records"]]
+        arguments = (*signed, step["now_ms"]) if step["accept"] == "head" else signed
+        try:
+            getattr(trust, f"accept_{step['accept']}")(*arguments)
+            codes.append("ok")
+        except reference.Refused as error:
+            codes.append(error.code)
+    assert codes == fields["expected"], f"{codes} instead of {fields['expected']}"
+    return {"forked": trust.forked, "epoch": trust.epoch(), "version": trust.head and trust.head[0]["version"]}
+
+
+OPERATIONS = {
+    "canonical": run_canonical,
+    "frames": run_frames,
+    "record": run_record,
+    "chunk-list": run_chunk_list,
+    "cut": run_cut,
+    "token": run_token,
+    "trust": run_trust,
+}
+
+
+# A run and its records.
+
+
+def make_descriptor(**changes):
+    return {
+        "name": "vectors",
+        "nonce": bytes(range(16)),
+        "revision": 0,
+        "previous": None,
+        "owners": [public(OWNER)],
+        "owner_threshold": 1,
+        "authorities": sorted([public(PUBLISHER), public(SECOND)]),
+        "trainers": [public(TRAINER)],
+        "inferencers": [public(INFERENCER)],
+        "open_trainers_max": 0,
+        "open_inferencers_max": 0,
+        "private": False,
+        "table_digest": None,
+        "base_root": None,
+        "base_blob_id": None,
+        "algorithm": "none",
+        "constants": [["lr", 0x3F333333], ["mu", 0x3F666666]],
+        "publish_interval_min_ms": 0,
+        "anchor_interval": 50,
+        "wire_version_min": 1,
+        "wire_version_max": 1,
+        **changes,
+    }
+
+
+GENESIS = make_descriptor()
+RUN_ID = reference.digest(reference.encode(GENESIS))
+
+
+def make_manifest(number, **changes):
+    is_anchor = number == 1
+    return {
+        "run_id": RUN_ID,
+        "revision": 0,
+        "term": 0,
+        "kind": "anchor" if is_anchor else "patch",
+        "base_version": None if is_anchor else [0, number - 1],
+        "version": [0, number],
+        "base_root": None if is_anchor else name(f"root {number - 1}"),
+        "root": name(f"root {number}"),
+        "table_digest": name("table"),
+        "blob_id": name(f"blob {number}"),
+        "raw_size_bytes": 2000,
+        "encoded_size_bytes": 2000 if is_anchor else 30,
+        "changed_count": 1000 if is_anchor else 9,
+        "element_count": 1000,
+        "codec_id": 2,
+        "trainer_step": number,
+        "previous": None,
+        **changes,
+    }
+
+
+def make_head(number, **changes):
+    issued = changes.pop("issued_at_ms", NOW_MS)
+    return {
+        "run_id": RUN_ID,
+        "revision": 0,
+        "term": 0,
+        "version": [0, number],
+        "root": name(f"root {number}"),
+        "manifest_digest": name(f"manifest {number}"),
+        "catalogue_digest": name("catalogue"),
+        "epoch_digest": None,
+        "issued_at_ms": issued,
+        "valid_until_ms": issued + 300_000,
+        **changes,
+    }
+
+
+def make_entry(manifest):
+    entry = {field: manifest[field] for field in reference.ENTRY if field in manifest}
+    return {**entry, "manifest_digest": reference.digest(reference.encode(manifest))}
+
+
+def make_catalogue(*manifests, epoch=0):
+    entries = sorted((make_entry(manifest) for manifest in manifests), key=reference.entry_key)
+    return {"run_id": RUN_ID, "epoch": epoch, "entries": entries}
+
+
+def make_epoch(epoch, first_number, **changes):
+    return {
+        "run_id": RUN_ID,
+        "revision": 0,
+        "epoch": epoch,
+        "kept_version": [0, first_number - 1],
+        "kept_root": name(f"root {first_number - 1}"),
+        "first_number": first_number,
+        "reason": "restart",
+        **changes,
+    }
+
+
+def make_have(**changes):
+    return {
+        "run_id": RUN_ID,
+        "role": "seed",
+        "epoch": 0,
+        "version_first": 2,
+        "version_last": 57,
+        "anchors": [1, 51],
+        "addresses": ["/ip4/127.0.0.1/tcp/4001"],
+        "issued_at_ms": NOW_MS,
+        **changes,
+    }
+
+
+def make_rollouts(**changes):
+    return {
+        "run_id": RUN_ID,
+        "batch_id": bytes(16),
+        "version_first": [0, 6],
+        "version_last": [0, 7],
+        "prompt_lengths": struct.pack("<I", 2),
+        "completion_lengths": struct.pack("<I", 1),
+        "prompt_tokens": struct.pack("<2i", 5, 6),
+        "completion_tokens": struct.pack("<i", 7),
+        "logprobs": struct.pack("<f", -0.25),
+        "rewards": struct.pack("<f", 1.0),
+        "metadata": "{}",
+        **changes,
+    }
+
+
+# The vectors.
+
+
+def make_canonical():
+    def case(title, digits, comment, expect="ok"):
+        return vector(f"canonical-{title}", "canonical", {"data": digits.replace(" ", "")}, comment, expect)
+
+    deep = reference.DEPTH_MAX
+    yield case("map", "82 a161 01 a162 92 c0 c3", "Keys ascend, integers are shortest.")
+    yield case("integers", "99 00 7f cc80 cd0100 ce00010000 cf0000000100000000 ff e0 d0df", "Each form at its least.")
+    yield case("deepest", "91" * deep + "c0", "Nested as deep as allowed.")
+    for title, digits, comment in (
+        ("too-deep", "91" * (deep + 1) + "c0", "One array too many."),
+        ("nesting-bomb", "91" * 5000, "Must not exhaust the stack."),
+        ("huge-array", "ddffffffff", "Four thousand million items in five bytes."),
+        ("huge-map", "dfffffffff", "The same as a map."),
+        ("huge-bytes", "c6ffffffff", "Four GiB declared, none there."),
+        ("huge-extension", "c9ffffffff01", "Extension types are not used at all."),
+        ("extension", "d40100", "An extension of one byte."),
+        ("timestamp", "d6ff00000000", "The predefined extension is refused too."),
+        ("float", "cb3ff0000000000000", "No floats: a real number travels as its FP32 bits."),
+        ("long-integer", "cc7f", "127 fits the one-byte form."),
+        ("long-negative", "d0ff", "-1 fits the one-byte form."),
+        ("signed-positive", "d1 00ff", "Integers from 0 up use the unsigned forms."),
+        ("long-text", "d9 01 61", "A text of one byte in the two-byte form."),
+        ("long-array", "dc 0001 c0", "An array of one item in the three-byte form."),
+        ("long-map", "de 0001 a161 c0", "A map of one item in the three-byte form."),
+        ("unsorted-keys", "82 a162 c0 a161 c0", "b before a."),
+        ("duplicate-key", "82 a161 c0 a161 c0", "a twice."),
+        ("integer-key", "81 01 c0", "Keys are text."),
+        ("bytes-key", "81 c40161 c0", "Keys are text, not bytes."),
+        ("bad-utf8", "a1 ff", "Not UTF-8."),
+        ("surrogate", "a3 eda080", "A surrogate has no UTF-8 form."),
+        ("trailing", "c0 c0", "One byte after the value."),
+        ("cut", "a2 61", "One byte of two."),
+        ("empty", "", "No value at all."),
+        ("reserved", "c1", "Never used in msgpack."),
+    ):
+        yield case(title, digits, comment, "decode")
+
+
+def make_frames():
+    zero = bytes(32)
+    bodies = {
+        1: {"run_id": RUN_ID, "wire_version_min": 1, "wire_version_max": 1, "role": "seed", "software": "x/1"},
+        3: {"head": b"record"},
+        4: {"digests": [zero, name("a")]},
+        5: {"records": [b"one", b"two"]},
+        6: {"revision_min": 3},
+        7: {"epoch_min": 300},
+        8: {"blob_id": zero, "offset": 1 << 20},
+        9: {"blob_id": zero, "total_size_bytes": 70_000, "data": b"list"},
+        10: {"digests": [zero] * 4},
+        11: {"digest": zero, "data": b"chunk"},
+        13: {"head": b"record"},
+        14: {"first": b"one", "second": b"two"},
+        15: {"batch": b"batch"},
+        16: {"accepted": True, "reason": ""},
+        17: {"have": b"record"},
+        18: {"have": None, "neighbours": [{"peer_id": zero, "addresses": ["/ip4/127.0.0.1/tcp/1"]}]},
+        19: {"code": "busy", "detail": "später", "retry_after_ms": 1500},
+    }
+    for number in reference.MESSAGES:
+        stream = reference.encode_frame(number, bodies.get(number, {}))
+        yield vector(f"message-{number:02}", "frames", {"stream": stream.hex()}, "One message of each number.")
+    nothing = reference.encode_frame(3, {"head": None}) + reference.encode_frame(11, {"data": None, "digest": zero})
+    yield vector("frames-two", "frames", {"stream": nothing.hex()}, "Two frames; nil where nothing is there.")
+    later = reference.encode_frame(6, {"revision_min": 3, "zz": [1, {"a": None}]})
+    yield vector("frames-unknown-field", "frames", {"stream": later.hex()}, "An unknown field is ignored.")
+    good = reference.encode_frame(16, {"accepted": True, "reason": ""})
+    for title, stream, comment, expect in (
+        ("length-zero", bytes(4), "A frame holds at least its number.", "framing"),
+        ("length-huge", struct.pack("<I", reference.FRAME_MAX + 1) + b"\x02\x80", "Refused at the length.", "framing"),
+        ("cut", good[:-1], "The stream ends inside the frame.", "framing"),
+        ("cut-length", good[:3], "The stream ends inside the length.", "framing"),
+        ("length-short", struct.pack("<I", len(good) - 5) + good[4:], "The length is one too small.", "decode"),
+        ("length-long", struct.pack("<I", len(good) - 3) + good[4:] + b"\0", "The length is one too large.", "decode"),
+        ("number-unknown", reference.encode_frame(200, {}), "No message has this number.", "message-unknown"),
+        ("number-zero", reference.encode_frame(0, {}), "Numbers start at 1.", "message-unknown"),
+        ("field-missing", reference.encode_frame(16, {"accepted": True}), "Every field is there.", "schema"),
+        ("field-type", reference.encode_frame(16, {"accepted": 1, "reason": ""}), "1 is no boolean.", "schema"),
+        ("field-negative", reference.encode_frame(6, {"revision_min": -1}), "Integers start at 0.", "schema"),
+        ("field-over", reference.encode_frame(6, {"revision_min": 1 << 63}), "Integers end at 2^63 - 1.", "schema"),
+        ("field-long", reference.encode_frame(16, {"accepted": True, "reason": "x" * 65}), "64 bytes.", "schema"),
+        ("digest-short", reference.encode_frame(4, {"digests": [bytes(31)]}), "A digest has 32 bytes.", "schema"),
+        ("items-over", reference.encode_frame(10, {"digests": [zero] * 5}), "Four chunks a request.", "schema"),
+        ("body-array", reference.encode_frame(2, []), "A message is a map.", "schema"),
+    ):
+        yield vector(f"frames-{title}", "frames", {"stream": stream.hex()}, comment, expect)
+
+
+def make_records():
+    def case(title, record_type, signed, comment, expect="ok", run_id=RUN_ID):
+        fields = {"type": record_type, "run_id": run_id.hex(), "signed": signed.hex()}
+        return vector(f"record-{title}", "record", fields, comment, expect)
+
+    sign = reference.sign
+    yield case("genesis", "descriptor", sign("descriptor", GENESIS, OWNER), "Its digest is the run id.")
+    revision = make_descriptor(revision=1, previous=RUN_ID, trainers=[])
+    yield case("revision", "descriptor", sign("descriptor", revision, OWNER), "Names the genesis.")
+    yield case("epoch", "epoch", sign("epoch", make_epoch(1, 59), PUBLISHER, SECOND), "Two signers, by key.")
+    yield case("anchor", "manifest", sign("manifest", make_manifest(1), PUBLISHER), "No base.")
+    yield case("patch", "manifest", sign("manifest", make_manifest(2), PUBLISHER), "From 1 to 2.")
+    skip = make_manifest(9, kind="skip", base_version=[0, 1], base_root=name("root 1"))
+    yield case("skip", "manifest", sign("manifest", skip, PUBLISHER), "From 1 to 9.")
+    catalogue = make_catalogue(make_manifest(1), make_manifest(2), skip)
+    yield case("catalogue", "catalogue", sign("catalogue", catalogue, PUBLISHER), "Three entries in order.")
+    yield case("head", "head", sign("head", make_head(9), PUBLISHER), "Valid for 300 s.")
+    yield case("have", "have", sign("have", make_have(), STRANGER), "Signed by the node itself.")
+    yield case("rollouts", "rollouts", sign("rollouts", make_rollouts(), INFERENCER), "One sample.")
+    later = sign("head", {**make_head(9), "later": [{"a": 1}]}, PUBLISHER)
+    yield case("unknown-field", "head", later, "Ignored, but covered by the digest and the signature.")
+    head = sign("head", make_head(9), PUBLISHER)
+    signed = reference.decode(head)
+    yield case("wrong-type", "manifest", head, "A head offered as a manifest.", "wrong-type")
+    renamed = reference.encode({**signed, "type": "have"})
+    yield case("renamed", "have", renamed, "The signature covers the type.", "signature")
+    flipped = bytearray(signed["signatures"][0])
+    flipped[0] ^= 1
+    broken = reference.encode({**signed, "signatures": [bytes(flipped)]})
+    yield case("bad-signature", "head", broken, "One bit of the signature.", "signature")
+    stolen = reference.encode({**signed, "signers": [public(SECOND)]})
+    yield case("other-signer", "head", stolen, "Signed by another key than named.", "signature")
+    changed = reference.encode({**signed, "payload": reference.encode(make_head(10))})
+    yield case("other-payload", "head", changed, "Another payload under the signature.", "signature")
+    yield case("wrong-run", "head", head, "The same keys in another run.", "wrong-run", run_id=name("other"))
+    genesis = sign("descriptor", make_descriptor(name="other"), OWNER)
+    yield case("wrong-genesis", "descriptor", genesis, "Its digest is not the run id.", "wrong-run")
+    unsorted = msgpack.packb(dict(reversed(reference.sort_maps(make_head(9)).items())))
+    yield case("payload-unsorted", "head", sign("head", unsorted, PUBLISHER), "Signed, yet not canonical.", "decode")
+    for title, changes, comment in (
+        ("no-signer", {"signers": [], "signatures": []}, "At least one."),
+        ("signature-missing", {"signatures": []}, "As many signatures as signers."),
+        ("signer-twice", {"signers": [bytes(32)] * 2, "signatures": [bytes(64)] * 2, "type": "epoch"}, "No key twice."),
+        ("two-signers", {"signers": [bytes(32), name("")], "signatures": [bytes(64)] * 2}, "A head has one."),
+        ("type-capital", {"type": "Head"}, "Types are lower-case letters."),
+    ):
+        yield case(title, "head", reference.encode({**signed, **changes}), comment, "schema")
+    for title, record_type, record, key, comment in (
+        ("epoch-zero", "epoch", make_epoch(0, 5), OWNER, "Epoch 0 has no record."),
+        ("kept-above", "epoch", make_epoch(1, 5, kept_version=[0, 5]), OWNER, "Numbers never fall."),
+        ("patch-gap", "manifest", make_manifest(9, base_version=[0, 7]), PUBLISHER, "A patch is one step."),
+        ("skip-short", "manifest", make_manifest(9, kind="skip"), PUBLISHER, "A skip is two steps or more."),
+        ("base-without-root", "manifest", make_manifest(9, base_root=None), PUBLISHER, "Both or none."),
+        ("blob-too-large", "manifest", make_manifest(9, encoded_size_bytes=4_197_349), PUBLISHER, "1.01 x + 4 MiB."),
+        ("changed-over", "manifest", make_manifest(9, changed_count=1001), PUBLISHER, "More than there are."),
+        ("version-zero", "manifest", make_manifest(1, version=[0, 0]), PUBLISHER, "Numbers start at 1."),
+        ("head-too-long", "head", make_head(9, valid_until_ms=NOW_MS + 300_001), PUBLISHER, "300 s at most."),
+        ("head-epoch", "head", make_head(9, epoch_digest=name("e")), PUBLISHER, "Epoch 0 has no record."),
+        ("kind-unknown", "manifest", make_manifest(9, kind="delta"), PUBLISHER, "Not one of three."),
+        ("have-range", "have", make_have(version_first=58), STRANGER, "First above last."),
+        ("rollouts-range", "rollouts", make_rollouts(version_first=[0, 8]), INFERENCER, "First above last."),
+        ("threshold", "descriptor", make_descriptor(owner_threshold=2), OWNER, "More than there are owners."),
+        ("keys-twice", "descriptor", make_descriptor(trainers=[bytes(32)] * 2), OWNER, "Keys ascend."),
+    ):
+        yield case(title, record_type, sign(record_type, record, key), comment, "schema")
+    two_roots = make_catalogue(make_manifest(9), make_manifest(9, kind="skip", base_version=[0, 1], root=name("x")))
+    yield case("two-roots", "catalogue", sign("catalogue", two_roots, PUBLISHER), "One version, two roots.", "schema")
+    catalogue["entries"].reverse()
+    yield case("catalogue-order", "catalogue", sign("catalogue", catalogue, PUBLISHER), "Descending.", "schema")
+
+
+def make_chunks():
+    def case(title, data, comment, expect="ok"):
+        return vector(f"chunk-list-{title}", "chunk-list", {"data": data.hex()}, comment, expect)
+
+    entries = [(16, name("a")), (16, name("b")), (8, name("c"))]
+    good = reference.encode_chunk_list(entries)
+    yield case("three", good, "Three chunks.")
+    yield case("empty", reference.encode_chunk_list([]), "The blob of 0 bytes.")
+    yield case("repeated", reference.encode_chunk_list([entries[0]] * 3), "Equal chunks are one chunk.")
+    for title, data, comment in (
+        ("no-header", b"", "No header."),
+        ("cut", good[:-1], "One byte short."),
+        ("trailing", good + b"\0", "One byte long."),
+        ("magic", b"X" + good[1:], "Another magic."),
+        ("reserved", good[:12] + b"\1" + good[13:], "The reserved word is zero."),
+        ("total", good[:16] + b"\x29" + good[17:], "The sizes do not add up."),
+        ("count", good[:8] + b"\xff\xff\xff\xff" + good[12:], "Four thousand million chunks."),
+        ("zero-chunk", reference.encode_chunk_list([(0, name("a"))]), "A chunk has a byte."),
+        ("large-chunk", reference.encode_chunk_list([(reference.CHUNK_MAX + 1, name("a"))]), "Above 1 MiB."),
+        ("two-sizes", reference.encode_chunk_list([(1, name("a")), (2, name("a"))]), "One digest, two sizes."),
+    ):
+        yield case(title, data, comment, "chunk-list")
+    for size in (0, 1, 15, 16, 17, 48):
+        fields = {"segments": [bytes(range(size)).hex()], "chunk_size_bytes": 16}
+        yield vector(f"cut-{size:02}", "cut", fields, "Sizes at the edge of a chunk.")
+    fields = {"segments": ["", "aa" * 20, "bb" * 3, "aa" * 20], "chunk_size_bytes": 16}
+    yield vector("cut-boundaries", "cut", fields, "Each segment starts a chunk, so equal tensors share chunks.")
+
+
+def make_tokens():
+    token = {
+        "run_id": RUN_ID,
+        "revision_min": 2,
+        "bootstraps": ["/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWExample"],
+        "secret": b"",
+        "expires_at_ms": None,
+    }
+    text = reference.encode_token(token)
+    yield vector("token", "token", {"text": text}, "A public run.")
+    private = reference.encode_token({**token, "secret": bytes(range(32)), "expires_at_ms": NOW_MS})
+    yield vector("token-private", "token", {"text": private}, "With secret and expiry.")
+    spaced = f" {text[:30].upper()}\n{text[30:]} "
+    yield vector("token-spaced", "token", {"text": spaced}, "White space and case do not matter.")
+    data = reference.encode({**token, "secret": bytes(33)})
+    wrong = "pulse1" + base64.b32encode(data + reference.digest(data)[:4]).decode().rstrip("=").lower()
+    yield vector("token-schema", "token", {"text": wrong}, "A secret of 33 bytes.", "schema")
+    for title, bad, comment in (
+        ("cut", text[:-3], "Copied in part."),
+        ("changed", text[:20] + ("a" if text[20] != "a" else "b") + text[21:], "One letter changed."),
+        ("prefix", "pulse2" + text[6:], "Another version."),
+        ("letters", text[:20] + "!" + text[21:], "Not base32."),
+        ("nothing", "", "No text."),
+    ):
+        yield vector(f"token-{title}", "token", {"text": bad}, comment, "token")
+
+
+def make_trust():
+    sign = reference.sign
+    genesis = sign("descriptor", GENESIS, OWNER)
+
+    def case(title, comment, *steps, revision_min=0):
+        written = [
+            {"accept": accept, "records": [data.hex() for data in records], "now_ms": now_ms}
+            for accept, records, now_ms, _ in [step("descriptor", genesis), *steps]
+        ]
+        expected = ["ok", *(code for _, _, _, code in steps)]
+        fields = {"run_id": RUN_ID.hex(), "revision_min": revision_min, "steps": written, "expected": expected}
+        return vector(f"trust-{title}", "trust", fields, comment)
+
+    def step(accept, *records, code="ok", now_ms=None):
+        return accept, records, now_ms, code
+
+    def head(number, code="ok", key=PUBLISHER, now_ms=NOW_MS, **changes):
+        return step("head", sign("head", make_head(number, **changes), key), code=code, now_ms=now_ms)
+
+    def manifest(number, code="ok", key=PUBLISHER, **changes):
+        return step("manifest", sign("manifest", make_manifest(number, **changes), key), code=code)
+
+    def epoch(record, *keys, code="ok"):
+        return step("epoch", sign("epoch", record, *keys), code=code)
+
+    def descriptor(code="ok", keys=(OWNER,), **changes):
+        changes = {"revision": 1, "previous": RUN_ID, **changes}
+        return step("descriptor", sign("descriptor", make_descriptor(**changes), *keys), code=code)
+
+    yield case("forward", "Only forward; a repeat is no news.", head(57), head(57), head(41, "rollback"), head(58))
+    yield case(
+        "refresh",
+        "The newest version signed anew goes on; an earlier issue changes nothing.",
+        head(57),
+        head(57, issued_at_ms=NOW_MS + 40_000, now_ms=NOW_MS + 40_000),
+        head(57, issued_at_ms=NOW_MS - 40_000),
+    )
+    yield case(
+        "replay", "An old head under a fresh directory expiry.", head(41, "expired", issued_at_ms=NOW_MS - 300_000)
+    )
+    yield case("future", "A clock that runs ahead.", head(5, "future", issued_at_ms=NOW_MS + 300_001), head(5))
+    yield case(
+        "untrusted",
+        "Only authorities publish.",
+        head(1, "untrusted", key=OWNER),
+        head(1, "untrusted", key=STRANGER),
+        manifest(1, "untrusted", key=TRAINER),
+    )
+    yield case("revision", "Records of a later revision wait.", head(1, "revision-unknown", revision=1))
+    yield case(
+        "revision-min",
+        "Nothing counts below the token's revision.",
+        head(1, "revision-unknown"),
+        descriptor(),
+        head(1),
+        revision_min=1,
+    )
+    yield case(
+        "term",
+        "A term has one signer and never falls.",
+        head(5, term=2),
+        head(6, "term", term=1, key=SECOND),
+        head(6, "term", term=2, key=SECOND),
+        head(6, term=3, key=SECOND),
+    )
+    yield case(
+        "descriptors",
+        "Owners before, digest before, one by one.",
+        descriptor("untrusted", keys=(PUBLISHER,)),
+        descriptor("mismatch", previous=name("other")),
+        descriptor("mismatch", nonce=bytes(16)),
+        descriptor("revision-gap", revision=2),
+        descriptor(),
+        descriptor(),
+        descriptor("rollback", name="another revision 1"),
+    )
+    yield case(
+        "revoked",
+        "A revoked key publishes nothing; its head stays the floor.",
+        head(57),
+        descriptor(authorities=[public(SECOND)]),
+        head(58, "untrusted"),
+        head(56, "rollback", key=SECOND),
+        head(57, key=SECOND, issued_at_ms=NOW_MS - 5),
+    )
+    record = make_epoch(1, 59, kept_version=[0, 55], kept_root=name("root 55"))
+    named = {"epoch_digest": reference.digest(reference.encode(record))}
+    yield case(
+        "epoch",
+        "A higher epoch needs its record; the history after what it keeps is cut.",
+        head(58),
+        head(59, "epoch", version=[1, 59], **named),
+        epoch(record, PUBLISHER, code="untrusted"),
+        epoch(make_epoch(1, 58), OWNER, code="rollback"),
+        epoch(record, PUBLISHER, SECOND),
+        head(59, "epoch", version=[1, 59], epoch_digest=name("another record")),
+        head(59, version=[1, 59], **named),
+        head(60, "rollback"),
+        manifest(56, "rollback"),
+        manifest(55),
+        epoch(make_epoch(1, 59, reason="twin"), OWNER, code="fork"),
+    )
+    yield case(
+        "epoch-again",
+        "Until its first head an epoch may be opened again.",
+        epoch(make_epoch(1, 59, reason="died"), OWNER),
+        epoch(record, OWNER),
+        head(59, version=[1, 59], **named),
+    )
+    first = {"version": [1, 59], "base_version": [0, 55], "base_root": name("root 55")}
+    yield case(
+        "epoch-start",
+        "An epoch starts on the version it keeps, or with an anchor.",
+        epoch(record, OWNER),
+        manifest(59, **first),
+        manifest(59, "mismatch", **{**first, "base_root": name("other")}),
+        manifest(59, "mismatch", **{**first, "base_version": [0, 54]}),
+        manifest(59, "epoch", **{**first, "version": [1, 58]}),
+        manifest(59, "epoch", **{**first, "version": [2, 59]}),
+    )
+    yield case(
+        "fork-reused-numbers",
+        "A publisher went back and gave a version another root.",
+        head(57),
+        head(58),
+        head(57, "fork", root=name("other")),
+        head(59, "fork"),
+        manifest(59, "fork"),
+        epoch(make_epoch(1, 59), OWNER),
+        head(60, version=[1, 60], epoch_digest=reference.digest(reference.encode(make_epoch(1, 59)))),
+    )
+    yield case(
+        "fork-by-base", "A patch on another root betrays the fork.", head(58), manifest(59, "fork", base_root=name("x"))
+    )
+    one, two = (sign("manifest", make_manifest(58, root=name(root)), PUBLISHER) for root in ("one", "two"))
+    forged = sign("manifest", make_manifest(58, root=name("two")), STRANGER)
+    yield case(
+        "fork-proof",
+        "Two valid manifests of one version convince a node that saw neither.",
+        step("fork_proof", one, one, code="mismatch"),
+        step("fork_proof", one, forged, code="untrusted"),
+        step("fork_proof", one, two),
+        head(59, "fork"),
+    )
+    manifests = [make_manifest(number) for number in (1, 2, 3)]
+    catalogue = make_catalogue(*manifests)
+    digests = {
+        "manifest_digest": reference.digest(reference.encode(manifests[2])),
+        "catalogue_digest": reference.digest(reference.encode(catalogue)),
+    }
+    yield case(
+        "catalogue",
+        "Only the one the newest head names; it vouches for manifests of a revoked key.",
+        step("catalogue", sign("catalogue", catalogue, PUBLISHER), code="mismatch"),
+        head(3, **digests),
+        step("catalogue", sign("catalogue", make_catalogue(manifests[0]), PUBLISHER), code="mismatch"),
+        step("catalogue", sign("catalogue", catalogue, STRANGER), code="untrusted"),
+        step("catalogue", sign("catalogue", catalogue, PUBLISHER)),
+        descriptor(authorities=[public(SECOND)]),
+        manifest(2, "untrusted"),
+        head(3, key=SECOND, **digests),
+        step("catalogue", sign("catalogue", catalogue, SECOND)),
+        manifest(2),
+        manifest(3),
+    )
+    lacking = make_catalogue(*manifests[:2])
+    digests["catalogue_digest"] = reference.digest(reference.encode(lacking))
+    yield case(
+        "catalogue-lacks-head",
+        "A catalogue lists its head's manifest.",
+        head(3, **digests),
+        step("catalogue", sign("catalogue", lacking, PUBLISHER), code="mismatch"),
+    )
+    yield case(
+        "table",
+        "The parameter table holds through an epoch.",
+        manifest(1),
+        manifest(2, "table", table_digest=name("other")),
+        manifest(2),
+    )
+    yield case(
+        "no-base",
+        "Without a base model the first version is an anchor.",
+        manifest(1, "mismatch", kind="patch", base_version=[0, 0], base_root=name("root 0"), changed_count=9),
+    )
+
+
+MAKERS = (make_canonical, make_frames, make_records, make_chunks, make_tokens, make_trust)
+
+
+def make_all():
+    """Return {file name: text} of every vector."""
+    files = {}
+    for maker in MAKERS:
+        for made in maker():
+            file = f"{made['name']}.json"
+            assert file not in files, f"{file} twice"
+            files[file] = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+    return files
+
+
+def main():
+    default = Path(__file__).parents[1] / "vectors" / "wire"
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else default
+    folder.mkdir(parents=True, exist_ok=True)
+    files = make_all()
+    for stale in folder.glob("*.json"):
+        if stale.name not in files:
+            stale.unlink()
+    for file, text in files.items():
+        (folder / file).write_text(text, encoding="utf-8")
+    print(f"{len(files)} vectors in {folder}")
+
+
+if __name__ == "__main__":
+    main()
