@@ -234,7 +234,7 @@ def decode_vectors():
 
 def dense_and_plain_faults(refused, one):
     varint, plane = reference.varint, reference.plane
-    dense = reference.integer_planes([0x3F81] + ONES[1:], 2)
+    dense = reference.integer_planes([0x3F81, *ONES[1:]], 2)
     yield refused("dense-count", "patch-mismatch", one(3, varint(2) + dense), "One differs, two are stated.")
     yield refused("dense-short", "patch-plane", one(3, varint(1) + plane([0] * 63)), "63 bytes for 64 elements.")
     head = varint(4) + plane([0, 0])
@@ -330,7 +330,7 @@ def other_vectors():
         ("changes-cut", "changes-truncated", encoded[:-8], "The new bits are missing."),
         ("changes-cut-header", "changes-truncated", encoded + encoded[:23], "A cut second header."),
         ("changes-twice", "changes-index", reference.encode_changes(WEIGHT, 0, bad), "A-APP-5: an index twice."),
-        ("changes-order", "changes-index", reference.encode_changes(WEIGHT, 0, bad[::-1] + [[4, 0, 1]]), "Unsorted."),
+        ("changes-order", "changes-index", reference.encode_changes(WEIGHT, 0, [*bad[::-1], [4, 0, 1]]), "Unsorted."),
         ("changes-outside", "changes-index", reference.encode_changes(WEIGHT, 0, [[64, 0, 1]]), "Index = numel."),
     ):
         yield vector(name, "changes-decode", {"tensors": WEIGHT, "encoded": data.hex()}, comment, expect)

@@ -264,16 +264,18 @@ def test_no_flipped_bit_escapes_as_anything_but_a_protocol_or_mismatch_error(cod
     old = region_of(MIXED)
     new = edited(MIXED, old, [("weight", index, index) for index in range(0, 1000, 40)] + [("bias", 1, 3)])
     blob = b"".join(encode_patch(MIXED, old, new, codec=codec))
+    is_padding = np.ones(old.size, np.bool_)
+    for offset, spec in zip(MIXED.offsets, MIXED.tensors, strict=True):
+        is_padding[offset : offset + spec.size_bytes] = False
     for position in range(0, len(blob) * 8, 1 if len(blob) < 500 else 7):
         damaged = bytearray(blob)
         damaged[position >> 3] ^= 1 << (position & 7)
-        result = old.copy()
         try:
             result = apply(MIXED, bytes(damaged), old)
         except (RemoteProtocolError, PatchMismatchError):
             continue
         # What passes is a patch to other values, which the root refuses; it still lies inside the tensors.
-        assert result.size == old.size
+        assert np.array_equal(result[is_padding], old[is_padding])
 
 
 @needs_jit

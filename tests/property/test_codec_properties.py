@@ -1,0 +1,300 @@
+"""Laws of the codec over all inputs."""
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pulsenet import limits
+from pulsenet.codec import indices, values
+from pulsenet.codec.blocks import Block, Codec, decode_block
+from pulsenet.codec.changes import (
+    Changes,
+    _check_loop,
+    apply_changes,
+    check_changes_twin,
+    compose_changes,
+    decode_changes,
+    encode_changes,
+    undo_changes,
+)
+from pulsenet.codec.compare import find_changes, find_changes_twin
+from pulsenet.codec.patch import CODEC_CHOICES, decode_patch, encode_absolute, encode_patch
+from pulsenet.codec.stream import Form, PatchHeader
+from pulsenet.errors import PatchMismatchError, RemoteProtocolError
+from pulsenet.tensors.bf16 import cast_to_bf16_bits, cast_to_bf16_bits_twin, from_ordered, to_ordered
+from pulsenet.tensors.params import ELEMENT_SIZES_BYTES, ParameterTable, TensorSpec, make_table
+
+law = settings(derandomize=True, deadline=None, max_examples=60)
+REFERENCE = Path(__file__).parents[2] / "proto" / "reference" / "pulse_reference_codec.py"
+ALLOWED = {name: {int(codec) for codec in codecs} for name, codecs in CODEC_CHOICES.items()}
+
+
+@cache
+def reference() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("pulse_reference_codec", REFERENCE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> ParameterTable:
+    names = draw(st.lists(st.text("abé.", min_size=1, max_size=4), max_size=4, unique=True))
+    dtypes = st.sampled_from(sorted(ELEMENT_SIZES_BYTES))
+    shapes = st.lists(st.integers(0, 12), max_size=3).map(tuple)
+    return make_table(TensorSpec(name, draw(dtypes), draw(shapes)) for name in names)
+
+
+def region_of(table: ParameterTable, seed: int) -> np.ndarray:
+    region = np.zeros(table.layout_size_bytes, np.uint8)
+    generator = np.random.default_rng(seed)
+    for index in range(len(table.tensors)):
+        view = table.view(region, index).view(np.uint8)
+        view[:] = generator.integers(0, 256, view.size, np.uint8)
+    return region
+
+
+@st.composite
+def region_pairs(draw: st.DrawFn) -> tuple[ParameterTable, np.ndarray, np.ndarray]:
+    """A table and two versions of it that differ anywhere from nowhere to everywhere, often by one step."""
+    table = draw(tables())
+    generator = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    old = region_of(table, draw(st.integers(0, 1 << 32)))
+    new = old.copy()
+    density, one_step = draw(st.sampled_from([0.0, 0.01, 0.3, 1.0])), draw(st.booleans())
+    for index in range(len(table.tensors)):
+        view = table.view(new, index)
+        hit = generator.random(view.size) < density
+        other = np.frombuffer(generator.bytes(view.nbytes), view.dtype)
+        view[hit] = view[hit] ^ view.dtype.type(1) if one_step else other[hit]
+    return table, old, new
+
+
+def apply(table: ParameterTable, pieces: list[bytes], region: np.ndarray) -> np.ndarray:
+    result = region.copy()
+    for changes in decode_patch(pieces, table, region):
+        apply_changes(table.view(result, changes.tensor_index), changes)
+    return result
+
+
+@law
+@given(region_pairs(), st.sampled_from(sorted(CODEC_CHOICES)), st.integers(1, 60))
+def test_applying_what_was_computed_gives_the_new_bits(
+    pair: tuple[ParameterTable, np.ndarray, np.ndarray], codec: str, piece_size: int
+) -> None:
+    table, old, new = pair
+    blob = b"".join(encode_patch(table, old, new, codec=codec))
+    bound = limits.PATCH_OVERHEAD_RATIO_MAX * table.size_bytes + 64 * len(table.tensors) + 1024
+    assert len(blob) <= bound
+    pieces = [blob[start : start + piece_size] for start in range(0, len(blob), piece_size)]
+    assert np.array_equal(apply(table, pieces, old), new)
+
+
+@law
+@given(region_pairs(), st.sampled_from(sorted(CODEC_CHOICES)))
+def test_reference_writes_the_same_bytes_and_reads_the_same_changes(
+    pair: tuple[ParameterTable, np.ndarray, np.ndarray], codec: str
+) -> None:
+    table, old, new = pair
+    tensors = [(spec.name, spec.dtype, spec.shape) for spec in table.tensors]
+    before = [table.view(old, index).tobytes() for index in range(len(tensors))]
+    after = [table.view(new, index).tobytes() for index in range(len(tensors))]
+    blob = b"".join(encode_patch(table, old, new, codec=codec))
+    assert reference().encode_patch(tensors, before, after, ALLOWED[codec]) == blob
+    found = [
+        (changes.tensor_index, *row)
+        for changes in decode_patch([blob], table, old)
+        for row in zip(changes.indices.tolist(), changes.old_bits.tolist(), changes.new_bits.tolist(), strict=True)
+    ]
+    assert reference().decode_patch(blob, tensors, before) == found
+
+
+@law
+@given(region_pairs())
+def test_changes_spool_undo_and_travel_as_an_absolute_patch(
+    pair: tuple[ParameterTable, np.ndarray, np.ndarray],
+) -> None:
+    table, old, new = pair
+    found = list(decode_patch(encode_patch(table, old, new), table, old))
+    spool = b"".join(encode_changes(changes) for changes in found)
+    assert list(decode_changes(spool, table)) == found
+    assert np.array_equal(apply(table, list(encode_absolute(table, found)), old), new)
+    undone = new.copy()
+    for changes in found:
+        undo_changes(table.view(undone, changes.tensor_index), changes)
+    assert np.array_equal(undone, old)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[np.ndarray]:
+    size = draw(st.integers(0, 40))
+    element = st.integers(0, 3)
+    return [np.array(draw(st.lists(element, min_size=size, max_size=size)), np.uint16) for _ in range(3)]
+
+
+def between(old: np.ndarray, new: np.ndarray) -> Changes:
+    positions = find_changes(old, new)
+    return Changes(0, positions, old[positions], new[positions])
+
+
+@law
+@given(histories())
+def test_composition_is_the_direct_change(history: list[np.ndarray]) -> None:
+    first, second, third = history
+    assert compose_changes(between(first, second), between(second, third)) == between(first, third)
+
+
+@law
+@given(st.binary(max_size=300), st.sampled_from([Form.RELATIVE, Form.ABSOLUTE]))
+def test_any_bytes_after_a_header_decode_or_are_refused(tail: bytes, form: Form) -> None:
+    table = make_table([TensorSpec("a", "BF16", (30,)), TensorSpec("b", "U8", (9,))])
+    region = region_of(table, 0)
+    blob = PatchHeader(form, table.digest).encode() + tail
+
+    def outcome(pieces: list[bytes]) -> bytes | str:
+        try:
+            return apply(table, pieces, region).tobytes()
+        except (RemoteProtocolError, PatchMismatchError) as error:
+            return str(error)
+
+    whole = outcome([blob])
+    assert outcome([bytes([byte]) for byte in blob]) == whole
+    if isinstance(whole, bytes):
+        assert whole[60:64] == region[60:64].tobytes()
+
+
+@law
+@given(st.integers(0, 5), st.binary(max_size=80), st.sampled_from(["BF16", "U8", "F32"]))
+def test_any_body_decodes_to_changes_inside_its_block_or_is_refused(codec_id: int, body: bytes, dtype: str) -> None:
+    block = Block(0, TensorSpec("w", dtype, (120,)), 100, 20)
+    old = np.arange(20).astype(block.spec.bits_dtype)
+    try:
+        found = decode_block(block, codec_id, body, old)
+    except (RemoteProtocolError, PatchMismatchError):
+        return
+    assert codec_id in set(Codec)
+    listed = found.indices.tolist()
+    assert listed == sorted(set(listed))
+    assert all(100 <= index < 120 for index in listed)
+
+
+@law
+@given(st.binary(max_size=200))
+def test_any_bytes_decode_as_a_table_or_are_refused(data: bytes) -> None:
+    for candidate in (data, b"\x83\xa7aliases\x90\xa8excluded\x90\xa7tensors" + data):
+        try:
+            table = ParameterTable.decode(candidate)
+        except RemoteProtocolError:
+            continue
+        assert table.encode() == candidate
+
+
+@law
+@given(tables(), st.lists(st.text("xyz", min_size=1, max_size=3), max_size=3, unique=True))
+def test_table_comes_back_from_its_bytes(table: ParameterTable, excluded: list[str]) -> None:
+    aliases = [(f"tied.{spec.name}", spec.name) for spec in table.tensors[:2]]
+    whole = make_table(table.tensors, aliases, excluded)
+    assert ParameterTable.decode(whole.encode()) == whole
+
+
+widths = st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64])
+
+
+@law
+@given(st.binary(max_size=700), st.binary(max_size=90), widths, st.integers(0, 8))
+def test_compare_loop_equals_its_twin(data: bytes, edits: bytes, width: type, offset: int) -> None:
+    raw = np.frombuffer(data, np.uint8)[offset:]
+    old = raw[: raw.size // np.dtype(width).itemsize * np.dtype(width).itemsize].view(width)
+    new = old.copy()
+    for position, edit in enumerate(edits):
+        if new.size:
+            new[(position * 31 + edit) % new.size] ^= width(edit)
+    found = find_changes(old, new)
+    assert np.array_equal(found, find_changes_twin(old, new))
+
+
+ascending = st.lists(st.integers(0, (1 << 20) - 1), unique=True, max_size=60).map(
+    lambda listed: np.array(sorted(listed), np.uint32)
+)
+
+
+@law
+@given(ascending, st.sampled_from([indices.NARROW_ESCAPE, indices.WIDE_ESCAPE]))
+def test_gap_loops_equal_their_twins_and_come_back(positions: np.ndarray, escape: int) -> None:
+    codes = indices.encode_gaps(positions, escape)
+    assert np.array_equal(codes, indices.encode_gaps_twin(positions, escape))
+    found = indices.decode_gaps(codes, escape, 1 << 20, positions.size)
+    assert found is not None
+    assert np.array_equal(found, positions)
+    ranks = indices.encode_ranks(positions)
+    assert np.array_equal(ranks, indices.encode_ranks_twin(positions))
+    back = indices.decode_ranks(ranks, 1 << 20, positions.size)
+    assert back is not None
+    assert np.array_equal(back, positions)
+
+
+def same(first: np.ndarray | None, second: np.ndarray | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return np.array_equal(first, second)
+
+
+bytes_around_escapes = st.lists(st.sampled_from([0, 1, 2, 127, 128, 129, 254, 255]), max_size=30).map(
+    lambda listed: np.array(listed, np.uint8)
+)
+
+
+@law
+@given(bytes_around_escapes, st.integers(1, 3000), st.integers(0, 30))
+def test_decoding_loops_refuse_exactly_what_their_twins_refuse(data: np.ndarray, end: int, count: int) -> None:
+    narrow = indices.NARROW_ESCAPE
+    for stated in (count, int(np.count_nonzero(data != narrow))):
+        assert same(indices.decode_gaps(data, narrow, end, stated), indices.decode_gaps_twin(data, narrow, end, stated))
+    for stated in (count, int(np.count_nonzero(data < 128))):
+        assert same(indices.decode_ranks(data, end, stated), indices.decode_ranks_twin(data, end, stated))
+
+
+bits16 = st.lists(st.one_of(st.integers(0, 0xFFFF), st.sampled_from([0, 0x7FFF, 0x8000, 0xFFFF])), max_size=50)
+
+
+@law
+@given(bits16, st.lists(st.integers(-2, 2), min_size=50, max_size=50))
+def test_step_loops_equal_their_twins_and_come_back(old_list: list[int], steps: list[int]) -> None:
+    old = np.array(old_list, np.uint16)
+    moved = (to_ordered(old).astype(np.int64) + np.array(steps[: old.size], np.int64)) & 0xFFFF
+    new = from_ordered(moved.astype(np.uint16))
+    ups, exceptions = values.split_steps(old, new)
+    twin_ups, twin_exceptions = values.split_steps_twin(old, new)
+    assert np.array_equal(ups, twin_ups)
+    assert np.array_equal(exceptions, twin_exceptions)
+    joined = values.join_steps(old, ups)
+    assert np.array_equal(joined, values.join_steps_twin(old, ups))
+    joined[exceptions] = new[exceptions]
+    assert np.array_equal(joined, new)
+
+
+@law
+@given(
+    st.lists(st.integers(0, 12), max_size=8),
+    st.lists(st.integers(0, 2), min_size=8, max_size=8),
+    st.sampled_from([np.uint32, np.uint64]),
+)
+def test_check_before_a_write_equals_its_twin(listed: list[int], expected: list[int], index_type: type) -> None:
+    view = (np.arange(10) % 3).astype(np.uint16)
+    positions = np.array(listed, index_type)
+    bits = np.array(expected[: positions.size], np.uint16)
+    assert tuple(_check_loop(view, positions, bits)) == check_changes_twin(view, positions, bits)
+
+
+@law
+@given(st.lists(st.integers(0, 0xFFFFFFFF), max_size=40))
+def test_cast_loop_equals_its_twin(fp32_bits: list[int]) -> None:
+    floats = np.array(fp32_bits, np.uint32).view(np.float32)
+    assert np.array_equal(cast_to_bf16_bits(floats), cast_to_bf16_bits_twin(floats))
