@@ -240,6 +240,8 @@ class Node:
             blob_id=event.blob_id,
             encoded_size_bytes=event.encoded_size_bytes,
             changed_count=event.changed_count,
+            element_count=TABLE.element_count,
+            raw_size_bytes=TABLE.size_bytes,
             codec_id=event.codec_id,
         )
         self.commit(manifest, None)

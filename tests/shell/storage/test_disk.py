@@ -105,7 +105,10 @@ def test_a_second_owner_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> 
     lock = DirectoryLock.acquire(tmp_path)
     with pytest.raises(DirectoryLockedError, match=f"process {os.getpid()}"):
         DirectoryLock.acquire(tmp_path)
-    code = f"from pathlib import Path; from pulsenetd.disk import DirectoryLock; DirectoryLock.acquire(Path({str(tmp_path)!r}))"
+    code = (
+        "from pathlib import Path; from pulsenetd.disk import DirectoryLock;"
+        f"DirectoryLock.acquire(Path({str(tmp_path)!r}))"
+    )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert other.returncode != 0
     assert f"in use by process {os.getpid()}" in other.stderr
