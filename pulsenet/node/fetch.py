@@ -420,7 +420,7 @@ class Fetcher:
     def _end(self, request_id: int) -> _Request:
         """Take a request off every account and queue again what it did not bring."""
         request = self._requests.pop(request_id)
-        for digest in tuple(request.awaited):
+        for digest in sorted(request.awaited):
             self._stop_awaiting(request, digest)
             self._requeue(digest)
         source = self._sources.get(request.peer_id)
@@ -456,7 +456,7 @@ class Fetcher:
                 effects += self._fail(request_id, "timeout", now)
             elif request.idle_at <= now and not request.is_stalled:
                 request.is_stalled = True
-                for digest in request.awaited:
+                for digest in sorted(request.awaited, reverse=True):
                     self._requeue(digest, first=True)
                 source = self._sources.get(request.peer_id)
                 if source is not None:

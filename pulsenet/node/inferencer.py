@@ -212,6 +212,8 @@ class Inferencer:
                 self._records.lose_peer(peer_id)
                 return self._fetcher.lose_peer(peer_id, now)
             case HeadSeen(record, source):
+                if source is not None:
+                    self._sources.note_heard(source)
                 return self._news.take_head(record, source, now_ms)
             case HaveSeen(record):
                 self._take_have(record, now_ms)

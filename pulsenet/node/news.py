@@ -249,9 +249,8 @@ class News:
             digest = record_digest(signed)
             if digest not in digests:
                 return [*effects, StrikePeer(arrived.peer_id, "unexpected"), Count("rejected", "unexpected")]
-            head = self.head
-            if head is not None and digest == head.catalogue_digest:
-                effects += self._take_catalogue(signed, arrived.peer_id)
+            if signed.type == Catalogue.TYPE:
+                effects += self._take_catalogue(signed, digest, arrived.peer_id)
                 continue
             error_or_none = self._take_manifest(record, digest)
             if error_or_none is not None:
@@ -260,7 +259,11 @@ class News:
                 effects.append(StoreRecord(signed))
         return effects
 
-    def _take_catalogue(self, signed: SignedRecord, source: PeerId) -> list[Effect]:
+    def _take_catalogue(self, signed: SignedRecord, digest: Digest, source: PeerId) -> list[Effect]:
+        head = self.head
+        if head is None or digest != head.catalogue_digest:
+            # It was asked for, and a newer head overtook it: nobody's fault.
+            return []
         try:
             self._trust.accept_catalogue(signed)
         except (RemoteProtocolError, TrustError) as error:

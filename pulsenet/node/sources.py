@@ -118,7 +118,14 @@ class Sources:
             return
         source.have = have
         source.misses.clear()
-        source.failure_count = min(source.failure_count, FAILURES_MAX - 1)
+        self.note_heard(peer_id)
+
+    def note_heard(self, peer_id: PeerId) -> None:
+        """The peer spoke to us: if it was parked, it deserves one more try now."""
+        source = self._sources.get(peer_id)
+        if source is not None and source.is_parked:
+            source.failure_count = FAILURES_MAX - 1
+            source.retry_at = 0.0
 
     def note_success(self, peer_id: PeerId, *, chunk_count: int = 0) -> None:
         """The source answered a request as asked, with this many good chunks."""

@@ -105,7 +105,7 @@ class World:
     def crash(self, node: SimNode) -> None:
         """Kill a node; its peers notice."""
         node.crash()
-        for pair in [pair for pair in self._connections if node.peer_id in pair]:
+        for pair in sorted((pair for pair in self._connections if node.peer_id in pair), key=sorted):
             self._connections.discard(pair)
             (other,) = pair - {node.peer_id}
             self._to_all_later(self.nodes[other], PeerLost(node.peer_id, "closed"))
