@@ -88,7 +88,7 @@ class Subscriber:
             try:
                 self._apply(update)
             except BaseException as error:
-                reason = _reason(error)
+                reason = name_failure(error)
                 self.failures[reason] += 1
                 self.last_failure = error
                 self._confirm(ok=False, reason=f"{reason}: {error}")
@@ -224,7 +224,7 @@ def attach(
     return Subscriber(client, engine, on_update=on_update, on_failure=on_failure)
 
 
-def _reason(error: BaseException) -> str:
+def name_failure(error: BaseException) -> str:
     """Return the stable code of why an update failed."""
     match error:
         case StructureError():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pulsenet.errors import ConfigError, IntegrityError, PulsenetError, StructureError
+from pulsenet.errors import ConfigError, IntegrityError, PulsenetError, StructureError, UnavailableError
 from pulsenet.ids import Digest, Version
 from pulsenet.local.rollouts import Sample
 from pulsenet.serving.files import FilesEngine
@@ -145,6 +145,30 @@ def test_the_loop_goes_on_after_a_failure_and_ends_when_closed(
             assert version == Version(0, 1)
     assert [failure.__name__ for failure in failures] == ["PatchMismatchError"]
     assert dict(subscriber.failures) == {"base_mismatch": 1}
+
+
+def test_a_daemon_that_comes_back_is_followed_on(
+    serve: Serve, node: Any, weights: Sequence[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pulsenet.serving.subscriber.UPDATE_WAIT_SECONDS", 0.1)
+    serve(tmp_path)
+    arrived, away = threading.Event(), threading.Event()
+    engine = InProcessEngine(make_model())
+    node.staged = [weights[0].stage_full()]
+    with attach(engine, data_dir=tmp_path, on_failure=lambda _: away.set()) as subscriber:
+        subscriber.step()
+        subscriber._on_update = lambda _: arrived.set()
+        path = subscriber._client.path
+        path.rename(path.with_name("away"))
+        subscriber._client._drop_engine()
+        subscriber.start()
+        assert away.wait(30)
+        assert isinstance(subscriber.last_failure, UnavailableError)
+        node.staged = [weights[1].stage_from(weights[0])]
+        path.with_name("away").rename(path)
+        assert arrived.wait(30)
+        assert engine.version == Version(0, 1)
+    assert node.asked[:2] == [None, Version(0, 0)]
 
 
 def test_no_descriptor_stays_behind(
