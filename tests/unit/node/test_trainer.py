@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -461,7 +462,7 @@ def test_the_head_is_signed_again_every_40_seconds(desk: Desk) -> None:
     heads = desk.heads()
     assert len(heads) == 11
     assert {head.version for head in heads} == {Version(0, 1)}
-    gaps = [later.issued_at_ms - earlier.issued_at_ms for earlier, later in zip(heads, heads[1:], strict=False)]
+    gaps = [later.issued_at_ms - earlier.issued_at_ms for earlier, later in pairwise(heads)]
     assert max(gaps) <= 40_000
     assert RESIGN_JITTER_MS < 40_000
 
