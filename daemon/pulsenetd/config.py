@@ -52,8 +52,7 @@ class Config:
     metrics_port: int = _option(0, "port of /metrics; 0 picks a free one", kind="port")
     engine: str = _option("files", "engine kept current beside an inferencer", choices=ENGINES)
     engine_dir: str = _option("", "where the files engine writes (default: under the node directory)", kind="path")
-    engine_interval: int = _option(1, "versions between updates of the files engine", kind="count")
-    base_model: str = _option("", "safetensors directory that may already hold the base model", kind="path")
+    companions: str = _option("", "model directory whose other files are copied beside the weights", kind="path")
     codec: str = _option("auto", "how a trainer encodes patches", choices=CODECS)
     store_limit_bytes: int = _option(0, "disk for blobs; 0 means 20 % of what is free", kind="size")
     worker_threads: int = _option(2, "threads for encoding, decoding and hashing", kind="count")
@@ -230,44 +229,29 @@ def _check_together(config: Config, origins: Mapping[str, str]) -> None:
 
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", config.run):
         refuse("run", f"'{config.run}' is not a run name: use letters, digits, '.', '_' and '-' (64 at most)")
-    for name in ("bootstrap", "announce"):
-        for address in getattr(config, name):
-            problem = address_problem(address, peer_needed=name == "bootstrap", port_zero_allowed=False)
-            if problem:
-                refuse(name, problem)
-    if config.listen:
-        problem = address_problem(config.listen, peer_needed=False, port_zero_allowed=True)
-        if problem:
-            refuse("listen", problem)
+    # Imported late: commands that use no network do not need the daemon's packages.
+    checks: tuple[tuple[str, tuple[str, ...]], ...] = (
+        ("bootstrap", config.bootstrap),
+        ("announce", config.announce),
+        ("listen", (config.listen,) if config.listen else ()),
+    )
+    for name, given in checks:
+        for address in given:
+            try:
+                _check_address(name, address)
+            except UsageError as error:
+                refuse(name, str(error))
     for uid in config.allow_uid:
         if not uid.isdigit():
             refuse("allow_uid", f"'{uid}' is not a numeric user id")
 
 
-_ADDRESS: Final = re.compile(
-    r"/(?:ip4/(?P<ip4>[0-9.]+)|ip6/(?P<ip6>[0-9a-fA-F:]+)|dns[46]?/(?P<name>[A-Za-z0-9.-]+))"
-    r"/(?:tcp|udp)/(?P<port>\d+)(?:/quic-v1|/ws)?(?P<peer>/p2p/[1-9A-HJ-NP-Za-km-z]+)?"
-)
+def _check_address(name: str, address: str) -> None:
+    from pulsenetd import addresses
 
-
-def address_problem(address: str, *, peer_needed: bool, port_zero_allowed: bool) -> str:
-    """Return what is wrong with a multiaddress, or an empty string."""
-    match = _ADDRESS.fullmatch(address)
-    example = "/ip4/203.0.113.7/tcp/4001" + ("/p2p/12D3KooW..." if peer_needed else "")
-    if match is None:
-        return f"'{address}' is not a multiaddress such as {example}"
-    if match["ip4"] and not _is_ip4(match["ip4"]):
-        return f"'{address}' holds no valid IPv4 address"
-    port = int(match["port"])
-    if port > 65_535:
-        return f"'{address}' has port {port}; ports end at 65535"
-    if port == 0 and not port_zero_allowed:
-        return f"'{address}' has port 0, which nobody can dial; name the real port"
-    if peer_needed and not match["peer"]:
-        return f"'{address}' does not end in /p2p/<peer>; copy it from the other node's start-up lines"
-    return ""
-
-
-def _is_ip4(text: str) -> bool:
-    parts = text.split(".")
-    return len(parts) == 4 and all(part.isdigit() and int(part) <= 255 for part in parts)
+    if name == "bootstrap":
+        addresses.check_announced(addresses.split_address(address)[0])
+    elif name == "announce":
+        addresses.check_announced(address)
+    else:
+        addresses.check_address(address)

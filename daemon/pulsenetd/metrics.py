@@ -10,6 +10,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from pulsenetd.streams import Traffic
+
 # fmt: off
 REASONS: Final = frozenset(
     {
@@ -35,6 +37,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._taken: dict[tuple[str, ...], int] = {}
         self._gauges: dict[str, Gauge] = {}
         for name, text in _GAUGES.items():
             self._gauges[name] = Gauge(f"pulsenet_{name}", text, registry=self.registry)
@@ -79,6 +82,17 @@ class Metrics:
         """Record how long one stage of an update took."""
         assert stage in STAGES
         self.update_seconds.labels(stage).observe(seconds)
+
+    def take_traffic(self, traffic: Traffic) -> None:
+        """Carry what the streams counted since the last call into the counters."""
+        for (direction, kind), total in list(traffic.bytes.items()):
+            self._advance(self.bytes.labels(direction, closed(kind, KINDS)), ("bytes", direction, kind), total)
+        for reason, total in list(traffic.rejected.items()):
+            self._advance(self.rejected.labels(closed(reason, REASONS)), ("rejected", reason), total)
+
+    def _advance(self, counter: Counter, source: tuple[str, ...], total: int) -> None:
+        counter.inc(total - self._taken.get(source, 0))
+        self._taken[source] = total
 
     def text(self) -> bytes:
         """Return the exposition text."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,9 +24,10 @@ from pulsenet.chain.signing import add_signature, decode_signed, encode_signed, 
 from pulsenet.chain.token import decode_token, encode_token
 from pulsenet.errors import ConfigError, PulsenetError, StorageError
 from pulsenet.ids import PeerId, RunId
+from pulsenet.local.directories import RUN_NAME_DEFAULT
 from pulsenet.wire.schema import decode_value
 
-LOCAL_RUN: Final = "local"
+LOCAL_RUN: Final = RUN_NAME_DEFAULT
 """The run that opens by itself, on loopback, when nothing else is asked for."""
 
 RUN_FILE_SIZE_BYTES_MAX: Final = 64 << 10
@@ -40,12 +41,6 @@ class RunFile:
     token: JoinToken
     bootstraps: tuple[str, ...]
     """Addresses of nodes of this machine that were live when the file was written."""
-
-
-def data_home(environment: Mapping[str, str]) -> Path:
-    """Return the directory that holds all runs."""
-    base = environment.get("XDG_DATA_HOME") or os.path.join(environment.get("HOME", "/"), ".local", "share")
-    return Path(base) / "pulsenet"
 
 
 def run_path(home: Path, name: str) -> Path:

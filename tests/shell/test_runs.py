@@ -112,9 +112,7 @@ def test_damaged_descriptors_are_named(tmp_path: Path, owner: identity.Identity)
         runs.load_descriptors(tmp_path / "mine")
 
 
-def test_directories_follow_the_environment(tmp_path: Path) -> None:
-    assert runs.data_home({"XDG_DATA_HOME": "/data"}) == Path("/data/pulsenet")
-    assert runs.data_home({"HOME": "/home/ada"}) == Path("/home/ada/.local/share/pulsenet")
+def test_nodes_of_one_role_are_numbered() -> None:
     run = runs.run_path(Path("/data/pulsenet"), "mine")
     assert runs.node_path(run, "inferencer", 1) == Path("/data/pulsenet/mine/inferencer")
     assert runs.node_path(run, "inferencer", 2) == Path("/data/pulsenet/mine/inferencer-2")

@@ -17,6 +17,7 @@ from pulsenet.chain.records import Descriptor
 from pulsenet.chain.token import encode_token
 from pulsenet.errors import ConfigError, UsageError
 from pulsenet.ids import PeerId
+from pulsenet.local.directories import data_home
 from pulsenet.wire.schema import decode_value
 from pulsenetd import config, runs
 
@@ -62,7 +63,7 @@ def _common(parser: argparse.ArgumentParser, function: Callable[[argparse.Namesp
 
 def _run_path(name: str) -> Path:
     config.resolve({"run": name}, {}, None)  # refuses names that are not run names
-    return runs.run_path(runs.data_home(os.environ), name)
+    return runs.run_path(data_home(os.environ), name)
 
 
 def parse_key(text: str) -> PeerId:
@@ -109,9 +110,7 @@ def _create(arguments: argparse.Namespace) -> int:
         )
     if not arguments.authority:
         raise UsageError("--authority: name at least one key that may publish (make it with 'pulsenet keygen FILE')")
-    for address in arguments.bootstrap:
-        if problem := config.address_problem(address, peer_needed=True, port_zero_allowed=False):
-            raise UsageError(f"--bootstrap: {problem}")
+    config.resolve({"bootstrap": arguments.bootstrap}, {}, None)  # refuses what nobody could dial
     path = _run_path(arguments.name)
     owner = _owner(arguments, path)
     authorities = [parse_key(key) for key in arguments.authority]
@@ -199,15 +198,20 @@ def _admit(descriptor: Descriptor, key: PeerId, role: str) -> Descriptor:
 
 
 def _revoke(descriptor: Descriptor, key: PeerId, role: str) -> Descriptor:
-    left = {
-        name: tuple(item for item in getattr(descriptor, name) if item != key)
-        for name in ("authorities", "trainers", "inferencers")
-    }
-    if not left["authorities"]:
+    def without(keys: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+        return tuple(item for item in keys if item != key)
+
+    changed = replace(
+        descriptor,
+        authorities=without(descriptor.authorities),
+        trainers=without(descriptor.trainers),
+        inferencers=without(descriptor.inferencers),
+    )
+    if not changed.authorities:
         raise UsageError("this is the last authority; promote another key before revoking it")
-    if all(left[name] == getattr(descriptor, name) for name in left):
+    if changed == descriptor:
         raise UsageError("this key has no role in the run; nothing was changed")
-    return replace(descriptor, **left)
+    return changed
 
 
 def _promote(descriptor: Descriptor, key: PeerId, role: str) -> Descriptor:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pulsenet.errors import UnavailableError
-from pulsenetd import runs
+from pulsenet.local.directories import data_home
 
 ANSWER_SECONDS_MAX: Final = 5.0
 ANSWER_SIZE_BYTES_MAX: Final = 4 << 20
@@ -73,7 +73,7 @@ def _status(arguments: argparse.Namespace) -> int:
 def _node_directories(arguments: argparse.Namespace) -> list[Path]:
     if arguments.data_dir:
         return [Path(arguments.data_dir)]
-    home = runs.data_home(os.environ)
+    home = data_home(os.environ)
     pattern = f"{arguments.run}/*/{NODE_FILE}" if arguments.run else f"*/*/{NODE_FILE}"
     return [path.parent for path in sorted(home.glob(pattern))]
 

@@ -1,0 +1,404 @@
+"""One node: built, run until it is told to stop, taken down with nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Any, Final
+
+from pulsenet.chain.records import Descriptor
+from pulsenet.ids import PeerId
+from pulsenet.wire.messages import GetDescriptors, PushReply, PushRollouts, RecordsReply
+from pulsenetd import addresses, chores, logs
+from pulsenetd.admin import AdminServer
+from pulsenetd.chores import DirectoryReader, LinkWatch, RunFileKeeper, repeat
+from pulsenetd.config import Config
+from pulsenetd.directory import Directory
+from pulsenetd.driver import Driver
+from pulsenetd.errors import NoBootstrapError
+from pulsenetd.handlers.network import NetworkHandlers
+from pulsenetd.handlers.reporting import Ledger
+from pulsenetd.handlers.store import StoreHandlers
+from pulsenetd.identity import to_libp2p_text, verify
+from pulsenetd.local_server import LocalServer
+from pulsenetd.logs import logger
+from pulsenetd.membership import Membership
+from pulsenetd.metrics import Metrics
+from pulsenetd.network import Network
+from pulsenetd.p2pd import P2pdSettings
+from pulsenetd.roles import Role, build_role
+from pulsenetd.rollouts import RolloutInbox, RolloutOutbox
+from pulsenetd.startup import Settled, settle
+from pulsenetd.storage import Store
+from pulsenetd.transport import Transport
+from pulsenetd.trust_state import open_trust
+from pulsenetd.view import NodeView, Responder
+
+NODE_FILE: Final = "node.json"
+"""Where a running node says how to reach it."""
+
+HEARTBEAT_SECONDS: Final = 1.0
+HEARTBEAT_MISSED_SECONDS: Final = 15.0
+"""An event loop that did not turn for so long is stuck, and ``/livez`` says so."""
+
+STOP_SECONDS_MAX: Final = 8.0
+REQUEST_SECONDS: Final = 10.0
+"""For one question of the shell's own to a peer."""
+"""A node leaves within 10 s of SIGTERM; what is not done by then is redone at the next start."""
+
+
+def run_node(config: Config) -> int:
+    """Run a node until SIGINT or SIGTERM; return its exit code."""
+    import uvloop
+
+    logs.set_up(config.log_level, as_json=config.log_json)
+    settled = settle(config, os.environ, say=_say, now_ms=lambda: int(time.time() * 1000))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_run_until_signal(config, settled))
+    finally:
+        settled.lock.release()
+
+
+async def _run_until_signal(config: Config, settled: Settled) -> int:
+    node = Node(config, settled)
+    work = asyncio.create_task(node.run())
+    loop = asyncio.get_running_loop()
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        if received:
+            os._exit(128 + number)  # the second signal means: at once
+        received.append(number)
+        work.cancel()
+        loop.call_later(STOP_SECONDS_MAX, os._exit, 128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if not received:
+            raise
+    except BaseExceptionGroup as group:
+        raise _pick(group) from group
+    return 128 + received[0] if received else 0
+
+
+def _pick(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first cause: a node has one reason to die, and the operator wants that one."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _say(text: str) -> None:
+    """Print a line for the person who started the node."""
+    print(text, flush=True)
+
+
+class Node:
+    """Everything a node consists of.
+
+    Args:
+        config: What the operator chose.
+        settled: Run, directory and key.
+    """
+
+    def __init__(self, config: Config, settled: Settled) -> None:
+        self._config = config
+        self._settled = settled
+        self._monotonic: Callable[[], float] = time.monotonic
+        self._heartbeat_at = time.monotonic()
+        self._metrics = Metrics()
+        self._ledger = Ledger(self._metrics, self._monotonic)
+        self._disk_thread = ThreadPoolExecutor(1, "store")
+        self._work_threads = ThreadPoolExecutor(config.worker_threads, "work")
+        self._block_threads = ThreadPoolExecutor(config.worker_threads, "block")
+        self._read_threads = ThreadPoolExecutor(4, "serve")
+        self._addresses: tuple[str, ...] = ()
+        self._is_ready = False
+
+    async def run(self) -> None:
+        """Start, work until cancelled, stop."""
+        loop = asyncio.get_running_loop()
+        _say(f"starting a {self._config.role} of run {self._settled.run_name} in {self._settled.data_directory}")
+        store = await loop.run_in_executor(self._disk_thread, self._open_store)
+        try:
+            await self._run_with_store(store)
+        finally:
+            for pool in (self._work_threads, self._block_threads, self._read_threads, self._disk_thread):
+                pool.shutdown(wait=True, cancel_futures=True)
+            store.close()
+            (self._settled.data_directory / NODE_FILE).unlink(missing_ok=True)
+
+    def _open_store(self) -> Store:
+        return Store.open(self._settled.data_directory, lock=self._settled.lock)
+
+    async def _run_with_store(self, store: Store) -> None:
+        settled = self._settled
+        self._store = store
+        self._trust = open_trust(store, settled.token, verify)
+        self._membership = Membership(settled.run_path, store, self._trust, self._on_descriptor)
+        self._network = self._build_network()
+        await asyncio.to_thread(self._membership.refresh)
+        live = RunFileKeeper(settled.run_file, settled.identity.peer_id, self._network)
+        bootstraps = tuple(dict.fromkeys((*self._config.bootstrap, *settled.token.bootstraps)))
+        await self._network.open(
+            self._without_self(bootstraps), wait=self._config.wait, on_progress=lambda text: logger.info("%s", text)
+        )
+        try:
+            await self._find_descriptor(live)
+            self._addresses = await self._network.transport.listen_addresses(private_too=self._is_private())
+            await asyncio.to_thread(live.write, self._addresses)
+            role = await self._build_role()
+            try:
+                await self._serve(role, live)
+            finally:
+                role.close()
+        finally:
+            await self._network.close()
+
+    def _build_network(self) -> Network:
+        config, settled = self._config, self._settled
+        transport = Transport(
+            P2pdSettings(
+                identity_path=settled.identity.path,
+                socket_directory=settled.data_directory / "p2pd",
+                listen_addresses=(config.listen or settled.listen_address,),
+                announce_addresses=config.announce,
+                binary=Path(config.p2pd) if config.p2pd else None,
+                start_timeout_seconds=config.start_timeout_seconds,
+            ),
+            peer_id=settled.identity.peer_id,
+            run_id=settled.token.run_id,
+            role=config.role,
+            software=f"pulsenet/{package_version('pulsenet')}",
+        )
+        self._directory = Directory(
+            peer_id=settled.identity.peer_id, run_id=settled.token.run_id, verify=verify, secret=settled.token.secret
+        )
+        return Network(
+            transport, self._directory, draw=secrets.SystemRandom().random, on_change=self._on_network_change
+        )
+
+    def _on_network_change(self, is_up: bool) -> None:
+        if is_up:
+            self._metrics.p2pd_restarts.inc()
+
+    def _on_descriptor(self, descriptor: Descriptor) -> None:
+        self._directory.set_authorities(descriptor.authorities)
+        self._ledger.note(revision=descriptor.revision)
+
+    def _is_private(self) -> bool:
+        return self._trust.descriptor is not None and self._trust.descriptor.private
+
+    def _without_self(self, texts: tuple[str, ...]) -> tuple[str, ...]:
+        own = self._settled.identity.peer_id
+        return tuple(text for text in texts if addresses.split_address(text)[1] != own)
+
+    async def _find_descriptor(self, live: RunFileKeeper) -> None:
+        """Learn the run's descriptor from peers, if this machine does not have it."""
+        deadline = self._monotonic() + self._config.start_timeout_seconds
+        said_at = -5.0
+        while self._trust.descriptor is None:
+            links = [link.peer_id for link in await self._network.transport.connected_peers()]
+            for peer_id in links:
+                while await self._membership.ask(peer_id, self._ask_descriptors):
+                    pass
+            await asyncio.to_thread(self._membership.refresh)
+            if self._monotonic() > deadline and not self._config.wait:
+                raise NoBootstrapError(
+                    f"no peer told this run's descriptor within {self._config.start_timeout_seconds:.0f} s; "
+                    "is one of its nodes running? Give --bootstrap, or --wait to keep trying"
+                )
+            if self._monotonic() - said_at >= 5:
+                said_at = self._monotonic()
+                logger.info("waiting for a peer that knows run %s", self._settled.token.run_id.hex()[:16])
+            await live.dial_others(frozenset(links))
+            await asyncio.sleep(0.5)
+
+    async def _ask_descriptors(self, peer_id: PeerId, request: GetDescriptors) -> RecordsReply:
+        replies = await self._network.transport.request(peer_id, request, REQUEST_SECONDS)
+        assert isinstance(replies[0], RecordsReply)
+        return replies[0]
+
+    async def _build_role(self) -> Role:
+        return await build_role(
+            self._config,
+            self._settled,
+            store=self._store,
+            trust=self._trust,
+            addresses=self._addresses,
+            ledger=self._ledger,
+            metrics=self._metrics,
+            work_threads=self._work_threads,
+            block_threads=self._block_threads,
+            monotonic=self._monotonic,
+        )
+
+    async def _serve(self, role: Role, live: RunFileKeeper) -> None:
+        store_handlers = StoreHandlers(self._store, self._disk_thread, self._monotonic)
+        network_handlers = NetworkHandlers(self._network, self._metrics, lambda event: driver.post(event))
+        driver = Driver(
+            {"role": role.machine, "mesh": role.mesh},
+            {**store_handlers.table(), **network_handlers.table(), **self._ledger.table(), **role.handlers},
+            monotonic=self._monotonic,
+            wall_ms=self._directory.now_ms,
+        )
+        role.bind(lambda event: driver.post_to("role", event))
+        inbox = RolloutInbox(self._trust, self._metrics, self._monotonic)
+        outbox = RolloutOutbox(
+            self._settled.token.run_id,
+            self._settled.identity.peer_id,
+            self._settled.identity.sign,
+            secrets.token_bytes,
+            self._metrics,
+        )
+        view = NodeView(self._store, self._trust, role.mesh, self._membership.encoded, self._monotonic)
+        take_rollouts = inbox.take if self._config.role == "trainer" else None
+        responder = Responder(view, driver, self._read_threads, take_rollouts)
+        links = LinkWatch(self._network, driver.post)
+        reader = DirectoryReader(self._network, driver.post, secrets.randbelow)
+        local = LocalServer(
+            self._settled.data_directory,
+            role.hooks(inbox=inbox, outbox=outbox, status=self.status),
+            role=self._config.role,
+            allowed_uids=frozenset(int(uid) for uid in self._config.allow_uid),
+        )
+        admin = self._open_admin()
+        try:
+            local.listen()
+            self._announce_start(admin)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(driver.run())
+                self._network.transport.serve(responder.answer)
+                tasks.create_task(self._network.run())
+                tasks.create_task(local.serve())
+                tasks.create_task(repeat(HEARTBEAT_SECONDS, lambda: self._beat(role, driver)))
+                tasks.create_task(repeat(chores.LINKS_SECONDS, links.look))
+                tasks.create_task(repeat(chores.HEADS_SECONDS, reader.read_heads))
+                tasks.create_task(repeat(chores.HAVES_SECONDS, reader.read_haves))
+                tasks.create_task(repeat(chores.MEND_SECONDS, self._mend))
+                tasks.create_task(repeat(3.0, lambda: self._look_around(live, links)))
+                tasks.create_task(repeat(60.0, lambda: self._ask_around(links)))
+                tasks.create_task(outbox.run(lambda: self._choose_publisher(links.connected), self._push_rollouts))
+                role.start_engine()
+        finally:
+            await asyncio.to_thread(role.stop_engine)
+            admin.close()
+
+    # Chores
+
+    async def _beat(self, role: Role, driver: Driver) -> None:
+        self._heartbeat_at = self._monotonic()
+        holdings = role.holdings()
+        own = self._addresses
+        driver.call("mesh", lambda now, now_ms: role.mesh.update(now, now_ms, holdings=holdings, addresses=own))
+        self._metrics.set("reachable", float(bool(self._network.transport.inbound_peers)))
+        self._metrics.set("clock_offset_seconds", self._directory.clock_offset.ahead_seconds or 0.0)
+        self._metrics.take_traffic(self._network.transport.traffic)
+
+    async def _mend(self) -> None:
+        await self._network.mend()
+        usage = await asyncio.to_thread(self._store.usage)
+        self._metrics.set("store_bytes", usage.chunk_size_bytes)
+        await asyncio.to_thread(self._store.sweep, self._monotonic())
+
+    async def _look_around(self, live: RunFileKeeper, links: LinkWatch) -> None:
+        await asyncio.to_thread(self._membership.refresh)
+        await live.dial_others(links.connected)
+
+    async def _ask_around(self, links: LinkWatch) -> None:
+        if links.connected:
+            peer_id = secrets.choice(sorted(links.connected))
+            if await self._membership.ask(peer_id, self._ask_descriptors):
+                await asyncio.to_thread(self._membership.refresh)
+
+    def _choose_publisher(self, connected: frozenset[PeerId]) -> PeerId | None:
+        descriptor = self._trust.descriptor
+        if descriptor is None:
+            return None
+        head = self._trust.head_record
+        if head is not None and head.signers[0] in connected:
+            return head.signers[0]
+        reachable = sorted(connected & {*descriptor.authorities, *descriptor.trainers})
+        return reachable[0] if reachable else None
+
+    async def _push_rollouts(self, peer_id: PeerId, push: PushRollouts) -> PushReply:
+        replies = await self._network.transport.request(peer_id, push, 30.0)
+        assert isinstance(replies[0], PushReply)
+        return replies[0]
+
+    # What people and scrapers see
+
+    def _open_admin(self) -> AdminServer:
+        return AdminServer(
+            self._config.metrics_host,
+            self._config.metrics_port,
+            metrics=self._metrics.text,
+            live=self._live_checks,
+            ready=self._ready_checks,
+            status=self.status,
+        )
+
+    def _live_checks(self) -> Mapping[str, bool]:
+        return {"event loop turns": self._monotonic() - self._heartbeat_at < HEARTBEAT_MISSED_SECONDS}
+
+    def _ready_checks(self) -> Mapping[str, bool]:
+        fields = self._ledger.fields
+        checks = {
+            **self._live_checks(),
+            "p2pd answers": self._network.supervisor.is_healthy,
+            "no fork": not fields.get("fork", False),
+        }
+        if self._config.role != "trainer":
+            checks["a version was verified and applied"] = fields.get("applied_version") is not None
+            checks["the last update succeeded"] = not self._ledger.last_update_failed
+        return checks
+
+    def status(self) -> dict[str, Any]:
+        """Return the node's state as plain values; called from any thread."""
+        usage = self._store.usage()
+        traffic = self._network.transport.traffic
+        return {
+            "run": self._settled.run_name,
+            "run_id": self._settled.token.run_id.hex(),
+            "peer_id": to_libp2p_text(self._settled.identity.peer_id),
+            "pid": os.getpid(),
+            "role": self._config.role,
+            "addresses": list(self._addresses),
+            "p2pd_restarts": self._network.supervisor.restart_count,
+            "p2pd_healthy": self._network.supervisor.is_healthy,
+            "store_bytes": usage.chunk_size_bytes,
+            "bytes": {f"{direction}_{kind}": count for (direction, kind), count in list(traffic.bytes.items())},
+            "versions": [dict(facts) for facts in list(self._ledger.versions.values())],
+            **dict(self._ledger.fields),
+            "state": self._ledger.fields.get("phase", "starting"),
+            "peers": self._ledger.fields.get("peers_connected", 0),
+        }
+
+    def _announce_start(self, admin: AdminServer) -> None:
+        settled = self._settled
+        peer = to_libp2p_text(settled.identity.peer_id)
+        node = {"pid": os.getpid(), "peer_id": peer, "metrics_url": admin.url, "role": self._config.role}
+        (settled.data_directory / NODE_FILE).write_text(json.dumps(node))
+        _say(f"peer id      {peer}")
+        for address in self._addresses:
+            _say(f"listening    {addresses.join_address(address, settled.identity.peer_id)}")
+        _say(f"run          {settled.run_name} {settled.token.run_id.hex()}")
+        _say(f"metrics      {admin.url}/metrics")
+        if self._config.role == "trainer":
+            option = "" if settled.is_local else f'data_dir="{settled.data_directory}"'
+            _say("attach a training loop with two lines:")
+            _say(f"    publisher = pulsenet.training.attach({option})")
+            _say("    publisher.publish(model, step=step)")

@@ -1,0 +1,121 @@
+"""What a node does on a timer beside its machines: watch links, read the directory, mend, sweep."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from pulsenet import limits
+from pulsenet.errors import ConfigError, RemoteProtocolError, UnavailableError
+from pulsenet.ids import PeerId
+from pulsenet.node.events import Event, HaveSeen, HeadSeen, PeerConnected, PeerLost
+from pulsenetd import addresses, runs
+from pulsenetd.logs import logger
+from pulsenetd.network import Network
+
+LINKS_SECONDS: Final = 1.0
+HEADS_SECONDS: Final = 15.0
+"""The directory is the fallback: the mesh brings heads within a round trip."""
+HAVES_SECONDS: Final = 20.0
+MEND_SECONDS: Final = 30.0
+
+
+async def repeat(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    """Do ``work`` again and again, waiting so many seconds in between; the network may be away for a while."""
+    while True:
+        try:
+            await work()
+        except UnavailableError as error:
+            logger.debug("a chore waits: %s", error)
+        await asyncio.sleep(seconds)
+
+
+class LinkWatch:
+    """Tells the machines which peers can be reached, as libp2p sees it."""
+
+    def __init__(self, network: Network, broadcast: Callable[[Event], None]) -> None:
+        self._network = network
+        self._broadcast = broadcast
+        self.connected: frozenset[PeerId] = frozenset()
+        """Peers with a connection at the last look."""
+
+    async def look(self) -> None:
+        """Compare the connections with those of the last look, and tell what changed."""
+        try:
+            links = await self._network.transport.connected_peers()
+        except UnavailableError:
+            self.lose_all("p2pd is being restarted")
+            return
+        now = {link.peer_id: link for link in links}
+        for peer_id in now.keys() - self.connected:
+            link = now[peer_id]
+            self._broadcast(PeerConnected(peer_id, link.addresses, link.outbound))
+        for peer_id in self.connected - now.keys():
+            self._broadcast(PeerLost(peer_id, "closed"))
+        self.connected = frozenset(now)
+
+    def lose_all(self, reason: str) -> None:
+        """Every connection went with p2pd."""
+        for peer_id in self.connected:
+            self._broadcast(PeerLost(peer_id, reason))
+        self.connected = frozenset()
+
+
+class DirectoryReader:
+    """Reads heads, and the have records of one shard after another."""
+
+    def __init__(self, network: Network, broadcast: Callable[[Event], None], draw: Callable[[int], int]) -> None:
+        self._network = network
+        self._broadcast = broadcast
+        self._shard = draw(limits.HAVE_SHARDS)
+
+    async def read_heads(self) -> None:
+        """Show the machines every head the directory has."""
+        for record in await self._network.directory.read_heads():
+            self._broadcast(HeadSeen(record, None))
+
+    async def read_haves(self) -> None:
+        """Show the machines the have records of the next shard."""
+        self._shard = (self._shard + 1) % limits.HAVE_SHARDS
+        for record in await self._network.directory.read_haves(self._shard):
+            self._broadcast(HaveSeen(record, None))
+
+
+class RunFileKeeper:
+    """Keeps the run's file on this machine current: own addresses in it, other nodes of the machine dialled."""
+
+    def __init__(self, path: Path, peer_id: PeerId, network: Network) -> None:
+        self._path = path
+        self._peer_id = peer_id
+        self._network = network
+
+    def write(self, own: tuple[str, ...]) -> None:
+        """Put this node's addresses first; keep those of other nodes."""
+        file = runs.read_run_file(self._path)
+        mine = tuple(addresses.join_address(address, self._peer_id) for address in own)
+        others = tuple(one for one in file.bootstraps if addresses.split_address(one)[1] != self._peer_id)
+        kept = (mine + others)[: limits.ADDRESSES_MAX]
+        if kept != file.bootstraps:
+            runs.write_run_file(self._path, runs.RunFile(file.name, file.token, kept))
+
+    def read(self) -> tuple[str, ...]:
+        """Return the addresses of the other nodes that wrote themselves down."""
+        try:
+            file = runs.read_run_file(self._path)
+        except (FileNotFoundError, ConfigError) as error:
+            logger.debug("no bootstraps from the run file: %s", error)
+            return ()
+        return tuple(one for one in file.bootstraps if addresses.split_address(one)[1] != self._peer_id)
+
+    async def dial_others(self, connected: frozenset[PeerId]) -> None:
+        """Dial nodes of this machine that came up since."""
+        for text in await asyncio.to_thread(self.read):
+            address, peer_id = addresses.split_address(text)
+            if peer_id in connected:
+                continue
+            try:
+                await self._network.dial(peer_id, (address,))
+            except RemoteProtocolError as error:
+                logger.debug("a node of this machine cannot be dialled: %s", error)

@@ -1,0 +1,128 @@
+"""Effects of an inferencer node: hops of the mirror, and hand-overs to engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TypeVar
+
+from pulsenet.errors import StorageError
+from pulsenet.ids import Version
+from pulsenet.node.effects import ApplyHop, Effect, HandToEngine
+from pulsenet.node.events import EngineApplied, EngineFailed, Event, HopApplied
+from pulsenetd.driver import Handler, Post
+from pulsenetd.handlers.reporting import Ledger
+from pulsenetd.local_server import EngineConfirmation
+from pulsenetd.metrics import Metrics
+from pulsenetd.mirror import Mirror
+from pulsenetd.staging import StagedUpdate
+
+T = TypeVar("T")
+
+
+class FollowerHandlers:
+    """Moves the mirror and serves engines from it.
+
+    Engines ask, they are never called: a hand-over is due from the moment the machine orders it (or the mirror
+    was restored), to every engine that states an older version or none.
+
+    Args:
+        mirror: The node's mirror.
+        threads: Where decoding and hashing run.
+        post: Queues an event for the follower's machine.
+        monotonic: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        mirror: Mirror,
+        threads: Executor,
+        post: Callable[[Event], None],
+        ledger: Ledger,
+        metrics: Metrics,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._mirror = mirror
+        self._threads = threads
+        self._post = post
+        self._ledger = ledger
+        self._metrics = metrics
+        self._monotonic = monotonic
+        self._due: Version | None = None if mirror.held is None else mirror.held.version
+        self._due_changed = asyncio.Condition()
+
+    def table(self) -> dict[type[Effect], Handler]:
+        """Return the handlers by effect."""
+        return {ApplyHop: self._apply_hop, HandToEngine: self._hand_to_engine}
+
+    async def _apply_hop(self, effect: ApplyHop, post: Post) -> None:
+        manifest = effect.manifest
+        fetch_seconds = self._ledger.seconds_since_seen(manifest.version.number, self._monotonic())
+        answer = await self._run(lambda: self._mirror.apply_hop(manifest))
+        self._ledger.last_update_failed = not isinstance(answer, HopApplied)
+        if isinstance(answer, HopApplied):
+            times = self._mirror.last_times
+            assert times is not None
+            self._metrics.observe("decode", times.decode_seconds)
+            self._metrics.observe("apply", times.apply_seconds)
+            self._metrics.observe("verify", times.verify_seconds)
+            if fetch_seconds is not None:
+                self._metrics.observe("fetch", fetch_seconds)
+            self._metrics.set("patch_density_ratio", manifest.changed_count / max(manifest.element_count, 1))
+            self._metrics.set("patch_compression_ratio", manifest.raw_size_bytes / max(manifest.encoded_size_bytes, 1))
+            self._ledger.note_version(
+                manifest.version.number,
+                kind=str(manifest.kind),
+                root=manifest.root.hex(),
+                raw_size_bytes=manifest.raw_size_bytes,
+                encoded_size_bytes=manifest.encoded_size_bytes,
+                changed_count=manifest.changed_count,
+                element_count=manifest.element_count,
+                fetch_seconds=fetch_seconds,
+                decode_seconds=times.decode_seconds,
+                apply_seconds=times.apply_seconds,
+                verify_seconds=times.verify_seconds,
+            )
+        post(answer)
+
+    async def _hand_to_engine(self, effect: HandToEngine, post: Post) -> None:
+        async with self._due_changed:
+            self._due = effect.version
+            self._due_changed.notify_all()
+
+    async def serve_engine(self, engine_version: Version | None, wait_seconds: float) -> StagedUpdate | None:
+        """Wait for a version the engine does not hold, and stage it."""
+
+        def is_due() -> bool:
+            return self._due is not None and engine_version != self._due and not _is_ahead(engine_version, self._due)
+
+        try:
+            async with asyncio.timeout(wait_seconds), self._due_changed:
+                await self._due_changed.wait_for(is_due)
+        except TimeoutError:
+            return None
+        try:
+            return await self._run(lambda: self._mirror.stage(engine_version))
+        except StorageError as error:
+            self._post(EngineFailed(engine_version, error.reason))
+            return None
+
+    async def confirm(self, confirmation: EngineConfirmation) -> None:
+        """Take what an engine says of its hand-over."""
+        self._ledger.last_update_failed = not confirmation.ok
+        if confirmation.ok:
+            self._metrics.set("engine_version", confirmation.version.number)
+            self._ledger.note_engine(confirmation.version.number)
+            self._post(EngineApplied(confirmation.version))
+        else:
+            self._metrics.set("engine_version", -1 if confirmation.held is None else confirmation.held.number)
+            self._post(EngineFailed(confirmation.held, confirmation.reason))
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _is_ahead(engine_version: Version | None, due: Version) -> bool:
+    """An engine may have been handed a mirror that had moved past the ordered version."""
+    return engine_version is not None and engine_version > due

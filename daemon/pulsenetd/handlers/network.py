@@ -1,0 +1,100 @@
+"""Effects that talk to peers and to the directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pulsenet.chain.signing import encode_signed
+from pulsenet.errors import RemoteProtocolError, UnavailableError
+from pulsenet.node.effects import AnnounceHave, AnnounceHead, DialPeer, Effect, SendRequest, StrikePeer
+from pulsenet.node.events import (
+    Event,
+    HeadSeen,
+    PeerConnected,
+    PeerLost,
+    ReplyReceived,
+    RequestDone,
+    RequestFailed,
+)
+from pulsenet.wire.messages import GetChunks, Message
+from pulsenetd.driver import Handler, Post
+from pulsenetd.logs import logger
+from pulsenetd.metrics import Metrics
+from pulsenetd.network import Network
+from pulsenetd.streams import PeerUnavailableError
+
+
+class NetworkHandlers:
+    """Executes requests, dials and announcements.
+
+    Args:
+        network: The node's network.
+        metrics: Where strikes are counted.
+        broadcast: Queues an event for every machine.
+        on_head: Told of every head this node announces.
+    """
+
+    def __init__(self, network: Network, metrics: Metrics, broadcast: Callable[[Event], None]) -> None:
+        self._network = network
+        self._metrics = metrics
+        self._broadcast = broadcast
+
+    def table(self) -> dict[type[Effect], Handler]:
+        """Return the handlers by effect."""
+        return {
+            SendRequest: self._send_request,
+            DialPeer: self._dial_peer,
+            AnnounceHead: self._announce_head,
+            AnnounceHave: self._announce_have,
+            StrikePeer: self._strike_peer,
+        }
+
+    async def _send_request(self, effect: SendRequest, post: Post) -> None:
+        request_id, peer_id = effect.request_id, effect.peer_id
+
+        def take(reply: Message) -> None:
+            post(ReplyReceived(request_id, peer_id, reply))
+
+        try:
+            await self._network.transport.request(peer_id, effect.message, effect.timeout_seconds, take)
+        except PeerUnavailableError as error:
+            post(RequestFailed(request_id, peer_id, error.reason))
+        except UnavailableError:
+            post(RequestFailed(request_id, peer_id, "closed"))
+        except RemoteProtocolError as error:
+            self._metrics.count("rejected", error.code)
+            post(RequestFailed(request_id, peer_id, error.code))
+        else:
+            if isinstance(effect.message, GetChunks):
+                post(RequestDone(request_id, peer_id))
+
+    async def _dial_peer(self, effect: DialPeer, post: Post) -> None:
+        try:
+            outcomes = await self._network.dial(effect.peer_id, effect.addresses)
+        except (UnavailableError, RemoteProtocolError) as error:
+            self._broadcast(PeerLost(effect.peer_id, str(error)))
+            return
+        reached = tuple(outcome.address for outcome in outcomes if outcome.is_connected)
+        if reached:
+            self._broadcast(PeerConnected(effect.peer_id, reached, outbound=True))
+        else:
+            reasons = ", ".join(sorted({outcome.reason for outcome in outcomes})) or "no address"
+            self._broadcast(PeerLost(effect.peer_id, reasons))
+
+    async def _announce_head(self, effect: AnnounceHead, post: Post) -> None:
+        # The mesh pushes it at once; the directory is the slower way and may be down.
+        self._broadcast(HeadSeen(encode_signed(effect.record), None))
+        try:
+            await self._network.directory.announce_head(effect.record)
+        except UnavailableError as error:
+            logger.debug("the head was not announced in the directory: %s", error)
+
+    async def _announce_have(self, effect: AnnounceHave, post: Post) -> None:
+        try:
+            await self._network.directory.announce_have(effect.record)
+        except UnavailableError as error:
+            logger.debug("the have record was not announced in the directory: %s", error)
+
+    async def _strike_peer(self, effect: StrikePeer, post: Post) -> None:
+        # The machines stop asking a peer that lies; counting it is left to us.
+        logger.debug("a peer broke the specification: %s", effect.code)

@@ -1,0 +1,166 @@
+"""Effects of a trainer node: snapshots in, versions out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TypeVar
+
+from pulsenet.chain.records import Kind, Manifest
+from pulsenet.local.protocol import PublishDone, PublishStatus
+from pulsenet.node.effects import (
+    Commit,
+    DropSnapshot,
+    Effect,
+    EncodeSkip,
+    EncodeSnapshot,
+    RefuseSnapshot,
+    StoreAnchor,
+)
+from pulsenet.node.events import Committed, EncodeFailed, Event, PatchEncoded, SnapshotOffered
+from pulsenet.wire.schema import decode_value
+from pulsenetd.driver import Handler, Post
+from pulsenetd.handlers.reporting import Ledger
+from pulsenetd.local_server import SnapshotOffer
+from pulsenetd.metrics import Metrics
+from pulsenetd.publishing import Publisher
+
+T = TypeVar("T")
+
+OFFERS_MAX = 8
+"""Offers whose outcome is still to come; the machine holds two, the rest is on its way to be refused."""
+
+
+class PublisherHandlers:
+    """Executes the publisher's work and tells each training process what became of its snapshot.
+
+    Args:
+        publisher: The pipeline.
+        threads: Where encoding and hashing run.
+        post: Queues an event for the publisher's machine.
+        monotonic: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        threads: Executor,
+        post: Callable[[Event], None],
+        ledger: Ledger,
+        metrics: Metrics,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._publisher = publisher
+        self._threads = threads
+        self._post = post
+        self._ledger = ledger
+        self._metrics = metrics
+        self._monotonic = monotonic
+        self._outcomes: dict[int, asyncio.Future[PublishDone]] = {}
+        self._encoded: dict[int, tuple[PatchEncoded, float]] = {}
+
+    def table(self) -> dict[type[Effect], Handler]:
+        """Return the handlers by effect."""
+        return {
+            EncodeSnapshot: self._encode_snapshot,
+            StoreAnchor: self._store_anchor,
+            EncodeSkip: self._encode_skip,
+            Commit: self._commit,
+            DropSnapshot: self._drop_snapshot,
+            RefuseSnapshot: self._refuse_snapshot,
+        }
+
+    async def offer(self, offer: SnapshotOffer) -> asyncio.Future[PublishDone]:
+        """Take a snapshot from the training process; the future resolves with its outcome."""
+        outcome: asyncio.Future[PublishDone] = asyncio.get_running_loop().create_future()
+        if len(self._outcomes) >= OFFERS_MAX:
+            offer.region.close()
+            outcome.set_result(_done(PublishStatus.FAILED, "busy"))
+            return outcome
+        self._outcomes[offer.generation] = outcome
+        self._publisher.offer(offer.generation, offer.table, offer.region)
+        self._post(SnapshotOffered(offer.generation, offer.trainer_step, offer.table.digest))
+        return outcome
+
+    async def _encode_snapshot(self, effect: EncodeSnapshot, post: Post) -> None:
+        started = self._monotonic()
+        answer = await self._run(lambda: self._publisher.encode_snapshot(effect))
+        seconds = self._monotonic() - started
+        self._metrics.observe("encode", seconds)
+        if isinstance(answer, PatchEncoded):
+            self._encoded[effect.generation] = (answer, seconds)
+        else:
+            self._resolve(effect.generation, _done(PublishStatus.FAILED, answer.reason))
+        post(answer)
+
+    async def _store_anchor(self, effect: StoreAnchor, post: Post) -> None:
+        post(await self._run(lambda: self._publisher.store_anchor(effect)))
+
+    async def _encode_skip(self, effect: EncodeSkip, post: Post) -> None:
+        post(await self._run(lambda: self._publisher.encode_skip(effect)))
+
+    async def _commit(self, effect: Commit, post: Post) -> None:
+        started = self._monotonic()
+        answer = await self._run(lambda: self._publisher.commit(effect))
+        self._metrics.observe("commit", self._monotonic() - started)
+        if effect.generation is not None:
+            if isinstance(answer, Committed):
+                self._note_committed(effect, effect.generation)
+            elif isinstance(answer, EncodeFailed):
+                self._resolve(effect.generation, _done(PublishStatus.FAILED, answer.reason))
+            self._encoded.pop(effect.generation, None)
+        post(answer)
+
+    async def _drop_snapshot(self, effect: DropSnapshot, post: Post) -> None:
+        await self._run(lambda: self._publisher.drop(effect.generation))
+        self._resolve(effect.generation, _done(PublishStatus.REPLACED, ""))
+
+    async def _refuse_snapshot(self, effect: RefuseSnapshot, post: Post) -> None:
+        await self._run(lambda: self._publisher.drop(effect.generation))
+        status = PublishStatus.NOT_PUBLISHER if effect.reason == "not_publisher" else PublishStatus.FAILED
+        self._resolve(effect.generation, _done(status, effect.reason))
+
+    def _note_committed(self, effect: Commit, generation: int) -> None:
+        encoded, encode_seconds = self._encoded[generation]
+        kind = next(
+            decode_value(Manifest, record.payload).kind for record in effect.records if record.type == Manifest.TYPE
+        )
+        self._metrics.published.inc()
+        if kind is Kind.PATCH:
+            self._metrics.set("patch_density_ratio", encoded.changed_count / max(encoded.element_count, 1))
+            self._metrics.set("patch_compression_ratio", encoded.raw_size_bytes / max(encoded.encoded_size_bytes, 1))
+        self._ledger.note_version(
+            effect.version.number,
+            kind=str(kind),
+            root=effect.root.hex(),
+            raw_size_bytes=encoded.raw_size_bytes,
+            encoded_size_bytes=encoded.encoded_size_bytes,
+            changed_count=encoded.changed_count,
+            element_count=encoded.element_count,
+            encode_seconds=encode_seconds,
+        )
+        self._resolve(
+            generation,
+            PublishDone(
+                PublishStatus.COMMITTED,
+                effect.version,
+                encoded.raw_size_bytes,
+                encoded.encoded_size_bytes,
+                encoded.changed_count,
+                encoded.element_count,
+                "",
+            ),
+        )
+
+    def _resolve(self, generation: int, done: PublishDone) -> None:
+        outcome = self._outcomes.pop(generation, None)
+        if outcome is not None and not outcome.done():
+            outcome.set_result(done)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _done(status: PublishStatus, reason: str) -> PublishDone:
+    return PublishDone(status, None, 0, 0, 0, 0, reason)

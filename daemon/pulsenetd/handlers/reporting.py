@@ -1,0 +1,101 @@
+"""Effects that account: counters, gauges, the status object and the operator's log."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+from pulsenet.node.effects import Count, Effect, Log, Report
+from pulsenetd.driver import Handler, Post
+from pulsenetd.logs import logger
+from pulsenetd.metrics import Metrics
+
+_LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+_GAUGES: Final = {
+    # gauge: (reported field, value while the field is unknown)
+    "applied_version": ("applied_version", -1.0),
+    "latest_seen_version": ("latest_seen_version", -1.0),
+    "version_lag": ("version_lag", math.nan),
+    "version_age_seconds": ("version_age_seconds", math.nan),
+    "publisher_last_seen_timestamp_seconds": ("publisher_last_seen_timestamp_seconds", 0.0),
+    "publisher_seen": ("publisher_seen", 0.0),
+    "stale": ("stale", 0.0),
+    "fork": ("fork", 0.0),
+}
+
+VERSIONS_REMEMBERED: Final = 128
+"""Versions whose facts and times are kept for status."""
+
+PEER_KINDS: Final = ("connected", "neighbour", "outbound", "known")
+
+
+class Ledger:
+    """Keeps what the machines reported, and mirrors it into the metrics."""
+
+    def __init__(self, metrics: Metrics, monotonic: Callable[[], float]) -> None:
+        self._metrics = metrics
+        self.fields: dict[str, Any] = {}
+        """The newest value of every reported field."""
+        self.versions: OrderedDict[int, dict[str, Any]] = OrderedDict()
+        """What is known of the last versions made or applied here, by number."""
+        self.last_update_failed = False
+        """Whether the last hop or hand-over failed; a node is not ready then."""
+        self._monotonic = monotonic
+        self._seen_at: OrderedDict[int, float] = OrderedDict()
+        for gauge, (_, unknown) in _GAUGES.items():
+            metrics.set(gauge, unknown)
+
+    def table(self) -> dict[type[Effect], Handler]:
+        """Return the handlers by effect."""
+        return {Count: self._count, Report: self._report, Log: self._log}
+
+    def note(self, **fields: Any) -> None:
+        """Take fields the shell itself knows."""
+        self.fields.update(fields)
+        self._show()
+
+    def note_version(self, number: int, **facts: Any) -> None:
+        """Remember facts about one version, for the status object."""
+        self.versions.setdefault(number, {"version": number}).update(facts)
+        while len(self.versions) > VERSIONS_REMEMBERED:
+            self.versions.popitem(last=False)
+
+    def note_engine(self, number: int) -> None:
+        """Remember how long after its news the engine served a version."""
+        self.fields["engine_version"] = number
+        seconds = self.seconds_since_seen(number, self._monotonic())
+        if seconds is not None:
+            self.note_version(number, engine_seconds=seconds)
+
+    def seconds_since_seen(self, number: int, now: float) -> float | None:
+        """Return the seconds since the news of a version came, if it is remembered."""
+        seen_at = self._seen_at.get(number)
+        return None if seen_at is None else now - seen_at
+
+    async def _count(self, effect: Count, post: Post) -> None:
+        self._metrics.count(effect.name, effect.label, effect.value)
+
+    async def _report(self, effect: Report, post: Post) -> None:
+        self.fields.update(effect.fields)
+        newest = self.fields.get("latest_seen_version")
+        if isinstance(newest, int) and newest not in self._seen_at:
+            self._seen_at[newest] = self._monotonic()
+            while len(self._seen_at) > VERSIONS_REMEMBERED:
+                self._seen_at.popitem(last=False)
+        self._show()
+
+    async def _log(self, effect: Log, post: Post) -> None:
+        logger.log(_LEVELS[effect.level], "%s", effect.text)
+
+    def _show(self) -> None:
+        for gauge, (name, unknown) in _GAUGES.items():
+            value = self.fields.get(name)
+            self._metrics.set(gauge, unknown if value is None else float(value))
+        for kind in PEER_KINDS:
+            count = self.fields.get(f"peers_{kind}")
+            if count is not None:
+                self._metrics.peers.labels(kind).set(count)

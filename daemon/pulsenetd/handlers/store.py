@@ -1,0 +1,67 @@
+"""Effects that make things durable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Final
+
+from pulsenet.errors import StorageError
+from pulsenet.node.effects import Effect, Release, SaveState, StoreChunk, StoreChunkList, StoreRecord
+from pulsenet.node.events import ChunkStored, StoreFailed
+from pulsenetd.driver import Handler, Post
+from pulsenetd.storage import Store
+
+LEASE_SECONDS: Final = 60.0
+"""A blob somebody reads from here stays this long after the last chunk they took."""
+
+
+class StoreHandlers:
+    """Executes persistence on a thread of its own, in the order the driver asks.
+
+    Args:
+        store: The node's store.
+        thread: One worker: SQLite and fsync gain nothing from more.
+        monotonic: Monotonic seconds, for leases.
+    """
+
+    def __init__(self, store: Store, thread: Executor, monotonic: Callable[[], float]) -> None:
+        self._store = store
+        self._thread = thread
+        self._monotonic = monotonic
+
+    def table(self) -> dict[type[Effect], Handler]:
+        """Return the handlers by effect."""
+        return {
+            StoreRecord: self._store_record,
+            StoreChunk: self._store_chunk,
+            StoreChunkList: self._store_chunk_list,
+            SaveState: self._save_state,
+            Release: self._release,
+        }
+
+    async def _store_record(self, effect: StoreRecord, post: Post) -> None:
+        await self._run(lambda: self._store.put_record(effect.record))
+
+    async def _store_chunk(self, effect: StoreChunk, post: Post) -> None:
+        try:
+            await self._run(lambda: self._store.put_chunk(effect.digest, effect.data))
+        except StorageError as error:
+            # One chunk that cannot be kept takes nothing else of the call with it.
+            post(StoreFailed(effect.digest, error.reason))
+        else:
+            post(ChunkStored(effect.digest))
+
+    async def _store_chunk_list(self, effect: StoreChunkList, post: Post) -> None:
+        await self._run(lambda: self._store.put_chunk_list(effect.blob_id, effect.data))
+
+    async def _save_state(self, effect: SaveState, post: Post) -> None:
+        await self._run(lambda: self._store.save_state(effect.key, effect.value))
+
+    async def _release(self, effect: Release, post: Post) -> None:
+        now = self._monotonic()
+        await self._run(lambda: self._store.release(effect.blob_ids, effect.record_digests, now))
+
+    async def _run(self, work: Callable[[], object]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -1,0 +1,104 @@
+"""The run's descriptor revisions at this node: learned from the run's directory and from peers, kept, passed on."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from pulsenet.chain.records import Descriptor, SignedRecord
+from pulsenet.chain.signing import decode_signed, encode_signed
+from pulsenet.chain.trust import Trust
+from pulsenet.errors import RemoteProtocolError, TrustError, UnavailableError
+from pulsenet.ids import PeerId
+from pulsenet.wire.messages import GetDescriptors, RecordsReply
+from pulsenet.wire.schema import decode_value
+from pulsenetd import runs
+from pulsenetd.logs import logger
+from pulsenetd.storage import Store
+
+Ask = Callable[[PeerId, GetDescriptors], Awaitable[RecordsReply]]
+
+
+class Membership:
+    """Keeps trust, store and the run's directory at the same revision.
+
+    Args:
+        run_path: The run's directory; ``pulsenet run admit`` and its like write there.
+        on_change: Told of each newer descriptor.
+    """
+
+    def __init__(
+        self, run_path: Path, store: Store, trust: Trust, on_change: Callable[[Descriptor], None] = lambda _: None
+    ) -> None:
+        self._run_path = run_path
+        self._store = store
+        self._trust = trust
+        self._on_change = on_change
+        self._encoded: tuple[bytes, ...] = ()
+        self._told_revision = -1
+
+    def encoded(self) -> Sequence[bytes]:
+        """Return every revision held, from the genesis on, without a gap."""
+        return self._encoded
+
+    def refresh(self) -> None:
+        """Take what the run's directory and the store have that is news. Blocks on the disk."""
+        known = self._read_known()
+        for revision in sorted(known):
+            if revision >= self._trust.next_revision:
+                self._accept(known[revision])
+        newest = self._trust.descriptor
+        if newest is None or newest.revision == self._told_revision:
+            return
+        if self._trust.descriptor_record is not None:
+            known[newest.revision] = self._trust.descriptor_record
+        self._keep(known)
+        self._told_revision = newest.revision
+        self._on_change(newest)
+
+    async def ask(self, peer_id: PeerId, ask: Ask) -> bool:
+        """Ask a peer for newer revisions; return whether any came."""
+        try:
+            reply = await ask(peer_id, GetDescriptors(self._trust.next_revision))
+        except (UnavailableError, RemoteProtocolError) as error:
+            logger.debug("no descriptors: %s", error)
+            return False
+        taken = False
+        for record in reply.records:
+            try:
+                signed = decode_signed(record)
+            except RemoteProtocolError:
+                return taken
+            if not self._accept(signed):
+                return taken
+            self._store.put_record(signed)
+            taken = True
+        return taken
+
+    def _read_known(self) -> dict[int, SignedRecord]:
+        known: dict[int, SignedRecord] = {}
+        stored = [decode_signed(record) for record in self._store.records_of_type(Descriptor.TYPE)]
+        for signed in (*stored, *runs.load_descriptors(self._run_path)):
+            known[decode_value(Descriptor, signed.payload).revision] = signed
+        return known
+
+    def _accept(self, signed: SignedRecord) -> bool:
+        try:
+            self._trust.accept_descriptor(signed)
+        except (RemoteProtocolError, TrustError) as error:
+            # A revision that still lacks an owner's signature is no fault; everything else is worth a line.
+            logger.warning("a descriptor revision was not accepted: %s", error)
+            return False
+        return True
+
+    def _keep(self, known: dict[int, SignedRecord]) -> None:
+        """Write each revision where it is missing, and remember the unbroken chain for peers."""
+        chain: list[bytes] = []
+        in_directory = {decode_value(Descriptor, one.payload).revision for one in runs.load_descriptors(self._run_path)}
+        while len(chain) in known and len(chain) < self._trust.next_revision:
+            signed = known[len(chain)]
+            if len(chain) not in in_directory:
+                runs.save_descriptor(self._run_path, signed)
+            self._store.put_record(signed)
+            chain.append(encode_signed(signed))
+        self._encoded = tuple(chain)

@@ -1,0 +1,378 @@
+"""What differs between a trainer, an inferencer and a seed: the machine, its handlers, the local hooks."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pulsenet.chain.records import Manifest
+from pulsenet.chain.retention import RetentionLimits
+from pulsenet.chain.trust import Trust
+from pulsenet.errors import PulsenetError
+from pulsenet.ids import Digest, Version
+from pulsenet.local.protocol import PublishDone, PublishStatus, RolloutsTaken, SubmitRollouts
+from pulsenet.node.effects import Effect
+from pulsenet.node.events import Event
+from pulsenet.node.inferencer import Inferencer
+from pulsenet.node.machine import Machine
+from pulsenet.node.mesh import BOOK_KEY, Holdings, Mesh
+from pulsenet.node.published import STATE_KEY
+from pulsenet.node.trainer import Trainer
+from pulsenet.serving.files import FilesEngine
+from pulsenet.serving.subscriber import Subscriber
+from pulsenet.serving.subscriber import attach as attach_engine
+from pulsenet.wire.messages import PeerAddress
+from pulsenetd import addresses
+from pulsenetd.config import Config
+from pulsenetd.disk import free_size_bytes
+from pulsenetd.driver import Handler
+from pulsenetd.handlers.follower import FollowerHandlers
+from pulsenetd.handlers.publisher import PublisherHandlers
+from pulsenetd.handlers.reporting import Ledger
+from pulsenetd.identity import verify
+from pulsenetd.local_server import EngineConfirmation, LocalHooks, SnapshotOffer
+from pulsenetd.logs import logger
+from pulsenetd.metrics import Metrics
+from pulsenetd.mirror import Mirror
+from pulsenetd.publishing import Publisher
+from pulsenetd.rollouts import RolloutInbox, RolloutOutbox
+from pulsenetd.staging import StagedUpdate
+from pulsenetd.startup import Settled
+from pulsenetd.storage import Store
+
+STORE_SHARE_DEFAULT = 0.2
+"""Share of the free disk that blobs may take unless the operator says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What every role is built from."""
+
+    config: Config
+    settled: Settled
+    store: Store
+    trust: Trust
+    mesh: Mesh
+    ledger: Ledger
+    metrics: Metrics
+    work_threads: ThreadPoolExecutor
+    block_threads: ThreadPoolExecutor
+    monotonic: Callable[[], float]
+
+
+class Role(Protocol):
+    """One role of a node."""
+
+    mesh: Mesh
+
+    @property
+    def machine(self) -> Machine:
+        """The role's core."""
+
+    @property
+    def handlers(self) -> Mapping[type[Effect], Handler]:
+        """How the effects only this role has are executed."""
+
+    def bind(self, post: Callable[[Event], None]) -> None:
+        """Learn how to reach the role's machine."""
+
+    def holdings(self) -> Holdings:
+        """Return what this node can serve now."""
+
+    def hooks(
+        self, *, inbox: RolloutInbox, outbox: RolloutOutbox, status: Callable[[], Mapping[str, Any]]
+    ) -> LocalHooks:
+        """Return what local processes may ask."""
+
+    def start_engine(self) -> None:
+        """Start the engine this node runs itself, if any; its local socket is served."""
+
+    def stop_engine(self) -> None:
+        """Stop it. Blocks."""
+
+    def close(self) -> None:
+        """Let go of memory."""
+
+
+async def build_role(
+    config: Config,
+    settled: Settled,
+    *,
+    store: Store,
+    trust: Trust,
+    addresses: tuple[str, ...],
+    ledger: Ledger,
+    metrics: Metrics,
+    work_threads: ThreadPoolExecutor,
+    block_threads: ThreadPoolExecutor,
+    monotonic: Callable[[], float],
+) -> Role:
+    """Build the machine of the configured role, with the state of its last run."""
+    mesh = _build_mesh(config, settled, store, trust, addresses)
+    parts = Parts(config, settled, store, trust, mesh, ledger, metrics, work_threads, block_threads, monotonic)
+    loop = asyncio.get_running_loop()
+    build: Callable[[Parts], Role] = TrainerRole if config.role == "trainer" else FollowerRole
+    return await loop.run_in_executor(work_threads, build, parts)
+
+
+def _build_mesh(config: Config, settled: Settled, store: Store, trust: Trust, own: tuple[str, ...]) -> Mesh:
+    bootstraps: dict[Any, list[str]] = {}
+    for text in (*config.bootstrap, *settled.token.bootstraps):
+        address, peer_id = addresses.split_address(text)
+        bootstraps.setdefault(peer_id, []).append(address)
+    return Mesh(
+        trust,
+        settled.identity.peer_id,
+        settled.identity.sign,
+        secrets.randbelow,
+        role=config.role,
+        addresses=own,
+        bootstraps=[PeerAddress(peer_id, tuple(known)) for peer_id, known in bootstraps.items()],
+        saved=store.state(BOOK_KEY),
+    )
+
+
+class TrainerRole:
+    """Publishes what the training process hands over, and queues rollouts for it."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.mesh = parts.mesh
+        self._parts = parts
+        self._publisher = Publisher(
+            parts.store,
+            parts.settled.data_directory / "spools",
+            codec=parts.config.codec,
+            run_blocks=parts.block_threads.map,
+        )
+        restored = self._publisher.restore()
+        if restored is not None:
+            logger.info("the committed version %s was rebuilt from the store", restored)
+        self.machine: Trainer = Trainer(
+            parts.trust,
+            parts.settled.identity.peer_id,
+            parts.settled.identity.sign,
+            secrets.randbelow,
+            verify=verify,
+            state=parts.store.state(STATE_KEY),
+        )
+        self._post: Callable[[Event], None] = _unbound
+        self._publishing = PublisherHandlers(
+            self._publisher,
+            parts.work_threads,
+            lambda event: self._post(event),
+            parts.ledger,
+            parts.metrics,
+            parts.monotonic,
+        )
+        self.handlers = self._publishing.table()
+
+    def bind(self, post: Callable[[Event], None]) -> None:
+        """Learn how to reach the machine."""
+        self._post = post
+
+    def holdings(self) -> Holdings:
+        """Return what is committed here."""
+        state = self.machine.state
+        if state is None:
+            return Holdings()
+        first, last = state.patch_range
+        return Holdings(state.version.epoch, first, last, state.anchor_numbers)
+
+    def hooks(
+        self, *, inbox: RolloutInbox, outbox: RolloutOutbox, status: Callable[[], Mapping[str, Any]]
+    ) -> LocalHooks:
+        """Serve a training process; engines have nothing to ask here."""
+        return LocalHooks(
+            on_snapshot=self._publishing.offer,
+            on_engine_request=_no_update,
+            on_confirm=_ignore_confirmation,
+            on_rollouts=_refuse_rollouts,
+            on_take_rollouts=inbox.give,
+            on_status=_threaded(status),
+        )
+
+    def start_engine(self) -> None:
+        """A trainer runs no engine."""
+
+    def stop_engine(self) -> None:
+        """A trainer runs no engine."""
+
+    def close(self) -> None:
+        """Let go of the baseline."""
+        self._publisher.close()
+
+
+class FollowerRole:
+    """Keeps a mirror and engines current, or as a seed stores and serves blobs."""
+
+    def __init__(self, parts: Parts) -> None:
+        config = parts.config
+        self.mesh = parts.mesh
+        self._parts = parts
+        self._mirror = Mirror(parts.store, parts.settled.data_directory / "spools", run_blocks=parts.block_threads.map)
+        if config.role == "inferencer":
+            self._mirror.restore()
+        held = self._mirror.held
+        if held is not None:
+            logger.info("version %s was rebuilt from the store", held.version)
+        self.machine: Inferencer = Inferencer(
+            parts.trust,
+            parts.settled.identity.peer_id,
+            secrets.randbelow,
+            StoreLookup(parts.store),
+            role=config.role,
+            held=None if held is None else (held.version, held.root),
+            stored=find_stored(parts.store),
+            retention_limits=RetentionLimits(size_bytes_max=_choose_store_limit(config, parts.store)),
+            have_of=parts.mesh.have_of,
+        )
+        self._post: Callable[[Event], None] = _unbound
+        self._following = FollowerHandlers(
+            self._mirror,
+            parts.work_threads,
+            lambda event: self._post(event),
+            parts.ledger,
+            parts.metrics,
+            parts.monotonic,
+        )
+        self.handlers = self._following.table()
+        self._engine_thread: threading.Thread | None = None
+        self._subscriber: Subscriber | None = None
+
+    def bind(self, post: Callable[[Event], None]) -> None:
+        """Learn how to reach the machine."""
+        self._post = post
+
+    def holdings(self) -> Holdings:
+        """Return what is stored whole here."""
+        return self.machine.holdings
+
+    def hooks(
+        self, *, inbox: RolloutInbox, outbox: RolloutOutbox, status: Callable[[], Mapping[str, Any]]
+    ) -> LocalHooks:
+        """Serve engines, and take their rollouts; a training process is told that this node may not publish."""
+        return LocalHooks(
+            on_snapshot=_refuse_snapshot,
+            on_engine_request=self._serve_engine,
+            on_confirm=self._following.confirm,
+            on_rollouts=outbox.take,
+            on_take_rollouts=_no_rollouts,
+            on_status=_threaded(status),
+        )
+
+    async def _serve_engine(self, engine_version: Version | None, wait_seconds: float) -> StagedUpdate | None:
+        return await self._following.serve_engine(engine_version, wait_seconds)
+
+    def start_engine(self) -> None:
+        """Start the files engine: a subscriber like any other, in a thread of this process."""
+        config = self._parts.config
+        if config.role != "inferencer" or config.engine != "files":
+            return
+        directory = Path(config.engine_dir) if config.engine_dir else self._parts.settled.data_directory / "weights"
+        self._engine_thread = threading.Thread(
+            target=self._run_files_engine, args=(directory,), name="files-engine", daemon=True
+        )
+        self._engine_thread.start()
+
+    def _run_files_engine(self, directory: Path) -> None:
+        companions = Path(self._parts.config.companions) if self._parts.config.companions else None
+        try:
+            engine = FilesEngine(directory, companions=companions)
+        except PulsenetError as error:
+            logger.error("the files engine cannot start: %s", error)
+            return
+        try:
+            self._subscriber = attach_engine(
+                engine,
+                data_dir=self._parts.settled.data_directory,
+                on_update=lambda version: logger.info("version %s is in %s", version, engine.current),
+                on_failure=lambda error: logger.warning("the files engine: %s", error),
+            )
+            self._subscriber.run()
+        except PulsenetError as error:
+            logger.error("the files engine stopped: %s", error)
+        finally:
+            engine.close()
+
+    def stop_engine(self) -> None:
+        """Stop the files engine; an update in work is finished first."""
+        if self._subscriber is not None:
+            self._subscriber.close()
+        if self._engine_thread is not None:
+            self._engine_thread.join(timeout=5)
+
+    def close(self) -> None:
+        """Let go of the mirror."""
+        self._mirror.close()
+
+
+class StoreLookup:
+    """The store as the fetcher looks things up in it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def has_chunk(self, digest: Digest) -> bool:
+        """Say whether a chunk is durable."""
+        return self._store.has_chunk(digest)
+
+    def chunk_list(self, blob_id: Digest) -> bytes | None:
+        """Return a blob's encoded chunk list."""
+        return self._store.chunk_list_bytes(blob_id)
+
+    def record(self, digest: Digest) -> bytes | None:
+        """Return an encoded signed record."""
+        return self._store.record(digest)
+
+
+def find_stored(store: Store) -> dict[Digest, Manifest]:
+    """Return the manifests whose blobs are whole in the store."""
+    return {digest: manifest for digest, manifest in store.manifests() if store.is_complete(manifest.blob_id)}
+
+
+def _choose_store_limit(config: Config, store: Store) -> int:
+    if config.store_limit_bytes:
+        return config.store_limit_bytes
+    return int(STORE_SHARE_DEFAULT * (free_size_bytes(store.directory) + store.usage().chunk_size_bytes))
+
+
+def _unbound(event: Event) -> None:
+    raise AssertionError("the role was not bound to its machine")
+
+
+def _threaded(status: Callable[[], Mapping[str, Any]]) -> Callable[[], Awaitable[Mapping[str, Any]]]:
+    async def ask() -> Mapping[str, Any]:
+        return await asyncio.to_thread(status)
+
+    return ask
+
+
+async def _no_update(engine_version: Version | None, wait_seconds: float) -> StagedUpdate | None:
+    await asyncio.sleep(min(wait_seconds, 1.0))
+    return None
+
+
+async def _ignore_confirmation(confirmation: EngineConfirmation) -> None:
+    pass
+
+
+async def _refuse_rollouts(rollouts: SubmitRollouts) -> RolloutsTaken:
+    return RolloutsTaken(False, "this node is a trainer; rollouts are submitted at an inferencer")
+
+
+async def _no_rollouts(count_max: int, wait_seconds: float) -> tuple[()]:
+    await asyncio.sleep(min(wait_seconds, 1.0))
+    return ()
+
+
+async def _refuse_snapshot(offer: SnapshotOffer) -> asyncio.Future[PublishDone]:
+    offer.region.close()
+    outcome: asyncio.Future[PublishDone] = asyncio.get_running_loop().create_future()
+    outcome.set_result(PublishDone(PublishStatus.NOT_PUBLISHER, None, 0, 0, 0, 0, "this node is not a trainer"))
+    return outcome

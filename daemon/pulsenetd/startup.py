@@ -1,0 +1,179 @@
+"""Which run, which directory, which key: everything a node settles before it touches the network."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pulsenet import limits
+from pulsenet.chain.records import JoinToken
+from pulsenet.chain.token import decode_token
+from pulsenet.errors import ConfigError, RemoteProtocolError, UsageError
+from pulsenet.local.directories import data_home
+from pulsenetd import runs
+from pulsenetd.config import Config
+from pulsenetd.disk import DirectoryLock, Disk, check_writable, make_directory
+from pulsenetd.errors import DirectoryLockedError
+from pulsenetd.identity import Identity, load_or_create
+
+LOOPBACK: Final = "/ip4/127.0.0.1/tcp/0"
+EVERYWHERE: Final = "/ip4/0.0.0.0/tcp/0"
+NODES_PER_ROLE_MAX: Final = 64
+OPEN_INFERENCERS_LOCAL: Final = 64
+"""Inferencers of the same machine whose rollouts the private run ``local`` takes."""
+
+WAIT_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a node knows before it touches the network."""
+
+    run_name: str
+    run_path: Path
+    token: JoinToken
+    data_directory: Path
+    lock: DirectoryLock
+    identity: Identity
+    is_local: bool
+    """The run that lives on loopback and opened by itself."""
+
+    @property
+    def run_file(self) -> Path:
+        """Where the run's live bootstraps stand."""
+        return self.run_path / "run.json"
+
+    @property
+    def listen_address(self) -> str:
+        """Where to listen when the operator did not say."""
+        return LOOPBACK if self.is_local else EVERYWHERE
+
+
+def settle(
+    config: Config,
+    environment: Mapping[str, str],
+    *,
+    say: Callable[[str], None],
+    now_ms: Callable[[], int],
+    sleep: Callable[[float], None] = time.sleep,
+) -> Settled:
+    """Choose the run, lock a data directory and load the key.
+
+    Args:
+        config: The node's configuration.
+        environment: Where data directories are looked up.
+        say: Told what is being waited for.
+        now_ms: Unix time in milliseconds, for the token's expiry.
+        sleep: Waits so many seconds.
+
+    Raises:
+        ConfigError: The token or run file is wrong, or there is no such run.
+        DirectoryLockedError: ``--data-dir`` is in use.
+        StorageError: The directory cannot be used.
+    """
+    name, token = _choose_run(config)
+    path = runs.run_path(data_home(environment), name)
+    directory, lock = _take_directory(config, path)
+    identity = load_or_create(directory / "identity.key")
+    is_local = name == runs.LOCAL_RUN and token is None
+    if token is None:
+        if is_local and config.role == "trainer":
+            _open_local_run(path, identity)
+        token = _read_token(path, name, config, is_local, say, sleep)
+    elif not (path / "run.json").exists():
+        runs.write_run_file(path / "run.json", runs.RunFile(name, token, ()))
+    if token.expires_at_ms is not None and now_ms() > token.expires_at_ms:
+        raise ConfigError("the join token has expired; ask the run's owner for a new one")
+    return Settled(name, path, token, directory, lock, identity, is_local)
+
+
+def _choose_run(config: Config) -> tuple[str, JoinToken | None]:
+    """Return the run's name on this machine, and its token if one was given."""
+    if config.token and config.run_file:
+        raise UsageError("give --token or --run-file, not both")
+    if config.run_file:
+        try:
+            file = runs.read_run_file(Path(config.run_file))
+        except FileNotFoundError:
+            raise ConfigError(f"there is no run file {config.run_file}") from None
+        return file.name, file.token
+    if config.token:
+        try:
+            token = decode_token(config.token)
+        except RemoteProtocolError as error:
+            raise UsageError(f"--token: {error}") from error
+        named = config.run != runs.LOCAL_RUN
+        return (config.run if named else token.run_id.hex()[:16]), token
+    return config.run, None
+
+
+def _take_directory(config: Config, run: Path) -> tuple[Path, DirectoryLock]:
+    """Lock the directory asked for, or the first free one of the role."""
+    if config.data_dir:
+        directory = Path(config.data_dir).absolute()
+        return directory, _lock(directory)
+    for index in range(1, NODES_PER_ROLE_MAX + 1):
+        directory = runs.node_path(run, config.role, index)
+        try:
+            return directory, _lock(directory)
+        except DirectoryLockedError:
+            continue
+    raise ConfigError(f"{NODES_PER_ROLE_MAX} {config.role} nodes of this run are running here already")
+
+
+def _lock(directory: Path) -> DirectoryLock:
+    make_directory(Disk(), directory)
+    check_writable(directory)
+    return DirectoryLock.acquire(directory)
+
+
+def _open_local_run(path: Path, identity: Identity) -> None:
+    """Make the private run of this machine, owned and published by this node, unless it exists."""
+    make_directory(Disk(), path)
+    if runs.load_descriptors(path):
+        return
+    owner = load_or_create(path / "owner.key")
+    descriptor = runs.genesis(
+        runs.LOCAL_RUN,
+        nonce=secrets.token_bytes(16),
+        owner=owner.peer_id,
+        authorities=[identity.peer_id],
+        trainers=[identity.peer_id],
+        inferencers=[],
+        open_inferencers_max=OPEN_INFERENCERS_LOCAL,
+        private=True,
+        anchor_interval=limits.ANCHOR_INTERVAL_DEFAULT,
+        publish_interval_min_ms=0,
+    )
+    runs.create_run(
+        path,
+        descriptor,
+        sign=owner.sign,
+        owner=owner.peer_id,
+        bootstraps=(),
+        secret=secrets.token_bytes(16),
+        expires_at_ms=None,
+    )
+
+
+def _read_token(
+    path: Path, name: str, config: Config, is_local: bool, say: Callable[[str], None], sleep: Callable[[float], None]
+) -> JoinToken:
+    """Read the run file; a node of the local run that was started first waits for it."""
+    said = False
+    while True:
+        try:
+            return runs.read_run_file(path / "run.json").token
+        except FileNotFoundError:
+            if not is_local:
+                raise ConfigError(
+                    f"no run '{name}' on this machine; give --token, or create it with 'pulsenet run create {name}'"
+                ) from None
+        if not said:
+            say("waiting for 'pulsenet join --role trainer' on this machine")
+            said = True
+        sleep(WAIT_SECONDS)

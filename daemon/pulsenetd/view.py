@@ -1,0 +1,149 @@
+"""What this node answers to peers: the store and the machines, as the serving rule sees them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Executor
+
+from pulsenet.chain.records import EpochRecord
+from pulsenet.chain.signing import decode_signed, encode_signed
+from pulsenet.chain.trust import Trust
+from pulsenet.errors import RemoteProtocolError
+from pulsenet.ids import Digest, PeerId
+from pulsenet.node.events import ForkProofSeen, HaveSeen, HeadSeen
+from pulsenet.node.mesh import Mesh
+from pulsenet.node.respond import Push, respond
+from pulsenet.wire.messages import (
+    ExchangeHave,
+    GetChunks,
+    Message,
+    PeerAddress,
+    PushForkProof,
+    PushHead,
+    PushReply,
+    PushRollouts,
+)
+from pulsenet.wire.schema import decode_value
+from pulsenetd.driver import Driver
+from pulsenetd.handlers.store import LEASE_SECONDS
+from pulsenetd.storage import Store
+
+
+class NodeView:
+    """Implements :class:`pulsenet.node.respond.StoreView`. May be asked from any thread.
+
+    Args:
+        descriptors: Returns the encoded revisions held, from revision 0, in order.
+        monotonic: Monotonic seconds, for leases.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        trust: Trust,
+        mesh: Mesh,
+        descriptors: Callable[[], Sequence[bytes]],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._trust = trust
+        self._mesh = mesh
+        self._descriptors = descriptors
+        self._monotonic = monotonic
+
+    def newest_head(self) -> bytes | None:
+        """Return the newest accepted head."""
+        signed = self._trust.head_record
+        return None if signed is None else encode_signed(signed)
+
+    def record(self, digest: Digest) -> bytes | None:
+        """Return a stored record."""
+        return self._store.record(digest)
+
+    def descriptors(self, revision_min: int) -> Iterable[bytes]:
+        """Return the descriptor revisions from ``revision_min``."""
+        return self._descriptors()[revision_min:]
+
+    def epochs(self, epoch_min: int) -> Iterable[bytes]:
+        """Return the epoch records this node believes, from ``epoch_min``."""
+        for signed in self._trust.epoch_records:
+            if decode_value(EpochRecord, signed.payload).epoch >= epoch_min:
+                yield encode_signed(signed)
+
+    def chunk_list(self, blob_id: Digest) -> bytes | None:
+        """Return a blob's chunk list and keep the blob while it is being read."""
+        data = self._store.chunk_list_bytes(blob_id)
+        if data is not None:
+            self._store.lease(blob_id, self._monotonic() + LEASE_SECONDS)
+        return data
+
+    def chunk(self, digest: Digest) -> bytes | None:
+        """Return a verified chunk and keep its blobs while they are being read."""
+        data = self._store.chunk(digest)
+        if data is not None:
+            self._store.lease(digest, self._monotonic() + LEASE_SECONDS)
+        return data
+
+    def have(self) -> bytes | None:
+        """Return this node's own have record."""
+        return self._mesh.own_have
+
+    def neighbours(self) -> Sequence[PeerAddress]:
+        """Return neighbours a newcomer may dial."""
+        return self._mesh.neighbour_addresses()
+
+    def push_verdict(self, push: Push) -> str:
+        """Return what became of a pushed item, after the machines saw it."""
+        match push:
+            case PushHead() | PushForkProof():
+                return self._mesh.push_verdict(push)
+            case PushRollouts():
+                return "not_publisher"
+
+
+class Responder:
+    """Answers one request: shows pushed news to the machines first, reads the disk off the loop.
+
+    Args:
+        take_rollouts: Judges a pushed batch; ``None`` on a node that wants none.
+        threads: Where the disk is read.
+    """
+
+    def __init__(
+        self,
+        view: NodeView,
+        driver: Driver,
+        threads: Executor,
+        take_rollouts: Callable[[bytes], Awaitable[str]] | None,
+    ) -> None:
+        self._view = view
+        self._driver = driver
+        self._threads = threads
+        self._take_rollouts = take_rollouts
+
+    async def answer(self, peer_id: PeerId, request: Message) -> list[Message]:
+        """Return the replies to a peer's request."""
+        match request:
+            case PushHead(head):
+                await self._driver.show(HeadSeen(head, peer_id))
+            case PushForkProof(first, second):
+                await self._driver.show(ForkProofSeen(first, second, peer_id))
+            case ExchangeHave(have):
+                _check_sender(have, peer_id)
+                await self._driver.show(HaveSeen(have, peer_id))
+            case PushRollouts(batch) if self._take_rollouts is not None:
+                reason = await self._take_rollouts(batch)
+                return [PushReply(accepted=not reason, reason=reason)]
+            case _:
+                pass
+        if isinstance(request, GetChunks):
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, respond, request, self._view)
+        return respond(request, self._view)
+
+
+def _check_sender(have: bytes, peer_id: PeerId) -> None:
+    """A peer tells its own have record in an exchange; those of others travel through the directory."""
+    if decode_signed(have).signers != (peer_id,):
+        raise RemoteProtocolError("schema", "a have record of somebody else")
