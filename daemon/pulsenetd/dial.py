@@ -19,6 +19,8 @@ class DialOutcome:
     reason: str
     """``connected``, ``refused``, ``timed-out``, ``wrong-peer``, ``unresolved``, ``self`` or ``unreachable``."""
     detail: str
+    is_old: bool = False
+    """Whether libp2p did not dial at all this time, so that the reason is the one of an earlier dial."""
 
     @property
     def is_connected(self) -> bool:
@@ -38,11 +40,12 @@ class DialHistory:
     def explain(self, peer_id: PeerId, address: str, text: str) -> DialOutcome:
         """Return the outcome for one address from p2pd's report on a failed dial."""
         reason, detail = explain_dial(address, text)
-        if reason == "backoff":
+        is_old = reason == "backoff"
+        if is_old:
             reason, detail = self._reasons.get((peer_id, address), ("unreachable", detail))
         elif len(self._reasons) < _REMEMBERED_MAX:
             self._reasons[peer_id, address] = (reason, detail)
-        return DialOutcome(peer_id, address, reason, detail)
+        return DialOutcome(peer_id, address, reason, detail, is_old)
 
     def forget(self, peer_id: PeerId, address: str) -> None:
         """Drop what is known of an address that was reached."""

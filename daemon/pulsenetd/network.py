@@ -20,6 +20,9 @@ from pulsenetd.transport import Transport
 
 logger: Final = logging.getLogger("pulsenet.network")
 
+REFRESH_SECONDS: Final = 20.0
+"""Least time between two replacements of a p2pd that is alive but will not dial."""
+
 REMEMBERED_PEERS_MAX: Final = 64
 """Peers dialled again after a restart or a partition, besides the bootstraps."""
 
@@ -58,6 +61,9 @@ class Network:
         )
         self._draw = draw
         self._sleep = sleep
+        self._clock = clock
+        self._replacing = asyncio.Lock()
+        self._refresh_at = clock() + REFRESH_SECONDS
         self._bootstraps: tuple[str, ...] = ()
         self._remembered: dict[PeerId, tuple[str, ...]] = {}
 
@@ -97,6 +103,7 @@ class Network:
                     raise NoBootstrapError(describe_failure(others))
                 on_progress(describe_failure(others))
                 await self._sleep(delay_seconds * (0.5 + self._draw() / 2))
+                await self._refresh_if_stuck(outcomes)
                 delay_seconds = min(2 * delay_seconds, limits.RETRY_SECONDS_MAX)
             await self.directory.join([outcome.peer_id for outcome in outcomes if outcome.is_connected])
         except BaseException:
@@ -139,19 +146,51 @@ class Network:
         Raises:
             UnavailableError: p2pd is being restarted.
         """
-        targets = {peer_id: [address] for address, peer_id in map(addresses.split_address, self._bootstraps)}
-        targets |= {peer_id: list(known) for peer_id, known in self._remembered.items() if peer_id not in targets}
-        dials = [self.transport.dial(peer_id, known) for peer_id, known in targets.items()]
-        outcomes = [outcome for per_peer in await asyncio.gather(*dials) for outcome in per_peer]
+        outcomes = await self._dial_known()
+        if await self._refresh_if_stuck(outcomes):
+            outcomes = await self._dial_known()
         return await self.directory.join([outcome.peer_id for outcome in outcomes if outcome.is_connected])
 
-    async def _watch(self) -> str:
-        return await watch_process(self.transport.p2pd)
+    async def _dial_known(self) -> list[DialOutcome]:
+        targets: dict[PeerId, list[str]] = {}
+        for address, peer_id in map(addresses.split_address, self._bootstraps):
+            targets.setdefault(peer_id, []).append(address)
+        for peer_id, known in self._remembered.items():
+            targets.setdefault(peer_id, list(known))
+        dials = [self.transport.dial(peer_id, known) for peer_id, known in targets.items()]
+        return [outcome for per_peer in await asyncio.gather(*dials) for outcome in per_peer]
 
-    async def _restart(self) -> None:
+    async def _refresh_if_stuck(self, outcomes: Sequence[DialOutcome]) -> bool:
+        """Replace p2pd if it has no peer and will not dial any: its back-off grows to minutes (A-NET-5)."""
+        others = [outcome for outcome in outcomes if outcome.reason != "self"]
+        now = self._clock()
+        if not others or not all(outcome.is_old for outcome in others) or now < self._refresh_at:
+            return False
+        async with self._replacing:
+            if await self.transport.connected_peers():
+                return False
+            self._refresh_at = now + REFRESH_SECONDS
+            logger.debug("no peer left and libp2p backs off: starting a new p2pd")
+            await self._replace_p2pd()
+        return True
+
+    async def _watch(self) -> str:
+        while True:
+            process = self.transport.p2pd
+            reason = await watch_process(process)
+            async with self._replacing:
+                if self.transport.is_open and self.transport.p2pd is not process:
+                    continue  # replaced on purpose
+                return reason
+
+    async def _replace_p2pd(self) -> None:
         await self.directory.close(p2pd_is_alive=False)
         await self.transport.reopen()
         await self.directory.open(self.transport.hivemind_p2p)
+
+    async def _restart(self) -> None:
+        async with self._replacing:
+            await self._replace_p2pd()
         try:
             await self.mend()
         except UnavailableError as error:

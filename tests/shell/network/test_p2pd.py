@@ -1,0 +1,168 @@
+"""Starting and asking p2pd, and its private socket directory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsenet.errors import ConfigError, StorageError, UnavailableError
+from pulsenet.ids import PeerId
+from pulsenetd import hivemind_repairs, p2pd
+from pulsenetd.errors import P2pdError
+from pulsenetd.identity import load_or_create
+from pulsenetd.p2pd import P2pdSettings, prepare_socket_directory, remove_sockets
+
+
+def run(coroutine: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(coroutine, 40))
+
+
+def wait_until_stopped(process_id: int) -> None:
+    """Return once the kernel has stopped every thread of the process."""
+    give_up_at = time.monotonic() + 5
+    while time.monotonic() < give_up_at:
+        states = [
+            path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{process_id}/task").glob("*/stat")
+        ]
+        if set(states) == {"T"}:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the process did not stop")
+
+
+def make_settings(tmp_path: Path, **options: Any) -> P2pdSettings:
+    identity = load_or_create(tmp_path / "key")
+    return P2pdSettings(identity_path=identity.path, socket_directory=tmp_path / "sockets", **options)
+
+
+def test_the_socket_directory_is_private_and_emptied_of_a_killed_predecessors(tmp_path: Path) -> None:
+    """A-PROC-3."""
+    wanted = tmp_path / "deep" / "sockets"
+    directory = prepare_socket_directory(wanted)
+    assert directory == wanted
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    for name in ("p2pd-x.sock", "p2pclient-x.sock", "local.sock"):
+        (directory / name).touch()
+    prepare_socket_directory(wanted)
+    assert [path.name for path in directory.iterdir()] == ["local.sock"]
+
+
+def test_a_directory_too_deep_for_sockets_gets_a_short_private_stand_in(tmp_path: Path) -> None:
+    wanted = tmp_path / ("x" * 90)
+    directory = prepare_socket_directory(wanted)
+    try:
+        assert directory != wanted
+        assert len(str(directory)) < 60
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert prepare_socket_directory(wanted) == directory
+        assert prepare_socket_directory(tmp_path / ("y" * 90)) != directory
+    finally:
+        for path in Path("/tmp").glob(f"pulsenet-{os.geteuid()}-*"):
+            if not any(path.iterdir()):
+                path.rmdir()
+
+
+def test_a_socket_directory_others_could_enter_is_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "sockets"
+    directory.mkdir()
+    directory.chmod(0o755)
+    with pytest.raises(ConfigError, match="chmod 700"):
+        prepare_socket_directory(directory)
+    (tmp_path / "link").symlink_to(directory)
+    with pytest.raises(ConfigError, match="belongs to somebody else"):
+        prepare_socket_directory(tmp_path / "link")
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="cannot make"):
+        prepare_socket_directory(tmp_path / "file" / "below")
+
+
+def test_removing_sockets_twice_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "p2pd-x.sock").touch()
+    remove_sockets(tmp_path)
+    remove_sockets(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_slow_start_is_told_and_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A-PROC-5."""
+    monkeypatch.setattr(p2pd, "_PROGRESS_SECONDS", 0.2)
+    hivemind_repairs.load_now()
+    binary = tmp_path / "p2pd"
+    binary.write_text("#!/bin/sh\nexec sleep 30\n")
+    binary.chmod(0o700)
+    told: list[str] = []
+
+    async def main() -> None:
+        with pytest.raises(UnavailableError, match=r"within 1 s.*--start-timeout"):
+            await p2pd.start(make_settings(tmp_path, binary=binary, start_timeout_seconds=1.0), told.append)
+
+    started = time.monotonic()
+    run(main())
+    assert time.monotonic() - started < 5
+    assert told
+    assert told[0].startswith("waiting for p2pd to start")
+
+
+def test_a_p2pd_that_ends_at_once_is_named_with_its_last_words(tmp_path: Path) -> None:
+    hivemind_repairs.load_now()
+    binary = tmp_path / "p2pd"
+    binary.write_text("#!/bin/sh\necho no such flag\nexit 2\n")
+    binary.chmod(0o700)
+
+    async def main() -> None:
+        with pytest.raises(P2pdError, match="no such flag"):
+            await p2pd.start(make_settings(tmp_path, binary=binary))
+
+    run(main())
+
+
+def test_calls_to_a_dead_p2pd_fail_at_once_and_to_a_stopped_one_in_time(tmp_path: Path) -> None:
+    async def main() -> None:
+        running = await p2pd.start(make_settings(tmp_path))
+        try:
+            await running.ping(5)
+            assert await running.list_peers(5) == []
+            os.kill(running.process_id, signal.SIGSTOP)
+            with pytest.raises(UnavailableError, match=r"timed out after 0\.3 s"):
+                await running.ping(0.3)
+            os.kill(running.process_id, signal.SIGKILL)
+            assert await running.wait_exit() == -signal.SIGKILL
+            with pytest.raises(UnavailableError):
+                await running.ping(5)
+            with pytest.raises(UnavailableError):
+                await running.open_stream(PeerId(bytes(32)), "/x", 5)
+        finally:
+            await running.close()
+
+    run(main())
+
+
+def test_a_connection_to_the_stream_socket_without_a_sender_is_dropped(tmp_path: Path) -> None:
+    async def main() -> None:
+        running = await p2pd.start(make_settings(tmp_path))
+        served: list[bytes] = []
+
+        async def handler(peer: bytes, _reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+            served.append(peer)
+
+        try:
+            await running.serve("/test/1", handler)
+            (path,) = (tmp_path / "sockets").glob("p2pclient-*.sock")
+            for junk in (b"", b"\xff" * 12, b"\xff\xff\xff\x7f", b"\x02\xff\xff"):
+                reader, writer = await asyncio.open_unix_connection(path)
+                writer.write(junk)
+                writer.write_eof()
+                assert await asyncio.wait_for(reader.read(), 5) == b""
+                writer.close()
+            assert served == []
+        finally:
+            await running.close()
+
+    run(main())

@@ -1,0 +1,165 @@
+"""Rules of the answering side; the streams themselves are tested with the transport."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from pulsenet.errors import RemoteProtocolError, StorageError
+from pulsenet.ids import Digest, PeerId, RunId
+from pulsenet.wire.framing import FrameDecoder, encode_message
+from pulsenet.wire.messages import (
+    Ack,
+    ChunkReply,
+    GetChunks,
+    GetHead,
+    HeadReply,
+    Hello,
+    Message,
+    Refusal,
+)
+from pulsenetd.identity import to_libp2p_bytes
+from pulsenetd.provider import (
+    REPLY_TYPES,
+    STREAMS_ACCEPTED_PER_PEER_MAX,
+    Provider,
+    check_hello,
+    negotiate_version,
+)
+from pulsenetd.streams import Deadlines, Traffic
+
+RUN = RunId(bytes(32))
+PEER = PeerId(bytes(range(32)))
+QUICK = Deadlines(0.3, 0.3, 0.3, 0.3, 0.3)
+
+
+def hello(first: int = 1, last: int = 1, run_id: RunId = RUN) -> Hello:
+    return Hello(run_id, first, last, "seed", "test")
+
+
+def test_two_nodes_speak_the_newest_version_both_know() -> None:
+    assert negotiate_version(hello(1, 3), hello(2, 5)) == 3
+    assert negotiate_version(hello(1, 1), hello(1, 1)) == 1
+    assert negotiate_version(hello(1, 1), hello(2, 3)) is None
+    assert negotiate_version(hello(4, 5), hello(1, 3)) is None
+
+
+def test_hello_is_refused_for_another_run_or_version_and_anything_else_is_a_violation() -> None:
+    assert check_hello(hello(), hello()) is None
+    other_run = check_hello(hello(), hello(run_id=RunId(bytes([1]) * 32)))
+    assert other_run is not None
+    assert other_run.code == "wrong-run"
+    newer = check_hello(hello(), hello(2, 2))
+    assert newer is not None
+    assert newer.code == "wire-version"
+    with pytest.raises(RemoteProtocolError, match="unexpected-message"):
+        check_hello(hello(), GetHead())
+
+
+def test_every_message_is_a_request_or_a_reply_or_frames_them() -> None:
+    answers = set(REPLY_TYPES.values())
+    others = {Hello, Ack, Refusal}
+    assert set(REPLY_TYPES) | answers | others == set(Message.__args__)
+    assert not set(REPLY_TYPES) & (answers | others)
+
+
+async def converse(provider: Provider, *sent: Message, peer: bytes = to_libp2p_bytes(PEER)) -> list[Message]:
+    """Serve one stream over a socket pair; send the messages, return what came back until the end."""
+    done = asyncio.Event()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await provider.serve_stream(peer, reader, writer)
+        done.set()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    for message in sent:
+        writer.write(encode_message(message))
+    decoder = FrameDecoder()
+    received = []
+    with contextlib.suppress(ConnectionResetError):  # how the end looks when something we sent was not read
+        while data := await asyncio.wait_for(reader.read(1 << 16), 5):
+            received += decoder.feed(data)
+    await asyncio.wait_for(done.wait(), 5)
+    writer.close()
+    server.close()
+    return received
+
+
+def serve(*sent: Message, handler: Any = None, peer: bytes = to_libp2p_bytes(PEER)) -> tuple[list[Message], Provider]:
+    async def main() -> tuple[list[Message], Provider]:
+        provider = Provider(hello(), QUICK, Traffic())
+        provider.handler = handler
+        return await converse(provider, *sent, peer=peer), provider
+
+    return asyncio.run(main())
+
+
+def test_a_stream_of_a_key_that_is_not_ed25519_is_dropped() -> None:
+    received, provider = serve(hello(), peer=b"\x12\x20" + bytes(32))
+    assert received == []
+    assert provider._traffic.rejected == {"peer-id": 1}
+    assert provider.peers == frozenset()
+
+
+def test_a_disk_failure_is_told_as_a_refusal() -> None:
+    async def fail(_peer: PeerId, _message: Message) -> list[Message]:
+        raise StorageError("disk full", "enospc")
+
+    received, _ = serve(hello(), GetHead(), handler=fail)
+    assert received[0] == hello()
+    assert isinstance(received[1], Refusal)
+    assert received[1].code == "storage"
+
+
+def test_a_requester_that_never_acknowledges_loses_its_place() -> None:
+    async def answer(_peer: PeerId, _message: Message) -> list[Message]:
+        return [ChunkReply(Digest(bytes(32)), b"x")]
+
+    received, provider = serve(hello(), GetChunks((Digest(bytes(32)),)), handler=answer)
+    assert [type(message) for message in received] == [Hello, ChunkReply]
+    assert provider.peers == frozenset()
+    received, provider = serve(hello(), GetChunks((Digest(bytes(32)),)), GetHead(), handler=answer)
+    assert provider._traffic.rejected == {"unexpected-message": 1}
+
+
+def test_a_request_before_the_chunks_are_acknowledged_is_not_served_twice() -> None:
+    async def answer(_peer: PeerId, message: Message) -> list[Message]:
+        return [HeadReply(None)] if isinstance(message, GetHead) else [Refusal("busy", "", 0)]
+
+    received, _ = serve(hello(), GetChunks((Digest(bytes(32)),)), GetHead(), handler=answer)
+    assert [type(message) for message in received] == [Hello, Refusal, HeadReply]
+
+
+def test_more_streams_than_a_peer_may_keep_are_refused() -> None:
+    async def main() -> list[Message]:
+        provider = Provider(hello(), QUICK, Traffic())
+        provider._streams[PEER] = STREAMS_ACCEPTED_PER_PEER_MAX
+        return await converse(provider, hello())
+
+    received = asyncio.run(main())
+    assert isinstance(received[0], Refusal)
+    assert received[0].code == "too-many-streams"
+
+
+def test_closing_ends_streams_that_are_being_served() -> None:
+    async def main() -> None:
+        provider = Provider(hello(), Deadlines(), Traffic())
+        started = asyncio.Event()
+
+        async def wait(_peer: PeerId, _message: Message) -> list[Message]:
+            started.set()
+            await asyncio.sleep(60)
+            return []
+
+        provider.handler = wait
+        conversation = asyncio.create_task(converse(provider, hello(), GetHead()))
+        await asyncio.wait_for(started.wait(), 5)
+        await provider.close()
+        assert provider.peers == frozenset()
+        conversation.cancel()
+
+    asyncio.run(main())

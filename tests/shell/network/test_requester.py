@@ -1,0 +1,120 @@
+"""Pools of streams; requests over real streams are tested with the transport."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from pulsenet.errors import UnavailableError
+from pulsenet.ids import PeerId, RunId
+from pulsenet.wire.messages import GetHead, HeadReply, Hello, Message
+from pulsenetd.identity import to_libp2p_bytes
+from pulsenetd.p2pd import RawStream
+from pulsenetd.provider import Provider
+from pulsenetd.requester import Requester
+from pulsenetd.streams import Deadlines, PeerUnavailableError, Traffic
+
+PEER = PeerId(bytes(range(32)))
+HELLO = Hello(RunId(bytes(32)), 1, 1, "seed", "test")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextlib.asynccontextmanager
+async def connected(clock: Clock) -> AsyncIterator[tuple[Requester, Provider, Traffic]]:
+    """A requester and a provider over loopback TCP instead of libp2p."""
+    provider = Provider(HELLO, Deadlines(), Traffic())
+
+    async def answer(_peer: PeerId, _message: Message) -> list[Message]:
+        return [HeadReply(None)]
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await provider.serve_stream(to_libp2p_bytes(PEER), reader, writer)
+
+    provider.handler = answer
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+
+    async def open_raw_stream(_peer: PeerId, _timeout_seconds: float) -> RawStream:
+        return await asyncio.open_connection(*server.sockets[0].getsockname())
+
+    traffic = Traffic()
+    requester = Requester(HELLO, open_raw_stream, Deadlines(), traffic, clock)
+    requester.open()
+    try:
+        yield requester, provider, traffic
+    finally:
+        requester.close()
+        await provider.close()
+        server.close()
+
+
+def run(coroutine: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(coroutine, 20))
+
+
+def test_streams_unused_for_a_minute_are_closed_and_used_ones_kept() -> None:
+    async def main() -> None:
+        clock = Clock()
+        async with connected(clock) as (requester, _, traffic):
+            await requester.request(PEER, GetHead(), 5)
+            clock.now = 59.0
+            requester.close_unused()
+            await requester.request(PEER, GetHead(), 5)
+            assert traffic.streams_opened["outbound"] == 1
+            clock.now = 120.0
+            requester.close_unused()
+            assert requester._pools == {}
+            await requester.request(PEER, GetHead(), 5)
+            assert traffic.streams_opened["outbound"] == 2
+
+    run(main())
+
+
+def test_round_trips_are_smoothed_and_forgotten_with_the_peer() -> None:
+    async def main() -> None:
+        clock = Clock()
+        async with connected(clock) as (requester, _, _):
+            assert requester.get_round_trip(PEER) is None
+            await requester.request(PEER, GetHead(), 5)
+            assert requester.get_round_trip(PEER) == 0.0
+            requester._learn_round_trip(PEER, 0.4)
+            assert requester.get_round_trip(PEER) == pytest.approx(0.1)
+            requester.forget_others([PEER])
+            assert requester.get_round_trip(PEER) is not None
+            requester.forget_others([])
+            assert requester.get_round_trip(PEER) is None
+
+    run(main())
+
+
+def test_a_pool_of_a_peer_that_was_never_reached_leaves_nothing_behind() -> None:
+    async def fail(_peer: PeerId, _timeout_seconds: float) -> RawStream:
+        raise UnavailableError("no\nroute")
+
+    async def main() -> None:
+        requester = Requester(HELLO, fail, Deadlines(), Traffic())
+        with pytest.raises(PeerUnavailableError, match="unreachable: no route"):
+            await requester.request(PEER, GetHead(), 5)
+        assert requester._pools == {}
+
+    run(main())
+
+
+def test_a_closed_requester_keeps_no_streams() -> None:
+    async def main() -> None:
+        async with connected(Clock()) as (requester, _, _):
+            await requester.request(PEER, GetHead(), 5)
+            requester.close()
+            await requester.request(PEER, GetHead(), 5)
+            assert all(not pool.idle for pool in requester._pools.values())
+
+    run(main())
