@@ -7,7 +7,6 @@ canonical msgpack. The length counts the number byte, so it is never 0.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from typing import Final
 
 from pulsenet import limits
@@ -17,9 +16,6 @@ from pulsenet.wire.schema import decode_value, encode_value
 
 LENGTH_SIZE_BYTES: Final = 4
 """The frame's length prefix."""
-
-RECORDS_SIZE_BYTES_MAX: Final = limits.FRAME_SIZE_BYTES_MAX - 1024
-"""Sum of encoded records that one ``RecordsReply`` may hold; the rest is framing."""
 
 _NUMBERS: Final = {message_type: number for number, message_type in MESSAGE_TYPES.items()}
 
@@ -59,18 +55,6 @@ def check_frame_size(size_bytes: int) -> None:
     """
     if not 1 <= size_bytes <= limits.FRAME_SIZE_BYTES_MAX:
         raise RemoteProtocolError("framing", f"frame of {size_bytes} bytes, 1..{limits.FRAME_SIZE_BYTES_MAX} allowed")
-
-
-def take_fitting(records: Iterable[bytes]) -> tuple[bytes, ...]:
-    """Return the leading records that fit one ``RecordsReply``; the requester asks again for the rest."""
-    taken: list[bytes] = []
-    size_bytes = 0
-    for record in records:
-        size_bytes += len(record) + 5
-        if size_bytes > RECORDS_SIZE_BYTES_MAX or len(taken) == limits.RECORDS_PER_REQUEST_MAX:
-            break
-        taken.append(record)
-    return tuple(taken)
 
 
 class FrameDecoder:
