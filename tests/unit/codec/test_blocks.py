@@ -175,3 +175,39 @@ def test_dense_body_without_changes_is_refused() -> None:
         body = encode_varint(count) + PlaneEncoder().encode(old)
         with pytest.raises(RemoteProtocolError, match="patch-count"):
             decode_block(block_of(4, "U8"), Codec.DENSE, body, old)
+
+
+def plane(*values: int) -> bytes:
+    return PlaneEncoder().encode(np.array(values, np.uint8))
+
+
+TWO = encode_varint(2 << 1) + plane(0, 0)
+"""Two changes, at 0 and 1."""
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (encode_varint(0), "patch-count"),
+        (encode_varint(11 << 1), "patch-count"),
+        (encode_varint(1 << 1) + plane(10), "patch-gaps"),  # A-APP-5: index = numel
+        (encode_varint(1 << 1 | 1) + plane(0) + plane(1), "patch-gaps"),
+        (encode_varint(1 << 1 | 1) + plane(0) + plane(0, 0), "patch-plane"),
+        (TWO + plane(4), "patch-values"),
+        (TWO + plane(0, 0), "patch-plane"),
+        (TWO + plane(0) + encode_varint(3), "patch-count"),
+        (TWO + plane(0) + encode_varint(1) + plane(2), "patch-values"),
+        (TWO + plane(2) + encode_varint(1) + plane(1), "patch-values"),
+        (TWO + plane(0) + encode_varint(1) + plane(1) + plane(0), "patch-truncated"),
+        (TWO + plane(0) + encode_varint(0) + b"\0", "patch-trailing"),
+    ],
+)
+def test_plain_body_with_a_fault_is_refused_by_name(body: bytes, code: str) -> None:
+    with pytest.raises(RemoteProtocolError) as raised:
+        decode_block(block_of(10), Codec.PLAIN, body, bits(10, "BF16"))
+    assert raised.value.code == code
+
+
+def test_block_cuts_its_part_of_a_view() -> None:
+    block = block_of(3, "U8", start=4)
+    assert block.cut(np.arange(9, dtype=np.uint8)).tolist() == [4, 5, 6]

@@ -63,6 +63,7 @@ def test_bad_indices_are_refused_before_any_write(indices: list[int]) -> None:
             change(weights, bad)
         assert weights.tolist() == [7, 7, 7]
     assert check_changes_twin(view(7, 7, 7), bad.indices, bad.old_bits)[0] == 1
+    assert check_changes_twin(view(7), np.zeros(0, np.uint32), view()) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def test_patch_of_a_table_without_tensors_works() -> None:
     table = make_table([])
     blob = b"".join(encode_patch(table, b"", b""))
     assert list(decode_patch([blob], table, b"")) == []
+    assert list(decode_patch(encode_absolute(table, []), table, b"")) == []
 
 
 @pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7F7F, 0x0001, 0x8001, 0x7FC1, 0x8000])

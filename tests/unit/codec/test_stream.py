@@ -72,3 +72,31 @@ def test_block_number_far_outside_costs_nothing() -> None:
     blob = BLOB[:HEADER_SIZE_BYTES] + bytes([Codec.ABSOLUTE]) + b"\xff" * 8 + b"\x7f"
     with pytest.raises(RemoteProtocolError, match="patch-block"):
         read([blob])
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "code"),
+    [(0, 0x51, "patch-magic"), (4, 2, "patch-version"), (5, 2, "patch-form"), (7, 1, "patch-form")],
+)
+def test_header_of_another_kind_is_refused(position: int, value: int, code: str) -> None:
+    damaged = bytearray(BLOB)
+    damaged[position] = value
+    for refuse in (lambda: peek_header(damaged), lambda: read([bytes(damaged)])):
+        with pytest.raises(RemoteProtocolError) as raised:
+            refuse()
+        assert raised.value.code == code
+    with pytest.raises(RemoteProtocolError, match="patch-truncated"):
+        peek_header(BLOB[: HEADER_SIZE_BYTES - 1])
+
+
+def test_blob_for_another_table_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="patch-table"):
+        PatchReader([BLOB], make_table(TABLE.tensors[:2]))
+
+
+def test_counts_of_a_record_and_of_the_end_are_checked() -> None:
+    body = bytes([6 << 1])
+    outside = BLOB[:HEADER_SIZE_BYTES] + bytes([Codec.ABSOLUTE, 2, 1]) + body
+    for blob in (outside, BLOB[:-1] + b"\x04", BLOB[:-2] + b"\x03\x03"):
+        with pytest.raises(RemoteProtocolError, match="patch-count"):
+            read([blob])

@@ -79,9 +79,7 @@ def test_table_is_sorted_by_utf8_bytes_and_laid_out_at_multiples_of_64() -> None
         (["a"], [], ["n" * 513]),
     ],
 )
-def test_contradictory_table_is_refused(
-    names: list[str], aliases: list[tuple[str, str]], excluded: list[str]
-) -> None:
+def test_contradictory_table_is_refused(names: list[str], aliases: list[tuple[str, str]], excluded: list[str]) -> None:
     with pytest.raises(LocalProtocolError):
         make_table([spec(name) for name in names], aliases, excluded)
 
@@ -103,6 +101,23 @@ def test_encoding_comes_back_and_its_digest_names_the_table() -> None:
     assert ParameterTable.decode(memoryview(table.encode())).offsets == table.offsets
     assert table.digest == compute_digest(table.encode())
     assert make_table(table.tensors).digest != table.digest
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (
+            make_table([spec("a", "F32", 300)]).encode().replace(b"\xcd\x01\x2c", b"\xce\0\0\x01\x2c"),
+            "table-not-canonical",
+        ),
+        (make_table([spec("a", "F32")]).encode().replace(b"F32", b"F33"), "table-invalid"),
+        (make_table([spec("a", "F32")]).encode()[:-1], "table-decode"),
+    ],
+)
+def test_encoding_with_a_fault_is_refused_by_name(data: bytes, code: str) -> None:
+    with pytest.raises(RemoteProtocolError) as raised:
+        ParameterTable.decode(data)
+    assert raised.value.code == code
 
 
 def test_encoding_beyond_the_limit_is_refused_both_ways() -> None:

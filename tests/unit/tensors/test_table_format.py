@@ -49,6 +49,11 @@ def test_another_structure_is_refused(value: object) -> None:
         unpack_table(msgpack.packb(value))
 
 
+def test_byte_after_the_end_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="after the end"):
+        unpack_table(pack_table(TABLE) + b"\0")
+
+
 def test_text_that_is_not_utf8_is_refused() -> None:
     data = pack_table(RawTable([], [], ["ab"])).replace(b"\xa2ab", b"\xa2\xff\xfe")
     with pytest.raises(RemoteProtocolError, match="UTF-8"):
