@@ -28,9 +28,6 @@ STATE_KEY = "publisher"
 HEAD_KEY = "head"
 """Name of the newest head among the node's durable values, an encoded signed record."""
 
-ANCHOR_CODEC_ID = 0
-"""Codec id of an anchor stored beside a patch: the tensors' bytes one after another, no codec."""
-
 CATALOGUES_KEPT = 4
 """Catalogues kept for requesters that still hold an older head of the same few seconds."""
 

@@ -15,6 +15,7 @@ from pulsenet import limits
 from pulsenet.chain.records import Descriptor, Kind, Manifest, SignedRecord
 from pulsenet.chain.signing import Sign, Verify, decode_signed, encode_signed, record_digest
 from pulsenet.chain.trust import Trust
+from pulsenet.codec import anchor
 from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.node.effects import (
@@ -48,7 +49,6 @@ from pulsenet.node.events import (
 )
 from pulsenet.node.machine import Draw
 from pulsenet.node.published import (
-    ANCHOR_CODEC_ID,
     HEAD_KEY,
     STATE_KEY,
     PublishedState,
@@ -253,7 +253,7 @@ class Trainer:
             blob_id=event.blob_id,
             encoded_size_bytes=event.encoded_size_bytes,
             changed_count=state.element_count if skip is None else skip.changed_count,
-            codec_id=ANCHOR_CODEC_ID if skip is None else skip.codec_id,
+            codec_id=anchor.CODEC_ID if skip is None else skip.codec_id,
         )
         signed = self._scribe.seal(manifest)
         after = add_extra(state, manifest, record_digest(signed))

@@ -181,10 +181,12 @@ class Desk:
         return open_record(cls, signed, self.run.verify, run_id=self.run.run_id)
 
     def manifest(self, digest: Digest) -> Manifest:
-        return self.open(Manifest, self.disk.records[digest])
+        manifest: Manifest = self.open(Manifest, self.disk.records[digest])
+        return manifest
 
     def catalogue(self) -> Catalogue:
-        return self.open(Catalogue, self.disk.records[self.heads()[-1].catalogue_digest])
+        catalogue: Catalogue = self.open(Catalogue, self.disk.records[self.heads()[-1].catalogue_digest])
+        return catalogue
 
     def restart(self, **arguments: Any) -> Desk:
         desk = Desk(self.run, disk=self.disk, **arguments)
@@ -565,7 +567,9 @@ def test_a_publisher_restored_to_an_older_state_opens_an_epoch_above_what_it_pub
     again.wait(3.0)
     assert again.heads() == []
     assert again.publish(7) == Version(1, 7)
-    follower.accept_epoch(again.disk.records[again.heads()[-1].epoch_digest])
+    epoch_digest = again.heads()[-1].epoch_digest
+    assert epoch_digest is not None
+    follower.accept_epoch(again.disk.records[epoch_digest])
     accepted = follower.accept_head(again.of(AnnounceHead)[-1].record, again.now_ms)
     assert accepted.version == Version(1, 7)
     assert follower.fork is None
@@ -707,3 +711,32 @@ def test_the_timer_is_asked_for_once_per_time(desk: Desk) -> None:
     for _ in range(5):
         desk.send(PeerConnected(desk.run.stranger.peer_id, (), False))
     assert len(desk.of(SetTimer)) == before
+
+
+def test_an_owner_may_open_the_epoch_a_lone_authority_cannot(make_run: Any) -> None:
+    run = make_run(authorities=(make_run.publisher, make_run.second, make_run.third))
+    desk = Desk(run)
+    desk.publish(1)
+    desk.trust.accept_epoch(run.epoch(1, 2, Version(0, 1)))
+    assert desk.publish(2, table=Digest(b"u" * 32)) == Version(1, 2)
+
+
+def test_a_full_catalogue_makes_the_next_version_an_anchor(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A-PUB-4: where every extra anchor failed, the next version is one."""
+    monkeypatch.setattr(limits, "CATALOGUE_ENTRIES_MAX", 20)
+    kinds = []
+    for generation in range(1, 25):
+        desk.offer(generation)
+        while desk.todo:
+            effect = desk.todo.popleft()
+            if isinstance(effect, StoreAnchor | EncodeSkip):
+                desk.send(ExtraFailed(effect.version, "enospc"))
+                continue
+            if isinstance(effect, EncodeSnapshot):
+                kinds.append(effect.kind)
+            desk.send(desk.answer(effect))
+        assert desk.trainer.state is not None
+        assert len(desk.trainer.state.retained) <= 20
+    assert kinds[0] is Kind.ANCHOR
+    assert kinds[1:17] == [Kind.PATCH] * 16
+    assert kinds[17] is Kind.ANCHOR
