@@ -12,6 +12,8 @@ import fcntl
 import mmap
 import os
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +41,10 @@ def create_memory(name: str, size_bytes: int) -> int:
     """
     if not hasattr(os, "memfd_create"):
         raise StorageError("shared memory needs memfd_create, which this system does not have (Linux only)", "memory")
+    available = read_available_memory_bytes()
+    if size_bytes > available:
+        # The kernel promises any size and ends the process later, when the pages are used.
+        raise StorageError(f"{size_bytes} bytes of shared memory are needed and {available} are available", "memory")
     try:
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
@@ -49,6 +55,19 @@ def create_memory(name: str, size_bytes: int) -> int:
         os.close(descriptor)
         raise StorageError(f"cannot reserve {size_bytes} bytes of shared memory: {error.strerror}", "memory") from error
     return descriptor
+
+
+def read_available_memory_bytes() -> int:
+    """Return how much memory a new region may take: of the machine, or of the container's limit if that is less."""
+    available = 1 << 63
+    with suppress(OSError), open("/proc/meminfo", encoding="ascii") as lines:
+        found = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+        available = available if found is None else int(found) * 1024
+    with suppress(OSError, ValueError):
+        # A container sees its own limits here; "max" is no number, so no limit.
+        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text() for name in ("max", "current"))
+        available = min(available, max(0, int(limit) - int(used)))
+    return available
 
 
 def write_at(descriptor: int, data: Buffer, offset: int) -> None:
@@ -142,9 +161,6 @@ class Region:
         """
         descriptor = create_memory(name, size_bytes)
         try:
-            if size_bytes:
-                # Reserve the pages now: running out later would be a SIGBUS, not an error.
-                os.posix_fallocate(descriptor, 0, size_bytes)
             mapping = mmap.mmap(descriptor, size_bytes, mmap.MAP_SHARED) if size_bytes else None
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, LENT_SEALS)
         except OSError as error:

@@ -1,0 +1,130 @@
+"""Frames between the daemon and local processes."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import pytest
+
+from pulsenet.errors import LocalProtocolError, RemoteProtocolError
+from pulsenet.ids import Digest, PeerId, Version
+from pulsenet.local import protocol
+from pulsenet.local.protocol import Frame, FrameReader, LocalMessage, encode_frame
+
+ONE, TWO = Version(0, 1), Version(3, 2)
+
+EXAMPLES: list[LocalMessage] = [
+    protocol.Attach(1, "test"),
+    protocol.Attached(1, "trainer"),
+    protocol.OfferSnapshot(7, b"table", 64, True),
+    protocol.SnapshotTaken(3),
+    protocol.PublishDone(protocol.PublishStatus.COMMITTED, ONE, 10, 2, 1, 5, ""),
+    protocol.RequestUpdate(None, 100),
+    protocol.RequestUpdate(TWO, 100),
+    protocol.UpdateReply(4, protocol.UpdateKind.RECORDS, ONE, TWO, Digest(bytes(32)), b"table", 9),
+    protocol.NoUpdate(),
+    protocol.ConfirmUpdate(4, False, None, "decode"),
+    protocol.Confirmed(True, ""),
+    protocol.SubmitRollouts(ONE, TWO, b"1", b"2", b"3", b"4", b"5", b"6", "{}"),
+    protocol.RolloutsTaken(False, "full"),
+    protocol.TakeRollouts(8, 0),
+    protocol.RolloutsReply((protocol.SignedBatch(PeerId(bytes(32)), b"batch"),)),
+    protocol.GetStatus(),
+    protocol.StatusReply('{"a": 1}'),
+    protocol.LocalRefusal("version", "why"),
+]
+
+
+def read(data: bytes, cut: int = 1 << 20) -> list[LocalMessage]:
+    reader = FrameReader()
+    messages = []
+    while data:
+        size_bytes = min(cut, reader.wanted_size_bytes)
+        frame = reader.feed(data[:size_bytes], [])
+        data = data[size_bytes:]
+        if frame is not None:
+            messages.append(frame.message)
+    assert reader.is_between_frames
+    return messages
+
+
+def test_every_message_type_has_an_example() -> None:
+    assert {type(message) for message in EXAMPLES} == set(protocol.MESSAGE_TYPES.values())
+
+
+@pytest.mark.parametrize("cut", [1, 5, 1 << 20])
+def test_frames_read_back_whatever_the_cut(cut: int) -> None:
+    data = b"".join(encode_frame(message) for message in EXAMPLES)
+    assert read(data, cut) == EXAMPLES
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (struct.pack("<IBB", protocol.FRAME_SIZE_BYTES_MAX + 1, 1, 0), "framing"),
+        (struct.pack("<IBB", 1, 1, 2), "framing"),
+        (struct.pack("<IBB", 1, 1, 1) + b"\x80", "framing"),
+        (struct.pack("<IBB", 1, 99, 0) + b"\x80", "message-unknown"),
+        (struct.pack("<IBB", 1, 1, 0) + b"\xc1", "decode"),
+        (struct.pack("<IBB", 1, 1, 0) + b"\x80", "schema"),
+    ],
+)
+def test_each_fault_has_its_code_before_memory_is_spent(data: bytes, code: str) -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        read(data)
+    assert caught.value.code == code
+
+
+def pipe_end() -> int:
+    first, second = os.pipe()
+    os.close(second)
+    return first
+
+
+def is_closed(descriptor: int) -> bool:
+    return not os.path.exists(f"/proc/self/fd/{descriptor}")
+
+
+def test_a_descriptor_belongs_to_its_frame() -> None:
+    reader = FrameReader()
+    descriptor = pipe_end()
+    data = encode_frame(EXAMPLES[2], descriptor_count=1)
+    assert reader.feed(data[:6], [descriptor]) is None
+    frame = reader.feed(data[6:], [])
+    assert frame is not None
+    assert frame.take_descriptor() == descriptor
+    frame.close()
+    assert not is_closed(descriptor)
+    with pytest.raises(RemoteProtocolError, match="handoff-descriptor"):
+        frame.take_descriptor()
+    os.close(descriptor)
+
+
+def test_descriptors_nobody_takes_are_closed() -> None:
+    first, second, third = pipe_end(), pipe_end(), pipe_end()
+    frame = Frame(EXAMPLES[0], first)
+    frame.close()
+    frame.close()
+    assert is_closed(first)
+    reader = FrameReader()
+    with pytest.raises(RemoteProtocolError, match="framing"):
+        reader.feed(encode_frame(EXAMPLES[0]), [second])
+    assert is_closed(second)
+    reader = FrameReader()
+    reader.feed(b"\0", [third])
+    reader.close()
+    assert is_closed(third)
+    fourth, fifth = pipe_end(), pipe_end()
+    with pytest.raises(RemoteProtocolError, match="more than one"):
+        FrameReader().feed(b"\0", [fourth, fifth])
+    assert is_closed(fourth)
+    assert is_closed(fifth)
+
+
+def test_a_message_beyond_its_bounds_is_our_own_fault() -> None:
+    with pytest.raises(LocalProtocolError):
+        encode_frame(protocol.Attach(1, "x" * 65))
+    batch = protocol.SignedBatch(PeerId(bytes(32)), bytes(1 << 20))
+    with pytest.raises(LocalProtocolError, match="RolloutsReply"):
+        encode_frame(protocol.RolloutsReply((batch,) * 18))
