@@ -494,16 +494,16 @@ class Swarm:
 
 
 def test_a_head_reaches_a_whole_swarm_in_a_few_round_trips_and_no_pair_carries_it_twice(run: Any) -> None:
-    swarm = Swarm(run, 24)
-    swarm.run_for(90.0)
+    swarm = Swarm(run, 20)
+    swarm.run_for(65.0)
     for node in swarm.nodes.values():
         assert len(node.mesh.neighbours) >= limits.NEIGHBOURS_MIN
         assert len(node.mesh.neighbours) <= limits.NEIGHBOURS_MAX
-    issued_at_ms = run.start_ms + 90_000
+    issued_at_ms = run.start_ms + 65_000
     record = run.head(Version(0, 1), issued_at_ms=issued_at_ms)
     swarm.post(0.0, next(iter(swarm.nodes)), HeadSeen(record, None))
     swarm.run_for(1.0)
     heads = [node.trust.head_record for node in swarm.nodes.values()]
-    assert heads == [decode_signed(record)] * 24
-    swarm.run_for(120.0)
+    assert heads == [decode_signed(record)] * 20
+    swarm.run_for(20.0)
     assert max(map(len, swarm.pushes.values())) == 1
