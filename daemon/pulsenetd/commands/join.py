@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from pulsenetd.commands.config import add_options, resolve
@@ -31,6 +32,11 @@ def add_parser(commands: Any) -> None:
 
 def _join(arguments: argparse.Namespace) -> int:
     resolved = resolve(arguments)
+    if resolved.config.supervise:
+        from pulsenetd import keeper, logs
+
+        logs.set_up(resolved.config.log_level, as_json=resolved.config.log_json)
+        return keeper.keep(sys.argv[1:])
     from pulsenetd import app
 
     return app.run_node(resolved.config)

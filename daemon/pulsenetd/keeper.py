@@ -1,0 +1,79 @@
+"""``--supervise``: a parent that starts the node again when it dies of a passing fault.
+
+For machines without systemd. Faults that a restart cannot cure (wrong options, a taken port, broken trust)
+end the parent too, so that nothing loops.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from pulsenetd.logs import logger
+
+PASSING_CODES: Final = frozenset({1, 3, 6, 7})
+"""Runtime failure, no bootstrap, storage, p2pd: each may be gone in a minute. A signal counts as passing too."""
+
+PAUSE_SECONDS_MIN: Final = 1.0
+PAUSE_SECONDS_MAX: Final = 60.0
+HEALTHY_SECONDS: Final = 120.0
+"""A node that lived so long starts again with the shortest pause."""
+
+
+class Child(Protocol):
+    """What is needed of a started node."""
+
+    def wait(self) -> int:
+        """Return the exit status; negative for a signal."""
+
+    def send_signal(self, number: int) -> None:
+        """Pass a signal on."""
+
+
+def keep(
+    arguments: Sequence[str],
+    *,
+    start: Callable[[list[str]], Child] = subprocess.Popen,
+    sleep: Callable[[float], object] = time.sleep,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> int:
+    """Run ``pulsenet`` with these arguments until it ends for good; return its exit code.
+
+    Args:
+        arguments: The command line; supervision is switched off in the child.
+        start: Starts a process.
+        sleep: Waits so many seconds.
+        monotonic: Monotonic seconds.
+    """
+    child: Child | None = None
+    stopping: list[int] = []
+
+    def pass_on(number: int, frame: object) -> None:
+        stopping.append(number)
+        if child is not None:
+            child.send_signal(number)
+
+    previous = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    pause_seconds = PAUSE_SECONDS_MIN
+    try:
+        while True:
+            started = monotonic()
+            child = start([sys.executable, "-m", "pulsenetd.cli", *arguments, "--no-supervise"])
+            status = child.wait()
+            if stopping or (status >= 0 and status not in PASSING_CODES):
+                return status if status >= 0 else 128 - status
+            if monotonic() - started >= HEALTHY_SECONDS:
+                pause_seconds = PAUSE_SECONDS_MIN
+            what = f"signal {-status}" if status < 0 else f"exit code {status}"
+            logger.warning("the node ended with %s: starting it again in %.0f s", what, pause_seconds)
+            sleep(pause_seconds)
+            if stopping:
+                return 128 + stopping[0]
+            pause_seconds = min(2 * pause_seconds, PAUSE_SECONDS_MAX)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

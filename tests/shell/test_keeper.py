@@ -1,0 +1,81 @@
+"""A supervised node comes back from passing faults and from nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from pulsenetd import keeper
+
+
+class Scripted:
+    """Hands out exit statuses one after another, and counts the pauses in between."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses = list(statuses)
+        self.commands: list[list[str]] = []
+        self.pauses: list[float] = []
+        self.signals: list[int] = []
+        self.now = 0.0
+        self.lifetime_seconds = 1.0
+
+    def start(self, command: list[str]) -> Scripted:
+        self.commands.append(command)
+        return self
+
+    def wait(self) -> int:
+        self.now += self.lifetime_seconds
+        return self.statuses.pop(0)
+
+    def send_signal(self, number: int) -> None:
+        self.signals.append(number)
+
+    def run(self) -> int:
+        return keeper.keep(
+            ["join", "--supervise"], start=self.start, sleep=self.pauses.append, monotonic=lambda: self.now
+        )
+
+
+def test_passing_faults_and_kills_are_retried_with_growing_pauses() -> None:
+    node = Scripted(-9, 1, 7, 0)
+    assert node.run() == 0
+    assert node.pauses == [1.0, 2.0, 4.0]
+    assert all(command[-1] == "--no-supervise" for command in node.commands)
+
+
+def test_faults_a_restart_cannot_cure_end_at_once() -> None:
+    for code in (2, 4, 5, 78):
+        node = Scripted(code)
+        assert node.run() == code
+        assert node.pauses == []
+
+
+def test_a_long_healthy_life_resets_the_pause() -> None:
+    node = Scripted(-9, -9, -9, 0)
+    node.lifetime_seconds = 1_000.0
+    node.run()
+    assert node.pauses == [1.0, 1.0, 1.0]
+
+
+def test_a_signal_is_passed_on_and_ends_the_loop() -> None:
+    node = Scripted(-15)
+    wait = node.wait
+
+    def interrupted() -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return wait()
+
+    node.wait = interrupted  # type: ignore[method-assign]
+    assert node.run() == 143
+    assert node.signals == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_signal_during_the_pause_ends_the_loop() -> None:
+    node = Scripted(1)
+
+    def pause(seconds: float) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    code = keeper.keep(["join"], start=node.start, sleep=pause, monotonic=lambda: node.now)
+    assert code == 130
