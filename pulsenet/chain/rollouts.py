@@ -95,7 +95,7 @@ def unpack_rollouts(batch: RolloutBatch) -> RolloutArrays:
     """Return the batch's arrays as read-only views of its bytes, once every shape and value holds.
 
     Raises:
-        RemoteProtocolError: ``rollout-shape`` or ``rollout-value``.
+        RemoteProtocolError: ``rollouts-shape`` or ``rollouts-value``.
     """
     prompt_lengths = _from_bytes("prompt_lengths", batch.prompt_lengths, LENGTH_DTYPE)
     completion_lengths = _from_bytes("completion_lengths", batch.completion_lengths, LENGTH_DTYPE)
@@ -105,18 +105,18 @@ def unpack_rollouts(batch: RolloutBatch) -> RolloutArrays:
     rewards = _from_bytes("rewards", batch.rewards, REAL_DTYPE)
     count = len(prompt_lengths)
     if not 1 <= count <= limits.ROLLOUT_SAMPLES_MAX:
-        raise RemoteProtocolError("rollout-shape", f"{count} samples, 1..{limits.ROLLOUT_SAMPLES_MAX} allowed")
+        raise RemoteProtocolError("rollouts-shape", f"{count} samples, 1..{limits.ROLLOUT_SAMPLES_MAX} allowed")
     _check_count("completion_lengths", len(completion_lengths), count)
     _check_count("rewards", len(rewards), count)
     _check_count("prompt_tokens", len(prompt_tokens), int(prompt_lengths.sum(dtype=np.uint64)))
     _check_count("completion_tokens", len(completion_tokens), int(completion_lengths.sum(dtype=np.uint64)))
     _check_count("logprobs", len(logprobs), len(completion_tokens))
     if (prompt_tokens < 0).any() or (completion_tokens < 0).any():
-        raise RemoteProtocolError("rollout-value", "a token is negative")
+        raise RemoteProtocolError("rollouts-value", "a token is negative")
     if not np.isfinite(rewards).all():
-        raise RemoteProtocolError("rollout-value", "a reward is not finite")
+        raise RemoteProtocolError("rollouts-value", "a reward is not finite")
     if not (logprobs <= LOGPROB_MAX).all():  # NaN compares false, so it is refused too
-        raise RemoteProtocolError("rollout-value", "a log-probability is NaN or above 0")
+        raise RemoteProtocolError("rollouts-value", "a log-probability is NaN or above 0")
     return RolloutArrays(
         prompt_lengths=prompt_lengths,
         completion_lengths=completion_lengths,
@@ -140,11 +140,11 @@ def _to_bytes(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> bytes:
 
 def _from_bytes(name: str, data: bytes, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if len(data) % dtype.itemsize:
-        raise RemoteProtocolError("rollout-shape", f"{name}: {len(data)} bytes are no whole items")
+        raise RemoteProtocolError("rollouts-shape", f"{name}: {len(data)} bytes are no whole items")
     # Little-endian on the wire; on a little-endian machine the dtype is the native one.
     return np.frombuffer(data, dtype=dtype).astype(dtype.newbyteorder("="), copy=False)
 
 
 def _check_count(name: str, count: int, expected: int) -> None:
     if count != expected:
-        raise RemoteProtocolError("rollout-shape", f"{name}: {count} items where {expected} are due")
+        raise RemoteProtocolError("rollouts-shape", f"{name}: {count} items where {expected} are due")

@@ -79,7 +79,7 @@ def test_first_and_last_version_are_both_carried() -> None:
 def test_lengths_that_do_not_add_up_are_refused(changes: dict[str, bytes]) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         unpack_rollouts(replace(pack(make_arrays()), **changes))
-    assert caught.value.code == "rollout-shape"
+    assert caught.value.code == "rollouts-shape"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_lengths_that_do_not_add_up_are_refused(changes: dict[str, bytes]) -> No
 def test_values_no_engine_produces_are_refused(changes: dict[str, bytes]) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         unpack_rollouts(replace(pack(make_arrays()), **changes))
-    assert caught.value.code == "rollout-value"
+    assert caught.value.code == "rollouts-value"
 
 
 @pytest.mark.parametrize(

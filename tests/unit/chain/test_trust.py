@@ -278,6 +278,16 @@ class TestEpochs:
         with forks(trust):
             trust.accept_epoch(other)
 
+    def test_the_record_in_force_may_be_signed_anew_after_its_first_head(self, run: Any, trust: Trust) -> None:
+        record = run.epoch(1, 59)
+        signed = run.sign(record, run.owner)
+        trust.accept_epoch(signed)
+        trust.accept_head(run.signed_head(59, epoch=1, epoch_digest=record_digest(signed)), run.now_ms)
+        anew = run.sign(record, run.publisher, run.second)
+        assert trust.accept_epoch(anew) == record
+        assert trust.epoch_records == (anew,)
+        assert trust.head_in_force
+
     def test_the_history_after_the_kept_version_is_cut(self, run: Any, trust: Trust) -> None:
         trust.accept_head(run.signed_head(58), run.now_ms)
         trust.accept_epoch(
