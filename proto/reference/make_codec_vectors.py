@@ -81,6 +81,17 @@ def run_root(fields):
     return {"hashes": hashes, "root": reference.compute_root(fields["tensors"], contents).hex()}
 
 
+def run_anchor(fields):
+    contents = [expand(part) for part in fields["contents"]]
+    blob = reference.encode_anchor(fields["tensors"], contents)
+    reference.decode_anchor(blob)
+    return {"blob": blob.hex()}
+
+
+def run_anchor_decode(fields):
+    return {"contents": [content.hex() for content in reference.decode_anchor(bytes.fromhex(fields["blob"]))[3]]}
+
+
 def run_changes(fields):
     encoded = reference.encode_changes(fields["tensors"], fields["tensor_index"], fields["changes"])
     reference.decode_changes(fields["tensors"], encoded)
@@ -108,6 +119,8 @@ OPERATIONS = {
     "table": run_table,
     "table-decode": run_table_decode,
     "root": run_root,
+    "anchor": run_anchor,
+    "anchor-decode": run_anchor_decode,
     "changes": run_changes,
     "changes-decode": run_changes_decode,
     "cast": run_cast,
@@ -312,6 +325,21 @@ def table_vectors():
 def other_vectors():
     contents = [[["0000803f", 3]], [], [["00", 4]], [["803f", 1]], [["00" * 8, 2]], [["003c", 6]]]
     yield vector("root", "root", {"tensors": MIXED, "contents": contents}, "Root over mixed dtypes.")
+    yield vector(
+        "anchor", "anchor", {"tensors": MIXED, "contents": contents}, "Mixed dtypes, scalar and empty tensors."
+    )
+    blob = reference.encode_anchor(MIXED, [expand(content) for content in contents])
+    for name, expect, data, comment in (
+        ("anchor-magic", "anchor-header", b"PLSB" + blob[4:], "Another magic."),
+        ("anchor-version", "anchor-header", blob[:4] + b"\2" + blob[5:], "A format not yet made."),
+        ("anchor-reserved", "anchor-header", blob[:7] + b"\1" + blob[8:], "A reserved byte is set."),
+        ("anchor-table-size", "anchor-header", blob[:8] + b"\xff" * 4 + blob[12:], "A table of 4 GiB."),
+        ("anchor-table-cut", "table-decode", blob[:8] + b"\x05\0\0\0" + blob[12:], "A table of five bytes."),
+        ("anchor-cut-header", "anchor-truncated", blob[:11], "The header is cut."),
+        ("anchor-cut", "anchor-truncated", blob[:-1], "Cut by a byte."),
+        ("anchor-trailing", "anchor-trailing", blob + b"\0", "A byte after the last tensor."),
+    ):
+        yield vector(name, "anchor-decode", {"blob": data.hex()}, comment, expect)
     contents = [[["803f", 64]]]
     yield vector("root-one-tensor", "root", {"tensors": WEIGHT, "contents": contents}, "A tensor of ones.")
     changes = [[1, 0x3F80, 0x3F81], [5, 0x0000, 0x8000], [63, 0x7FC0, 0x7FC1]]

@@ -1,4 +1,4 @@
-"""Slow, plain Python reference of proto/spec-codec.md: tables, roots, changes and patch blobs.
+"""Slow, plain Python reference of proto/spec-codec.md: tables, roots, changes, patch and anchor blobs.
 
 It imports nothing from pulsenet and shares no code with it. Read it beside the specification; it favours the order
 of the text over speed. Tensors are ``bytes`` (dense, little-endian, row-major); elements are unsigned integers.
@@ -18,7 +18,7 @@ ELEMENT_SIZES |= {"F32": 4, "I32": 4, "U32": 4, "F64": 8, "I64": 8, "U64": 8}
 TWO_BYTE_FLOATS = ("BF16", "F16")
 END, ABSOLUTE, PLAIN, DENSE = 0, 1, 2, 3
 NARROW, WIDE = 0xFF, 0xFFFF
-ENTRIES_MAX, NAME_SIZE_MAX, DIMENSIONS_MAX, ELEMENTS_MAX = 65_536, 512, 8, 1 << 48
+ENTRIES_MAX, NAME_SIZE_MAX, DIMENSIONS_MAX, ELEMENTS_MAX, TABLE_SIZE_MAX = 65_536, 512, 8, 1 << 48, 16 << 20
 
 
 class Refused(Exception):
@@ -134,6 +134,32 @@ def compute_root(tensors, contents):
         preimage += struct.pack("<B", len(shape)) + b"".join(struct.pack("<Q", size) for size in shape)
         preimage += hash_tensor(data)
     return blake3(preimage).digest()
+
+
+# Anchor blob.
+
+
+def encode_anchor(tensors, contents, aliases=(), excluded=()):
+    table = encode_table(tensors, aliases, excluded)
+    return struct.pack("<4sB3sI", b"PLSA", 1, bytes(3), len(table)) + table + b"".join(contents)
+
+
+def decode_anchor(blob):
+    """Return (tensors, aliases, excluded, contents)."""
+    refuse_unless(len(blob) >= 12, "anchor-truncated")
+    magic, version, zeros, table_size = struct.unpack("<4sB3sI", blob[:12])
+    refuse_unless((magic, version, zeros) == (b"PLSA", 1, bytes(3)), "anchor-header")
+    refuse_unless(table_size <= TABLE_SIZE_MAX, "anchor-header")
+    refuse_unless(len(blob) >= 12 + table_size, "anchor-truncated")
+    tensors, aliases, excluded = decode_table(blob[12 : 12 + table_size])
+    contents, offset = [], 12 + table_size
+    for tensor in tensors:
+        size = element_count(tensor) * ELEMENT_SIZES[tensor[1]]
+        contents.append(blob[offset : offset + size])
+        offset += size
+    refuse_unless(len(blob) >= offset, "anchor-truncated")
+    refuse_unless(len(blob) == offset, "anchor-trailing")
+    return tensors, aliases, excluded, contents
 
 
 # BF16 and the ordered integer.

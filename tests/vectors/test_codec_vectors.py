@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import zstandard
 
+from pulsenet.codec.anchor import AnchorReader, compute_anchor_size_bytes, encode_anchor
 from pulsenet.codec.changes import Changes, apply_changes, decode_changes, encode_changes
 from pulsenet.codec.patch import decode_patch, encode_absolute, encode_patch
 from pulsenet.errors import PatchMismatchError, RemoteProtocolError
@@ -122,6 +123,23 @@ def run_root(tensors: Any, contents: Any) -> Json:
     return {"hashes": [item.hex() for item in hashes], "root": root.hex()}
 
 
+def run_anchor(tensors: Any, contents: Any) -> Json:
+    table = make(tensors)
+    blob = b"".join(bytes(piece.data) for piece in encode_anchor(table, fill(table, contents)))
+    assert len(blob) == compute_anchor_size_bytes(table)
+    found = run_anchor_decode(blob.hex())["contents"]
+    assert found == [expand(content).hex() for content in contents]
+    return {"blob": blob.hex()}
+
+
+def run_anchor_decode(blob: str) -> Json:
+    reader = AnchorReader(bytes([byte]) for byte in bytes.fromhex(blob))
+    contents = [bytearray() for _ in reader.table.tensors]
+    for piece in reader.read_tensors():
+        contents[piece.tensor_index] += piece.data
+    return {"contents": [content.hex() for content in contents]}
+
+
 def run_changes(tensors: Any, tensor_index: int, changes: Any) -> Json:
     table = make(tensors)
     (gathered,) = gather(table, [[tensor_index, *row] for row in changes])
@@ -152,6 +170,8 @@ OPERATIONS: dict[str, Callable[..., Json]] = {
     "table": run_table,
     "table-decode": run_table_decode,
     "root": run_root,
+    "anchor": run_anchor,
+    "anchor-decode": run_anchor_decode,
     "changes": run_changes,
     "changes-decode": run_changes_decode,
     "cast": run_cast,
