@@ -34,6 +34,9 @@ STASH_TRIES_MAX = 8
 STRIKE_CODES = frozenset({"signature", "wrong-type", "wrong-run", "decode", "schema"})
 """Refusals an honest peer never causes; old or unknown records may be mere slowness."""
 
+NO_NEWS_CODES = frozenset({"rollback", "expired"})
+"""What becomes of the honest answer of a peer that is behind."""
+
 BUILDS_ON_DESCRIPTOR = "revision-unknown"
 BUILDS_ON_EPOCH = "epoch"
 """Refusals that a fetched record may lift."""
@@ -170,7 +173,8 @@ class News:
             if lacks:
                 self._stash_head(record, source, lacks)
                 return []
-            return _blame(error, source) if is_ours else []
+            # Asked for its newest head, a peer may well know only an older one: that is no news, not an offence.
+            return _blame(error, source) if is_ours and error.code not in NO_NEWS_CODES else []
 
     def take_fork_proof(self, first: bytes, second: bytes) -> None:
         """Judge a fork proof; the mesh counts what is refused here."""

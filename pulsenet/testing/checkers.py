@@ -59,27 +59,26 @@ class EqualVersionEqualRoot:
     """Whoever says it holds a version holds the publisher's bits of it; hashed anew whenever it changes."""
 
     def __init__(self) -> None:
-        self._seen: dict[PeerId, tuple[int, Version | None, Version | None]] = {}
+        self._mirrors: dict[PeerId, tuple[int, Version]] = {}
+        self._engines: dict[PeerId, tuple[int, Version]] = {}
 
     def check(self, swarm: Swarm) -> None:
         for peer_id, node in swarm.nodes.items():
-            follower = node.follower
-            if follower is None or node.role != "inferencer":
+            if node.follower is None or node.role != "inferencer":
                 continue
             mirror, engine = node.hands.mirror, node.hands.engine
-            seen = (node.life, follower.mirror_version, follower.applied_version)
-            if self._seen.get(peer_id) == seen:
-                continue
-            self._seen[peer_id] = seen
-            if follower.mirror_version is not None and follower.mirror_version == mirror.version:
+            said = node.follower.mirror_version
+            # While a hop is on its way back to the machine, the mirror is ahead of what is said of it.
+            if said is not None and said == mirror.version and self._mirrors.get(peer_id) != (node.life, said):
                 assert mirror.region is not None
-                _require_root(swarm, node.name, mirror.version, compute_root_of(mirror.region))
-            if follower.applied_version is not None:
-                if engine.version != follower.applied_version:
-                    raise SimulationError(
-                        swarm.seed, f"{node.name} reports {follower.applied_version}, its engine holds {engine.version}"
-                    )
-                _require_root(swarm, node.name, engine.version, engine.root)
+                self._mirrors[peer_id] = (node.life, said)
+                _require_root(swarm, node.name, said, compute_root_of(mirror.region))
+            said = node.follower.applied_version
+            if said is not None and self._engines.get(peer_id) != (node.life, said):
+                self._engines[peer_id] = (node.life, said)
+                if engine.version != said:
+                    raise SimulationError(swarm.seed, f"{node.name} says {said}, its engine holds {engine.version}")
+                _require_root(swarm, node.name, said, engine.root)
 
 
 class NothingUnverifiedIsStored:
@@ -112,8 +111,8 @@ class BuffersStayWithinLimits:
                 raise SimulationError(swarm.seed, f"{node.name} has {node.follower.chunks_in_flight} chunks in flight")
 
 
-def _require_root(swarm: Swarm, name: str, version: Version | None, root: Digest | None) -> None:
-    if version is None or swarm.versions.get(version) != root:
+def _require_root(swarm: Swarm, name: str, version: Version, root: Digest | None) -> None:
+    if swarm.versions.get(version) != root:
         raise SimulationError(swarm.seed, f"{name} holds other bits for {version} than were published")
 
 

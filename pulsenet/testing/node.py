@@ -133,6 +133,8 @@ class SimNode:
         self.is_up = True
         self.life += 1
         self.hands = self._make_hands()
+        if self.role != "seed":
+            self.hands.rebuild_mirror()
         self.trust = self._restore_trust()
         sign = make_sign(self.peer_id)
         self.mesh = Mesh(
@@ -171,8 +173,6 @@ class SimNode:
         )
 
     def _make_follower(self, mesh: Mesh) -> Inferencer:
-        if self.role == "inferencer":
-            self.hands.rebuild_mirror()
         mirror = self.hands.mirror
         held = None if mirror.version is None or mirror.root is None else (mirror.version, mirror.root)
         return Inferencer(
