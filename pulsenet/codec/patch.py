@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -48,8 +47,11 @@ CODEC_CHOICES: Final[dict[str, frozenset[Codec]]] = {
 }
 """Codecs each block may choose from, by the name an operator gives."""
 
-BLOCKS_AT_ONCE: Final = 32
-"""Blocks handed to ``run_blocks`` together: enough for every core, few enough for memory."""
+BATCH_SIZE_BYTES: Final = 64 << 20
+"""Blocks go to ``run_blocks`` together up to what these bytes can hold: all cores stay busy, memory stays small."""
+
+BATCH_BLOCKS_MAX: Final = 64
+"""And no more than this many, so that changes come soon after their bytes."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -94,6 +96,9 @@ def encode_patch(
     _check_region(table, new_region)
     blocks = BlockMap(table)
 
+    def weigh(block_index: int) -> int:
+        return blocks.block(block_index).size_bytes
+
     def encode(block_index: int) -> tuple[int, EncodedBlock] | None:
         block = blocks.block(block_index)
         old = block.cut(table.view(old_region, block.tensor_index))
@@ -101,7 +106,7 @@ def encode_patch(
         encoded = encode_block(block, old, new, allowed)
         return None if encoded is None else (block_index, encoded)
 
-    records = _run_in_batches(run_blocks, encode, range(blocks.block_count))
+    records = _run_in_batches(run_blocks, encode, range(blocks.block_count), weigh)
     form = Form.RELATIVE if Codec.PLAIN in allowed else Form.ABSOLUTE
     return _write_patch(table, form, (record for record in records if record is not None), totals)
 
@@ -138,11 +143,16 @@ def decode_patch(
     _check_region(table, old_region)
     reader = PatchReader(pieces, table)
 
+    def weigh(record: PatchRecord) -> int:
+        spec = record.block.spec
+        change_size_bytes = spec.index_dtype.itemsize + 2 * spec.element_size_bytes
+        return len(record.body) + record.changed_count * change_size_bytes
+
     def decode(record: PatchRecord) -> Changes:
         old = record.block.cut(table.view(old_region, record.block.tensor_index))
         return decode_block(record.block, record.codec_id, record.body, old)
 
-    return _run_in_batches(run_blocks, decode, reader.read_records())
+    return _run_in_batches(run_blocks, decode, reader.read_records(), weigh)
 
 
 def list_records(pieces: Iterable[bytes], table: ParameterTable) -> Iterator[PatchRecord]:
@@ -158,10 +168,17 @@ def _run_in_batches(
     run_blocks: Callable[[Callable[[Item], Result], Iterable[Item]], Iterable[Result]],
     function: Callable[[Item], Result],
     items: Iterable[Item],
+    weigh: Callable[[Item], int],
 ) -> Iterator[Result]:
-    remaining = iter(items)
-    while batch := list(islice(remaining, BLOCKS_AT_ONCE)):
-        yield from run_blocks(function, batch)
+    batch: list[Item] = []
+    size_bytes = 0
+    for item in items:
+        batch.append(item)
+        size_bytes += weigh(item)
+        if size_bytes >= BATCH_SIZE_BYTES or len(batch) == BATCH_BLOCKS_MAX:
+            yield from run_blocks(function, batch)
+            batch, size_bytes = [], 0
+    yield from run_blocks(function, batch)
 
 
 def _write_patch(

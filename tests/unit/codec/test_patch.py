@@ -1,15 +1,19 @@
 import mmap
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
 from numba import config as numba_config
 
 from pulsenet import limits
+from pulsenet.codec import patch
 from pulsenet.codec.blocks import Codec
 from pulsenet.codec.changes import Changes, apply_changes, compose_changes
 from pulsenet.codec.patch import (
+    BATCH_BLOCKS_MAX,
     CODEC_CHOICES,
     PatchTotals,
     decode_patch,
@@ -257,7 +261,25 @@ def test_changes_come_while_the_blob_is_still_arriving() -> None:
     pieces = list(encode_patch(table, old, old ^ np.uint8(1)))
     found = decode_patch((piece for piece in pieces if next(taken) >= 0), table, old)
     next(found)
-    assert next(taken) < 40
+    assert next(taken) < BATCH_BLOCKS_MAX + 5
+
+
+def test_blocks_in_work_are_bounded_by_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patch, "BATCH_SIZE_BYTES", 1000)
+    table = make_table(TensorSpec(f"{number:03}", "BF16", (250,)) for number in range(20))
+    old = region_of(table)
+    batches: list[int] = []
+
+    def run_blocks(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterable[Any]:
+        listed = list(items)
+        batches.append(len(listed))
+        return map(function, listed)
+
+    dense = list(encode_patch(table, old, ~old, run_blocks=run_blocks))
+    assert batches == [2] * 10 + [0]
+    batches.clear()
+    assert sum(len(changes) for changes in decode_patch(dense, table, old, run_blocks=run_blocks)) == 5000
+    assert batches == [1] * 20 + [0]
 
 
 @pytest.mark.parametrize("codec", sorted(CODEC_CHOICES))
