@@ -201,13 +201,13 @@ class Client:
                 with self._channel(give_up_at) as channel:
                     channel.send(offer, descriptor=descriptor, timeout_seconds=REPLY_SECONDS_MAX)
                     taken = channel.receive(REPLY_SECONDS_MAX).message
-                    if isinstance(taken, protocol.LocalRefusal):
-                        return PublishResult(PublishStatus.FAILED, reason=f"{taken.code}: {taken.detail}")
                     _expect(taken, protocol.SnapshotTaken)
                     return self._await_outcome(channel, wait, timeout_seconds)
             except UnavailableError as error:
-                if time.monotonic() >= give_up_at:
+                if self._is_closed or time.monotonic() >= give_up_at:
                     return PublishResult(PublishStatus.FAILED, reason=f"unreachable: {error}")
+            except RemoteProtocolError as error:
+                return PublishResult(PublishStatus.FAILED, reason=str(error))
 
     def _await_outcome(self, channel: Channel, wait: bool, timeout_seconds: float | None) -> PublishResult:
         try:
@@ -256,7 +256,7 @@ class Client:
                     return self._ask_for_update(engine_version, give_up_at)
                 except UnavailableError:
                     self._drop_engine()
-                    if time.monotonic() >= give_up_at:
+                    if self._is_closed or time.monotonic() >= give_up_at:
                         raise
                 except RemoteProtocolError:
                     self._drop_engine()

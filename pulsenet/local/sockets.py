@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from pulsenet.errors import RemoteProtocolError, UnavailableError
-from pulsenet.local.protocol import Frame, FrameReader, LocalMessage, encode_frame
+from pulsenet.local.protocol import Frame, FrameReader, LocalMessage, LocalRefusal, encode_frame
 
 SOCKET_DIRECTORY_NAME: Final = "local"
 SOCKET_NAME: Final = "daemon.sock"
@@ -101,15 +101,30 @@ class Channel:
 
         Raises:
             UnavailableError: The daemon is gone or took nothing in time.
+            RemoteProtocolError: It refused and closed before it read this; under the refusal's code.
         """
         data = memoryview(encode_frame(message, descriptor_count=int(descriptor is not None)))
         try:
             self._socket.settimeout(timeout_seconds)
             if descriptor is not None:
                 data = data[socket.send_fds(self._socket, [data], [descriptor]) :]
-            self._socket.sendall(data)
+            if data:
+                self._socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            self._raise_refusal()
+            raise UnavailableError("the daemon closed the connection") from error
         except OSError as error:
             raise UnavailableError(f"the daemon went away: {error.strerror or error}") from error
+
+    def _raise_refusal(self) -> None:
+        """Raise what the daemon said before it closed, if it said anything."""
+        with suppress(UnavailableError, OSError):
+            frame = None
+            while frame is None:
+                frame = receive_part(self._socket, self._reader)
+            frame.close()
+            if isinstance(frame.message, LocalRefusal):
+                raise RemoteProtocolError(frame.message.code, frame.message.detail)
 
     def receive(self, timeout_seconds: float | None) -> Frame:
         """Wait for one frame; ``None`` waits for as long as the daemon lives.

@@ -1,0 +1,700 @@
+"""Both ends of the hand-off on a real socket: the server in an event loop, the client in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import stat
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pulsenet.chain.records import RolloutBatch
+from pulsenet.codec.changes import Changes
+from pulsenet.errors import LocalProtocolError, PulsenetError, RemoteProtocolError, StorageError, UnavailableError
+from pulsenet.ids import Digest, PeerId, RunId, Version
+from pulsenet.local import protocol
+from pulsenet.local.client import Client
+from pulsenet.local.protocol import PublishDone, PublishStatus, UpdateKind
+from pulsenet.local.rollouts import Sample, pack_rollouts
+from pulsenet.local.shared_memory import Region, create_memory, write_snapshot
+from pulsenet.local.sockets import Channel, socket_path
+from pulsenet.tensors.params import TensorSpec, make_table
+from pulsenet.wire.schema import encode_value
+from pulsenetd import local_server
+from pulsenetd.local_server import EngineConfirmation, LocalHooks, LocalServer, SnapshotOffer
+from pulsenetd.spools import write_unnamed
+from pulsenetd.staging import StagedUpdate
+
+TABLE = make_table([TensorSpec("a", "BF16", (8,)), TensorSpec("b", "F32", (4,))])
+ROOT = Digest(bytes(range(32)))
+DONE = PublishDone(PublishStatus.COMMITTED, Version(0, 5), 32, 7, 2, 12, "")
+
+
+def make_snapshot(fill: int = 1) -> int:
+    return write_snapshot(TABLE, [(0, 0, bytes([fill]) * 16), (1, 0, bytes([fill]) * 16)])
+
+
+class Daemon:
+    """A server in a thread of its own; its hooks are plain attributes a test may replace."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        self.directory = directory
+        self.offers: list[SnapshotOffer] = []
+        self.confirmations: list[EngineConfirmation] = []
+        self.outcome: PublishDone | None = DONE
+        self.staged: Callable[[], StagedUpdate] | None = None
+        self.batches: tuple[protocol.SignedBatch, ...] = ()
+        self.submitted: list[protocol.SubmitRollouts] = []
+        self.status: Callable[[], Mapping[str, Any]] = lambda: {"version": "0.5"}
+        self.waiting = threading.Event()
+        self.cancelled = threading.Event()
+        self.pending: list[asyncio.Future[PublishDone]] = []
+        hooks = LocalHooks(
+            on_snapshot=self._on_snapshot,
+            on_engine_request=self._on_engine_request,
+            on_confirm=self._on_confirm,
+            on_rollouts=self._on_rollouts,
+            on_take_rollouts=self._on_take_rollouts,
+            on_status=self._on_status,
+        )
+        self.server = LocalServer(directory, hooks, role="trainer", **options)
+        self.loop = asyncio.new_event_loop()
+        self.server.listen()
+        self._task = self.loop.create_task(self.server.serve())
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.loop.run_until_complete(self._task)
+        except asyncio.CancelledError:
+            pass
+        finally:
+            self.loop.run_until_complete(self.loop.shutdown_default_executor())
+            self.loop.close()
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def resolve(self, done: PublishDone) -> None:
+        self.loop.call_soon_threadsafe(self.pending.pop(0).set_result, done)
+
+    async def _on_snapshot(self, offer: SnapshotOffer) -> asyncio.Future[PublishDone]:
+        self.offers.append(offer)
+        future: asyncio.Future[PublishDone] = self.loop.create_future()
+        if self.outcome is not None:
+            future.set_result(self.outcome)
+        else:
+            self.pending.append(future)
+        return future
+
+    async def _on_engine_request(self, _: Version | None, seconds: float) -> StagedUpdate | None:
+        if self.staged is None:
+            self.waiting.set()
+            try:
+                await asyncio.sleep(seconds)
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+            return None
+        return self.staged()
+
+    async def _on_confirm(self, confirmation: EngineConfirmation) -> None:
+        self.confirmations.append(confirmation)
+
+    async def _on_rollouts(self, rollouts: protocol.SubmitRollouts) -> protocol.RolloutsTaken:
+        self.submitted.append(rollouts)
+        return protocol.RolloutsTaken(True, "")
+
+    async def _on_take_rollouts(self, count_max: int, _: float) -> tuple[protocol.SignedBatch, ...]:
+        taken, self.batches = self.batches[:count_max], self.batches[count_max:]
+        return taken
+
+    async def _on_status(self) -> Mapping[str, Any]:
+        return self.status()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    made = Daemon(tmp_path)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[Client]:
+    with Client.connect(daemon.directory) as made:
+        yield made
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        threading.Event().wait(0.005)
+
+
+def open_memories() -> int:
+    """Return how many snapshots this process, which is both ends, holds open."""
+    names = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            names.append(os.readlink(f"/proc/self/fd/{name}"))
+        except FileNotFoundError:
+            continue
+    return sum("pulsenet" in name and "memfd" in name for name in names)
+
+
+# Who may attach, and where
+
+
+def test_the_socket_is_private_and_goes_with_the_server(daemon: Daemon, client: Client) -> None:
+    path = socket_path(daemon.directory)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert client.role == "trainer"
+    daemon.stop()
+    assert not path.exists()
+
+
+def test_other_users_may_be_allowed(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, allowed_uids=frozenset({12345}))
+    path = socket_path(tmp_path)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o711
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666
+    Client.connect(tmp_path).close()
+    daemon.stop()
+
+
+def test_a_user_who_is_not_allowed_is_refused(daemon: Daemon, monkeypatch: Any) -> None:
+    monkeypatch.setattr(local_server, "read_peer_uid", lambda _: 54321)
+    with pytest.raises(RemoteProtocolError, match="user 54321 may not attach"):
+        Client.connect(daemon.directory, timeout_seconds=0.1)
+    assert daemon.server.refused_count == 1
+
+
+def test_a_server_of_another_user_is_not_trusted(daemon: Daemon, monkeypatch: Any) -> None:
+    monkeypatch.setattr("pulsenet.local.sockets.read_peer_uid", lambda _: 54321)
+    with pytest.raises(UnavailableError, match="served by user 54321"):
+        Client.connect(daemon.directory, timeout_seconds=0.0)
+
+
+def test_a_data_directory_with_a_long_path_works(tmp_path: Path) -> None:
+    """``sun_path`` has 108 bytes; data directories have no such limit."""
+    directory = tmp_path / ("d" * 100) / ("e" * 100)
+    directory.mkdir(parents=True)
+    before = os.getcwd()
+    daemon = Daemon(directory)
+    with Client.connect(directory) as client:
+        assert client.status() == {"version": "0.5"}
+    daemon.stop()
+    assert os.getcwd() == before
+
+
+def test_a_socket_left_by_a_crash_is_replaced(tmp_path: Path) -> None:
+    """A-PROC-3."""
+    path = socket_path(tmp_path)
+    path.parent.mkdir(mode=0o755)
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(path))
+    left.close()
+    daemon = Daemon(tmp_path)
+    Client.connect(tmp_path).close()
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    daemon.stop()
+
+
+def test_a_socket_that_cannot_be_bound_is_a_storage_error(tmp_path: Path) -> None:
+    socket_path(tmp_path).mkdir(parents=True)
+    with pytest.raises(StorageError, match="cannot listen at"):
+        Daemon(tmp_path)
+
+
+def test_without_a_daemon_connecting_says_where_it_looked(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match=r"no daemon answers at .*daemon\.sock"):
+        Client.connect(tmp_path, timeout_seconds=0.1)
+
+
+def test_a_library_of_another_version_is_told_so(daemon: Daemon) -> None:
+    channel = Channel(socket_path(daemon.directory), 5.0)
+    channel.send(protocol.Attach(99, "future"), timeout_seconds=5.0)
+    refusal = channel.receive(5.0).message
+    assert isinstance(refusal, protocol.LocalRefusal)
+    assert (refusal.code, "same pulsenet" in refusal.detail) == ("version", True)
+    channel.close()
+
+
+def test_too_many_processes_are_refused(daemon: Daemon, client: Client, monkeypatch: Any) -> None:
+    monkeypatch.setattr(local_server, "CONNECTIONS_MAX", 1)
+    with pytest.raises(RemoteProtocolError, match="busy"):
+        Client.connect(daemon.directory, timeout_seconds=0.0)
+    assert client.status()
+
+
+# Publishing
+
+
+def test_a_snapshot_crosses_without_a_copy_and_its_outcome_comes_back(daemon: Daemon, client: Client) -> None:
+    descriptor = make_snapshot(7)
+    result = client.publish(TABLE, descriptor, 42, True)
+    assert (result.status, result.version, result.encoded_size_bytes) == (PublishStatus.COMMITTED, Version(0, 5), 7)
+    assert (result.raw_size_bytes, result.changed_count, result.element_count) == (32, 2, 12)
+    (offer,) = daemon.offers
+    assert (offer.trainer_step, offer.table) == (42, TABLE)
+    assert TABLE.view(offer.region.bytes, 0).tobytes() == b"\x07" * 16
+    assert os.fstat(descriptor).st_ino == os.fstat(offer.region._descriptor).st_ino
+    os.close(descriptor)
+    assert TABLE.view(offer.region.bytes, 1).tobytes() == b"\x07" * 16
+
+
+def test_without_waiting_a_publish_is_queued_unless_it_is_refused(daemon: Daemon, client: Client) -> None:
+    descriptor = make_snapshot()
+    daemon.outcome = None
+    assert client.publish(TABLE, descriptor, 1).status is PublishStatus.QUEUED
+    daemon.outcome = PublishDone(PublishStatus.NOT_PUBLISHER, None, 0, 0, 0, 0, "not_publisher")
+    assert client.publish(TABLE, descriptor, 2).status is PublishStatus.NOT_PUBLISHER
+    assert [offer.generation for offer in daemon.offers] == [1, 2]
+    os.close(descriptor)
+
+
+def test_a_newer_publish_may_overtake_one_that_waits(daemon: Daemon, client: Client) -> None:
+    daemon.outcome = None
+    descriptor = make_snapshot()
+    results: list[Any] = []
+    first = threading.Thread(target=lambda: results.append(client.publish(TABLE, descriptor, 1, True)))
+    first.start()
+    wait_until(lambda: len(daemon.pending) == 1)
+    assert client.publish(TABLE, descriptor, 2).status is PublishStatus.QUEUED
+    daemon.resolve(PublishDone(PublishStatus.REPLACED, None, 0, 0, 0, 0, ""))
+    first.join(10)
+    assert results[0].status is PublishStatus.REPLACED
+    os.close(descriptor)
+
+
+def test_a_snapshot_that_is_not_sealed_or_does_not_fit_is_our_own_fault(client: Client) -> None:
+    unsealed = create_memory("test", TABLE.layout_size_bytes)
+    with pytest.raises(LocalProtocolError, match="handoff-unsealed"):
+        client.publish(TABLE, unsealed, 1)
+    other = make_table([TensorSpec("a", "BF16", (9,))])
+    sealed = make_snapshot()
+    with pytest.raises(LocalProtocolError, match="handoff-size"):
+        client.publish(other, sealed, 1)
+    os.close(unsealed)
+    os.close(sealed)
+
+
+@pytest.mark.parametrize("fault", ["unsealed", "short", "wrong size", "no memory", "no table"])
+def test_a_lying_process_loses_its_connection_and_the_daemon_its_memory(daemon: Daemon, fault: str) -> None:
+    channel = Channel(socket_path(daemon.directory), 5.0)
+    channel.send(protocol.Attach(protocol.PROTOCOL_VERSION, "liar"), timeout_seconds=5.0)
+    channel.receive(5.0)
+    descriptor: int | None = make_snapshot()
+    table, size_bytes = TABLE.encode(), TABLE.layout_size_bytes
+    if fault == "unsealed":
+        descriptor = create_memory("pulsenet-test", size_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    elif fault == "short":
+        descriptor = write_snapshot(make_table([TensorSpec("a", "BF16", (8,))]), [(0, 0, bytes(16))])
+    elif fault == "wrong size":
+        size_bytes += 1
+    elif fault == "no memory":
+        descriptor = None
+    else:
+        table = b"\xc0"
+    channel.send(protocol.OfferSnapshot(1, table, size_bytes, True), descriptor=descriptor, timeout_seconds=5.0)
+    refusal = channel.receive(5.0).message
+    assert isinstance(refusal, protocol.LocalRefusal)
+    with pytest.raises(UnavailableError):
+        channel.receive(5.0)
+    if descriptor is not None:
+        os.close(descriptor)
+    assert daemon.offers == []
+    assert daemon.server.refused_count == 1
+    Client.connect(daemon.directory).close()
+
+
+def test_a_daemon_that_is_away_is_a_result_not_an_exception(daemon: Daemon, client: Client) -> None:
+    descriptor = make_snapshot()
+    daemon.stop()
+    started = time.monotonic()
+    result = client.publish(TABLE, descriptor, 1)
+    assert (result.status, result.reason.split(":")[0]) == (PublishStatus.FAILED, "unreachable")
+    assert time.monotonic() - started < 1.0, "the optimiser waited"
+    result = client.publish(TABLE, descriptor, 1, True, timeout_seconds=0.2)
+    assert (result.status, result.reason.split(":")[0]) == (PublishStatus.FAILED, "unreachable")
+    os.close(descriptor)
+
+
+def test_a_refused_publish_is_a_result_too(daemon: Daemon, monkeypatch: Any) -> None:
+    monkeypatch.setattr(local_server, "read_peer_uid", lambda _: 54321)
+    descriptor = make_snapshot()
+    with Client(daemon.directory) as client:
+        result = client.publish(TABLE, descriptor, 1, True)
+    assert (result.status, result.reason.split(":")[0]) == (PublishStatus.FAILED, "user")
+    os.close(descriptor)
+
+
+def test_a_waiting_publish_outlasts_a_restart_before_it_was_taken(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    descriptor = make_snapshot()
+    results: list[Any] = []
+    publish = threading.Thread(
+        target=lambda: results.append(client.publish(TABLE, descriptor, 1, True, timeout_seconds=20))
+    )
+    publish.start()
+    publish.join(0.2)
+    daemon = Daemon(tmp_path)
+    publish.join(10)
+    assert results[0].status is PublishStatus.COMMITTED
+    client.close()
+    daemon.stop()
+    os.close(descriptor)
+
+
+def test_a_daemon_that_dies_after_taking_a_snapshot_leaves_the_outcome_unknown(daemon: Daemon, client: Client) -> None:
+    daemon.outcome = None
+    descriptor = make_snapshot()
+    results: list[Any] = []
+    publish = threading.Thread(target=lambda: results.append(client.publish(TABLE, descriptor, 1, True)))
+    publish.start()
+    wait_until(lambda: daemon.pending)
+    daemon.stop()
+    publish.join(10)
+    assert results[0].status is PublishStatus.FAILED
+    assert results[0].reason.startswith("outcome_unknown: ")
+    again = Daemon(daemon.directory)
+    assert client.publish(TABLE, descriptor, 2, True).status is PublishStatus.COMMITTED
+    again.stop()
+    os.close(descriptor)
+
+
+def test_a_process_that_dies_leaves_its_publish_in_work(daemon: Daemon) -> None:
+    daemon.outcome = None
+    descriptor = make_snapshot()
+    client = Client.connect(daemon.directory)
+    assert client.publish(TABLE, descriptor, 1).status is PublishStatus.QUEUED
+    client.close()
+    os.close(descriptor)
+    assert not daemon.pending[0].cancelled()
+    assert TABLE.view(daemon.offers[0].region.bytes, 0).tobytes() == b"\x01" * 16
+
+
+def test_a_hundred_publishes_leave_no_memory_behind(daemon: Daemon, client: Client) -> None:
+    before = open_memories()
+    for step in range(100):
+        descriptor = make_snapshot()
+        client.publish(TABLE, descriptor, step, True)
+        os.close(descriptor)
+        daemon.offers.pop().region.close()
+    assert open_memories() == before
+
+
+# Engines
+
+
+def stage_full(owner: Region, given_back: list[bool]) -> Callable[[], StagedUpdate]:
+    def give_back() -> bool:
+        given_back.append(True)
+        return len(given_back) == 1
+
+    return lambda: StagedUpdate(
+        kind=UpdateKind.FULL,
+        base_version=None,
+        version=Version(0, 5),
+        root=ROOT,
+        table=TABLE,
+        size_bytes=TABLE.layout_size_bytes,
+        descriptor=owner.reopen_for_reading(),
+        give_back=give_back,
+    )
+
+
+def test_a_full_update_is_the_daemons_memory_itself(daemon: Daemon, client: Client) -> None:
+    owner = Region.create("pulsenet-test", TABLE.layout_size_bytes)
+    owner.bytes[:] = 9
+    given_back: list[bool] = []
+    daemon.staged = stage_full(owner, given_back)
+    with client.next_update(None, 1.0) as update:  # type: ignore[union-attr]
+        assert (update.kind, update.version, update.root, update.table) == (
+            UpdateKind.FULL,
+            Version(0, 5),
+            ROOT,
+            TABLE,
+        )
+        with pytest.raises(LocalProtocolError):
+            update.read_changes()
+        region = update.open_region()
+        assert bytes(region.bytes) == b"\x09" * TABLE.layout_size_bytes
+        region.close()
+    assert not given_back
+    assert client.confirm(Version(0, 5), True)
+    assert given_back == [True]
+    assert daemon.confirmations == [EngineConfirmation(Version(0, 5), True, Version(0, 5), "")]
+
+
+def test_records_arrive_as_they_were_spooled(daemon: Daemon, client: Client, tmp_path: Path) -> None:
+    records = [Changes(0, np.array([1, 7], np.uint32), np.array([1, 2], np.uint16), np.array([3, 4], np.uint16))]
+
+    def stage(items: list[Changes]) -> StagedUpdate:
+        descriptor, size_bytes = write_unnamed(tmp_path, iter(items), on_size=lambda _: None)
+        base, version = Version(0, 4), Version(0, 5)
+        return StagedUpdate(
+            UpdateKind.RECORDS, base, version, ROOT, TABLE, size_bytes, descriptor, give_back=lambda: True
+        )
+
+    for items in (records, []):
+        daemon.staged = lambda items=items: stage(items)  # type: ignore[misc]
+        update = client.next_update(Version(0, 4), 1.0)
+        assert update is not None
+        assert update.base_version == Version(0, 4)
+        assert list(update.read_changes()) == items
+        assert list(update.read_changes()) == items
+        with pytest.raises(LocalProtocolError):
+            update.open_region()
+        update.close()
+        assert client.confirm(Version(0, 5), True)
+
+
+def test_records_of_another_size_are_refused(daemon: Daemon, client: Client, tmp_path: Path) -> None:
+    def stage() -> StagedUpdate:
+        descriptor, _ = write_unnamed(tmp_path, iter([]), on_size=lambda _: None)
+        base, version = Version(0, 4), Version(0, 5)
+        return StagedUpdate(UpdateKind.RECORDS, base, version, ROOT, TABLE, 64, descriptor, lambda: True)
+
+    daemon.staged = stage
+    with (
+        client.next_update(Version(0, 4), 1.0) as update,  # type: ignore[union-attr]
+        pytest.raises(RemoteProtocolError, match="handoff-size"),
+    ):
+        update.read_changes()
+
+
+def test_waiting_for_an_update_ends_with_nothing_when_the_time_is_up(client: Client) -> None:
+    assert client.next_update(Version(0, 5), 0.05) is None
+
+
+def test_a_refused_update_is_reported_with_its_reason(daemon: Daemon, client: Client) -> None:
+    """A-APP-3: the daemon learns that the engine failed, why, and what it holds."""
+    owner = Region.create("pulsenet-test", TABLE.layout_size_bytes)
+    daemon.staged = stage_full(owner, [])
+    update = client.next_update(None, 1.0)
+    assert update is not None
+    update.close()
+    client.confirm(Version(0, 4), False, "checksum: tensor a")
+    assert daemon.confirmations == [EngineConfirmation(Version(0, 5), False, Version(0, 4), "checksum: tensor a")]
+
+
+def test_a_withdrawn_hand_over_is_not_accepted(daemon: Daemon, client: Client) -> None:
+    owner = Region.create("pulsenet-test", TABLE.layout_size_bytes)
+    given_back = [True]
+    daemon.staged = stage_full(owner, given_back)
+    update = client.next_update(None, 1.0)
+    assert update is not None
+    assert not client.confirm(Version(0, 5), True)
+    assert daemon.confirmations[0].ok is False
+    assert daemon.confirmations[0].reason.startswith("withdrawn")
+    update.close()
+
+
+def test_confirming_nothing_is_our_own_fault(client: Client) -> None:
+    with pytest.raises(LocalProtocolError, match="without an update"):
+        client.confirm(Version(0, 1), True)
+
+
+def test_a_confirmation_of_another_hand_over_is_not_accepted(daemon: Daemon) -> None:
+    channel = Channel(socket_path(daemon.directory), 5.0)
+    channel.send(protocol.Attach(protocol.PROTOCOL_VERSION, "engine"), timeout_seconds=5.0)
+    channel.receive(5.0)
+    channel.send(protocol.ConfirmUpdate(99, True, Version(0, 1), ""), timeout_seconds=5.0)
+    assert channel.receive(5.0).message == protocol.Confirmed(False, "this hand-over is not open")
+    assert daemon.confirmations == []
+    channel.close()
+
+
+@pytest.mark.parametrize("how", ["dies", "asks again"])
+def test_an_engine_that_never_confirms_gives_its_loan_back(daemon: Daemon, how: str) -> None:
+    owner = Region.create("pulsenet-test", TABLE.layout_size_bytes)
+    given_back: list[bool] = []
+    daemon.staged = stage_full(owner, given_back)
+    client = Client.connect(daemon.directory)
+    update = client.next_update(None, 1.0)
+    assert update is not None
+    update.close()
+    daemon.staged = None
+    if how == "dies":
+        client._drop_engine()
+    else:
+        assert client.next_update(None, 0.01) is None
+    wait_until(lambda: daemon.confirmations)
+    assert given_back == [True]
+    reason = "engine_lost" if how == "dies" else "superseded"
+    assert daemon.confirmations == [EngineConfirmation(Version(0, 5), False, None, reason)]
+    client.close()
+
+
+def test_an_engine_that_dies_while_it_waits_ends_the_wait(daemon: Daemon) -> None:
+    client = Client.connect(daemon.directory)
+    failures: list[PulsenetError] = []
+
+    def wait() -> None:
+        try:
+            client.next_update(None, 60.0)
+        except PulsenetError as error:
+            failures.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert daemon.waiting.wait(10)
+    client.close()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert isinstance(failures[0], UnavailableError)
+    assert daemon.cancelled.wait(10)
+
+
+def test_an_engine_outlasts_a_restart_of_the_daemon(daemon: Daemon, client: Client) -> None:
+    owner = Region.create("pulsenet-test", TABLE.layout_size_bytes)
+    daemon.staged = stage_full(owner, [])
+    update = client.next_update(None, 1.0)
+    assert update is not None
+    update.close()
+    daemon.stop()
+    with pytest.raises(UnavailableError):
+        client.confirm(Version(0, 5), True)
+    with pytest.raises(UnavailableError):
+        client.next_update(Version(0, 5), 0.1)
+    again = Daemon(daemon.directory)
+    assert client.next_update(Version(0, 5), 0.05) is None
+    again.stop()
+
+
+# Rollouts and status
+
+
+def test_rollouts_go_out_and_come_in(daemon: Daemon, client: Client) -> None:
+    samples = (Sample([1, 2], [3], [-0.5], 1.0),)
+    packed = pack_rollouts(Version(0, 1), Version(0, 2), samples, {"task": "sum"})
+    assert client.submit_rollouts(packed).accepted
+    assert daemon.submitted == [packed]
+    fields = {name: getattr(packed, name) for name in protocol.SubmitRollouts.__slots__}
+    batch = RolloutBatch(run_id=RunId(bytes(32)), batch_id=bytes(16), **fields)
+    peer_id = PeerId(bytes([5]) * 32)
+    daemon.batches = (protocol.SignedBatch(peer_id, encode_value(batch)),) * 3
+    received = client.take_rollouts(2)
+    assert [(item.peer_id, item.samples) for item in received] == [(peer_id, samples)] * 2
+    assert len(client.take_rollouts(2)) == 1
+    assert client.take_rollouts(2, 0.01) == []
+
+
+def test_status_is_a_plain_object(daemon: Daemon, client: Client) -> None:
+    daemon.status = lambda: {"version": Version(0, 1), "lag": 3}
+    assert client.status() == {"version": "0.1", "lag": 3}
+
+
+def test_a_hook_that_fails_costs_one_connection_and_says_why(daemon: Daemon, client: Client) -> None:
+    def fail() -> Mapping[str, Any]:
+        raise StorageError("the disk is gone")
+
+    daemon.status = fail
+    with pytest.raises(RemoteProtocolError, match="failed: the disk is gone"):
+        client.status()
+    daemon.status = lambda: {}
+    assert client.status() == {}
+
+
+def test_the_client_reconnects_by_itself(daemon: Daemon, client: Client) -> None:
+    daemon.stop()
+    with pytest.raises(UnavailableError):
+        client.status()
+    again = Daemon(daemon.directory)
+    assert client.status() == {"version": "0.5"}
+    again.stop()
+
+
+def test_a_closed_client_says_so(client: Client) -> None:
+    client.close()
+    client.close()
+    with pytest.raises(UnavailableError, match="closed"):
+        client.status()
+    with pytest.raises(UnavailableError, match="closed"):
+        client.next_update(None)
+
+
+# Whatever else may arrive
+
+
+def talk(daemon: Daemon, data: bytes) -> bytes:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(5)
+        connection.connect(str(socket_path(daemon.directory)))
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        received = b""
+        # What the server did not read makes the end a reset; its reply comes first all the same.
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(4096):
+                received += part
+        return received
+
+
+ATTACH = protocol.encode_frame(protocol.Attach(protocol.PROTOCOL_VERSION, "x"))
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", b"framing"),
+        (struct.pack("<IBB", 1 << 31, 1, 0), b"framing"),
+        (ATTACH[:9], b"framing"),
+        (protocol.encode_frame(protocol.GetStatus()), b"message-unexpected"),
+        (ATTACH + protocol.encode_frame(protocol.NoUpdate()), b"message-unexpected"),
+        (ATTACH + struct.pack("<IBB", 1, 200, 0) + b"\xc0", b"message-unknown"),
+    ],
+)
+def test_bytes_that_are_no_request_end_the_connection_with_a_code(daemon: Daemon, data: bytes, code: bytes) -> None:
+    assert code in talk(daemon, data)
+    assert daemon.server.refused_count == 1
+    Client.connect(daemon.directory).close()
+
+
+def test_a_connection_that_only_opens_and_closes_is_no_offence(daemon: Daemon) -> None:
+    assert talk(daemon, b"") == b""
+    assert talk(daemon, ATTACH)[6:] == encode_value(protocol.Attached(protocol.PROTOCOL_VERSION, "trainer"))
+    assert daemon.server.refused_count == 0
+
+
+def test_a_process_that_stops_in_the_middle_is_let_go(daemon: Daemon, monkeypatch: Any) -> None:
+    monkeypatch.setattr(local_server, "FRAME_SECONDS_MAX", 0.1)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(5)
+        connection.connect(str(socket_path(daemon.directory)))
+        connection.sendall(ATTACH[:4])
+        assert connection.recv(10) == b""
+
+
+def test_a_process_that_does_not_read_its_replies_is_let_go(daemon: Daemon, monkeypatch: Any) -> None:
+    monkeypatch.setattr(local_server, "FRAME_SECONDS_MAX", 0.2)
+    text = "x" * 1_000_000
+    daemon.status = lambda: {"text": text}
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(socket_path(daemon.directory)))
+        connection.sendall(ATTACH + protocol.encode_frame(protocol.GetStatus()) * 2)
+        wait_until(lambda: daemon.server._connection_count == 1)
+        wait_until(lambda: daemon.server._connection_count == 0)
+    daemon.status = lambda: {"ok": True}
+    with Client.connect(daemon.directory) as client:
+        assert json.dumps(client.status()) == '{"ok": true}'
