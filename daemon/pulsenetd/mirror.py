@@ -181,6 +181,7 @@ class Mirror:
     # Hops
 
     def _rebuild(self) -> None:
+        self._lose()
         data = self._store.state(STATE_KEY)
         if data is None:
             return
