@@ -1,0 +1,121 @@
+"""The shelf says what can be served and lets go only of what nothing needs."""
+
+from __future__ import annotations
+
+from pulsenet.chain.records import Catalogue, CatalogueEntry, Kind, Manifest
+from pulsenet.chain.retention import RetentionLimits
+from pulsenet.chain.trust import entry_of
+from pulsenet.ids import Digest, RunId, Version, compute_digest
+from pulsenet.node.mesh import Holdings
+from pulsenet.node.shelf import Shelf
+
+RUN_ID = RunId(b"r" * 32)
+
+
+def manifest(kind: Kind, number: int, epoch: int = 0, blob: str = "") -> Manifest:
+    name = blob or f"{kind} {epoch} {number}"
+    digest = Digest(b"d" * 32)
+    is_anchor = kind is Kind.ANCHOR
+    return Manifest(
+        run_id=RUN_ID,
+        revision=0,
+        term=0,
+        kind=kind,
+        base_version=None if is_anchor else Version(epoch, number - (8 if kind is Kind.SKIP else 1)),
+        version=Version(epoch, number),
+        base_root=None if is_anchor else digest,
+        root=digest,
+        table_digest=digest,
+        blob_id=compute_digest(name.encode()),
+        raw_size_bytes=1000,
+        encoded_size_bytes=1000 if is_anchor else 10,
+        changed_count=0,
+        element_count=500,
+        codec_id=1,
+        trainer_step=0,
+        previous=None,
+    )
+
+
+def digest_of(item: Manifest) -> Digest:
+    return compute_digest(repr(item).encode())
+
+
+def shelf(role: str, *items: Manifest, limits: RetentionLimits | None = None) -> Shelf:
+    return Shelf(role, {digest_of(item): item for item in items}, limits)
+
+
+def entries(*items: Manifest) -> list[CatalogueEntry]:
+    return [entry_of(item, digest_of(item)) for item in items]
+
+
+def patches(first: int, last: int) -> list[Manifest]:
+    return [manifest(Kind.PATCH, number) for number in range(first, last + 1)]
+
+
+def test_an_empty_shelf_holds_nothing() -> None:
+    empty = shelf("seed")
+    assert empty.holdings == Holdings()
+    assert empty.newest_version is None
+    assert empty.digests == ()
+    assert len(empty) == 0
+
+
+def test_holdings_are_the_newest_unbroken_stretch_and_the_anchors() -> None:
+    items = [*patches(3, 4), *patches(6, 9), manifest(Kind.ANCHOR, 5), manifest(Kind.SKIP, 8)]
+    assert shelf("seed", *items).holdings == Holdings(0, 6, 9, (5,))
+    assert shelf("seed", manifest(Kind.ANCHOR, 5)).holdings == Holdings(0, 0, 0, (5,))
+
+
+def test_holdings_speak_of_the_newest_epoch_only() -> None:
+    assert shelf("seed", *patches(3, 9), manifest(Kind.PATCH, 12, epoch=1)).holdings == Holdings(1, 12, 12, ())
+
+
+def test_whole_blobs_are_added_and_known() -> None:
+    item = manifest(Kind.PATCH, 3)
+    empty = shelf("seed")
+    empty.add(digest_of(item), None)
+    assert not empty.holds(digest_of(item))
+    empty.add(digest_of(item), item)
+    assert empty.holds(digest_of(item))
+    assert empty.newest_version == Version(0, 3)
+
+
+def test_a_seed_wants_the_newest_first_and_patches_before_anchors() -> None:
+    items = [*patches(2, 4), manifest(Kind.ANCHOR, 1), manifest(Kind.ANCHOR, 3)]
+    catalogue = Catalogue(RUN_ID, 0, tuple(entries(*items)))
+    wanted = shelf("seed").choose_for_seed(catalogue)
+    assert [(entry.version.number, entry.kind) for entry in wanted] == [
+        (4, Kind.PATCH),
+        (3, Kind.PATCH),
+        (3, Kind.ANCHOR),
+        (2, Kind.PATCH),
+        (1, Kind.ANCHOR),
+    ]
+    chooser = shelf("seed")
+    assert chooser.choose_for_seed(catalogue) is chooser.choose_for_seed(catalogue)
+
+
+def test_a_seed_lets_go_of_what_the_catalogue_does_not_keep() -> None:
+    items = patches(2, 5)
+    holder = shelf("seed", *items)
+    blob_ids, digests = holder.release(None, entries(*items[2:]))
+    assert set(blob_ids) == {items[0].blob_id, items[1].blob_id}
+    assert set(digests) == {digest_of(items[0]), digest_of(items[1])}
+    assert set(holder.digests) == {digest_of(item) for item in items[2:]}
+
+
+def test_an_inferencer_keeps_the_way_to_its_mirror() -> None:
+    items = [manifest(Kind.ANCHOR, 5), *patches(3, 9)]
+    holder = shelf("inferencer", *items)
+    blob_ids, _ = holder.release(Version(0, 9), ())
+    assert set(blob_ids) == {item.blob_id for item in patches(3, 5)}
+    assert holder.release(Version(0, 9), ()) == ((), ())
+
+
+def test_a_blob_still_named_by_another_manifest_is_not_released() -> None:
+    first, second = manifest(Kind.PATCH, 3, blob="empty"), manifest(Kind.PATCH, 9, blob="empty")
+    holder = shelf("inferencer", first, manifest(Kind.ANCHOR, 8), second)
+    blob_ids, digests = holder.release(Version(0, 9), ())
+    assert blob_ids == ()
+    assert digests == (digest_of(first),)

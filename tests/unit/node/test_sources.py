@@ -1,0 +1,245 @@
+"""Sources back off one by one, are forgiven when heard, and are asked in the right order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pulsenet import limits
+from pulsenet.chain.records import Have, Kind, Manifest
+from pulsenet.ids import Digest, PeerId, RunId, Version
+from pulsenet.node.sources import (
+    FAILURES_MAX,
+    MISSES_MAX,
+    PARKED_SECONDS,
+    SOURCES_MAX,
+    WINDOW_CHUNKS_MAX,
+    WINDOW_CHUNKS_START,
+    Claim,
+    Source,
+    Sources,
+    claim_of,
+)
+
+A, B, C = (PeerId(bytes([i]) * 32) for i in (1, 2, 3))
+KEY = Digest(b"k" * 32)
+RUN_ID = RunId(b"r" * 32)
+
+
+def make(*peer_ids: PeerId, draw_value: int = 0) -> Sources:
+    sources = Sources(lambda count: min(draw_value, count - 1))
+    for peer_id in peer_ids:
+        assert sources.connect(peer_id)
+    return sources
+
+
+def order(sources: Sources, now: float = 0.0, claims: dict[PeerId, Claim] | None = None) -> list[PeerId]:
+    known = claims or {}
+    found = sources.candidates(KEY, now, lambda source: known.get(source.peer_id, Claim.UNKNOWN))
+    return [source.peer_id for source in found]
+
+
+def have(first: int = 40, last: int = 57, anchors: tuple[int, ...] = (), epoch: int = 0, at_ms: int = 1) -> Have:
+    return Have(RUN_ID, "seed", epoch, first, last, anchors, (), at_ms)
+
+
+def test_claims_come_before_unknown_and_denials_last() -> None:
+    sources = make(A, B, C)
+    claims = {A: Claim.DENIES, B: Claim.HOLDS, C: Claim.UNKNOWN}
+    assert order(sources, claims=claims) == [B, C, A]
+
+
+def test_a_false_claim_moves_a_source_to_the_end_for_everything() -> None:
+    sources = make(A, B)
+    sources.note_miss(A, Digest(b"o" * 32), 0.0, claimed=True)
+    assert order(sources, claims={A: Claim.HOLDS}) == [B, A]
+
+
+def test_a_false_claim_bars_the_source_from_that_key() -> None:
+    sources = make(A, B)
+    sources.note_miss(A, KEY, 0.0, claimed=True)
+    assert order(sources, now=1e9) == [B]
+
+
+def test_an_honest_miss_waits_longer_each_time() -> None:
+    sources = make(A)
+    waits = []
+    for _ in range(8):
+        sources.note_miss(A, KEY, 0.0, claimed=False)
+        retry_at = sources.next_retry_at(0.0)
+        assert retry_at is not None
+        waits.append(retry_at)
+        assert order(sources, now=retry_at - 0.001) == []
+        assert order(sources, now=retry_at) == [A]
+    assert waits == sorted(waits)
+    assert waits[-1] <= limits.RETRY_SECONDS_MAX
+
+
+@pytest.mark.parametrize("draw_value", [0, 1023])
+def test_back_off_doubles_within_its_bounds_whatever_the_draw(draw_value: int) -> None:
+    sources = make(draw_value=draw_value)
+    waits = [sources.backoff_seconds(attempt) for attempt in range(1, 30)]
+    assert waits == sorted(waits)
+    assert waits[0] >= limits.RETRY_SECONDS_MIN / 2
+    assert waits[-1] <= limits.RETRY_SECONDS_MAX
+
+
+def test_failures_in_a_row_park_a_source_until_it_is_heard_again() -> None:
+    sources = make(A)
+    for _ in range(FAILURES_MAX):
+        sources.note_failure(A, 0.0)
+    assert sources.next_retry_at(0.0) == PARKED_SECONDS
+    assert order(sources, now=PARKED_SECONDS - 1) == []
+    sources.note_heard(A)
+    assert order(sources) == [A]
+    sources.note_failure(A, 0.0)
+    assert order(sources, now=1.0) == []
+    sources.note_have(A, have())
+    assert order(sources) == [A]
+
+
+def test_a_source_that_asks_for_time_gets_it_within_bounds() -> None:
+    sources = make(A, B)
+    sources.note_failure(A, 0.0, wait_seconds=20.0)
+    sources.note_failure(B, 0.0, wait_seconds=1e9)
+    assert order(sources, now=20.0) == [A]
+    assert set(order(sources, now=PARKED_SECONDS)) == {A, B}
+
+
+def test_success_forgives_and_widens_the_window() -> None:
+    sources = make(A)
+    sources.note_failure(A, 0.0)
+    source = sources.get(A)
+    assert source is not None
+    assert source.window_chunks == WINDOW_CHUNKS_START // 2
+    for _ in range(10):
+        sources.note_success(A, chunk_count=4)
+    assert source.failure_count == 0
+    assert source.window_chunks == WINDOW_CHUNKS_MAX
+    for _ in range(10):
+        sources.note_failure(A, 0.0)
+    assert source.window_chunks == 1
+
+
+def test_room_is_bounded_by_window_request_and_streams() -> None:
+    source = Source(A, window_chunks=6)
+    assert source.room_chunks == limits.CHUNKS_PER_REQUEST_MAX
+    source.chunks_in_flight = 4
+    assert source.room_chunks == 2
+    source.chunks_in_flight = 7
+    assert source.room_chunks == 0
+    source.chunks_in_flight = 0
+    source.requests_in_flight = limits.STREAMS_PER_PEER_MAX
+    assert source.room_chunks == 0
+
+
+def test_a_busy_source_is_no_candidate_and_the_less_loaded_comes_first() -> None:
+    sources = make(A, B)
+    first, second = sources.get(A), sources.get(B)
+    assert first is not None
+    assert second is not None
+    first.chunks_in_flight = 1
+    assert order(sources) == [B, A]
+    second.requests_in_flight = limits.STREAMS_PER_PEER_MAX
+    assert order(sources) == [A]
+
+
+def test_only_a_newer_have_counts_and_clears_misses() -> None:
+    sources = make(A)
+    sources.note_have(A, have(at_ms=5))
+    sources.note_miss(A, KEY, 0.0, claimed=True)
+    sources.note_have(A, have(at_ms=5))
+    assert order(sources) == []
+    sources.note_have(A, have(at_ms=6))
+    assert order(sources) == [A]
+
+
+def test_reconnecting_forgives() -> None:
+    sources = make(A)
+    sources.note_failure(A, 0.0)
+    sources.note_miss(A, KEY, 0.0, claimed=True)
+    assert sources.connect(A)
+    assert order(sources) == [A]
+    assert len(sources) == 1
+
+
+def test_the_table_and_the_misses_are_bounded() -> None:
+    sources = make()
+    for index in range(SOURCES_MAX):
+        assert sources.connect(PeerId(index.to_bytes(32, "big")))
+    assert not sources.connect(A)
+    peer_id = PeerId(bytes(32))
+    for index in range(MISSES_MAX + 10):
+        sources.note_miss(peer_id, Digest(index.to_bytes(32, "big")), 0.0, claimed=False)
+    source = sources.get(peer_id)
+    assert source is not None
+    assert len(source.misses) == MISSES_MAX
+
+
+def test_strangers_change_nothing() -> None:
+    sources = make()
+    sources.note_success(A)
+    sources.note_failure(A, 0.0)
+    sources.note_miss(A, KEY, 0.0, claimed=True)
+    sources.note_have(A, have())
+    sources.note_heard(A)
+    sources.disconnect(A)
+    assert list(sources) == []
+    assert not sources.all_miss(KEY)
+    assert sources.next_retry_at(0.0) is None
+
+
+def test_all_miss_asks_only_live_sources() -> None:
+    sources = make(A, B)
+    sources.note_miss(A, KEY, 0.0, claimed=False)
+    assert not sources.all_miss(KEY)
+    for _ in range(FAILURES_MAX):
+        sources.note_failure(B, 0.0)
+    assert sources.all_miss(KEY)
+    sources.disconnect(A)
+    assert not sources.all_miss(KEY)
+
+
+MANIFEST = Manifest(
+    run_id=RUN_ID,
+    revision=0,
+    term=0,
+    kind=Kind.PATCH,
+    base_version=Version(0, 56),
+    version=Version(0, 57),
+    base_root=KEY,
+    root=KEY,
+    table_digest=KEY,
+    blob_id=KEY,
+    raw_size_bytes=1,
+    encoded_size_bytes=1,
+    changed_count=0,
+    element_count=1,
+    codec_id=1,
+    trainer_step=0,
+    previous=None,
+)
+ANCHOR = replace(MANIFEST, kind=Kind.ANCHOR, base_version=None, base_root=None)
+
+
+@pytest.mark.parametrize(
+    ("record", "manifest", "claim"),
+    [
+        (None, MANIFEST, Claim.UNKNOWN),
+        (have(40, 57), MANIFEST, Claim.HOLDS),
+        (have(40, 56), MANIFEST, Claim.DENIES),
+        (have(58, 60), MANIFEST, Claim.DENIES),
+        (have(0, 0), MANIFEST, Claim.DENIES),
+        (have(40, 57, epoch=1), MANIFEST, Claim.DENIES),
+        (have(40, 57), ANCHOR, Claim.DENIES),
+        (have(0, 0, anchors=(57,)), ANCHOR, Claim.HOLDS),
+        (have(40, 57), replace(MANIFEST, kind=Kind.SKIP, base_version=Version(0, 49)), Claim.UNKNOWN),
+    ],
+)
+def test_a_have_record_says_what_its_sender_holds(record: Have | None, manifest: Manifest, claim: Claim) -> None:
+    assert claim_of(Source(A, have=record), manifest, publisher=B) is claim
+
+
+def test_the_signer_of_a_manifest_holds_its_blob() -> None:
+    assert claim_of(Source(A, have=have(1, 2)), MANIFEST, publisher=A) is Claim.HOLDS
