@@ -266,7 +266,7 @@ class _Session:
             await self._link.send(protocol.Confirmed(False, "this hand-over is not open"))
             return
         (_, staged), self._staged = self._staged, None
-        accepted = staged.give_back()
+        accepted = staged.finish()
         ok = confirm.ok and accepted
         held = confirm.held if accepted else None
         reason = confirm.reason if accepted else "withdrawn: the engine took too long"
@@ -283,7 +283,7 @@ class _Session:
         if self._staged is not None:
             (_, staged), self._staged = self._staged, None
             staged.close()
-            staged.give_back()
+            staged.finish()
             await self._hooks.on_confirm(EngineConfirmation(staged.version, False, None, reason))
 
 

@@ -237,7 +237,15 @@ class Publisher:
         )
 
     def _read_back(self, chunk_list: ChunkList, baseline: Weights, snapshot: _Snapshot) -> Spool:
-        """Decode the patch as a receiver will, and spool it: what is about to be signed must give the snapshot."""
+        """Decode the patch as a receiver will, and spool it.
+
+        Every change in it must be the snapshot's. That none is missing is not looked at: it would cost as much
+        as encoding, and receivers check the root.
+
+        Raises:
+            IntegrityError: A change gives other bits than the snapshot.
+            RemoteProtocolError: Our own patch does not decode.
+        """
         table, old, new = snapshot.table, baseline.region.bytes, snapshot.region.bytes
         writer = self._spools.begin(table)
         changed = 0

@@ -30,13 +30,28 @@ class StagedUpdate:
     descriptor: int
     """Read-only; owned by this object."""
     give_back: Callable[[], bool]
-    """Called once when the engine is through with the memory; False if it was withdrawn before."""
+    """Ends the loan of the memory; False if it was withdrawn before. Called by :meth:`finish`."""
 
     def close(self) -> None:
         """Close the descriptor; a second call does nothing."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+
+    def finish(self) -> bool:
+        """Say that the engine is through with the memory; False if the loan was withdrawn or given back before."""
+        give_back, self.give_back = self.give_back, _has_ended
+        return give_back()
+
+    def __del__(self) -> None:
+        # An engine may go while a worker thread stages for it; nobody is then left to take the result, and a
+        # loan that stayed open would hold up every hop.
+        self.close()
+        self.finish()
+
+
+def _has_ended() -> bool:
+    return False
 
 
 class Loans:

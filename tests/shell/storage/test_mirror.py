@@ -247,7 +247,7 @@ def test_a_version_without_elements_can_be_followed(node: Any, kit: Any, reader:
     staged = reader.mirror.stage(None)
     assert (staged.kind, staged.size_bytes) == (UpdateKind.FULL, 0)
     staged.close()
-    staged.give_back()
+    staged.finish()
 
 
 # Restart
@@ -313,7 +313,7 @@ def test_an_engine_gets_one_set_of_records_however_many_versions_it_missed(
     for changes in records:
         apply_changes(kit.TABLE.view(engine, changes.tensor_index), changes)
     assert np.array_equal(engine, model.bytes)
-    assert staged.give_back()
+    assert staged.finish()
     staged.close()
     staged.close()
     assert reader.mirror.stage(Version(0, 5)) is None
@@ -332,7 +332,7 @@ def test_an_engine_of_an_unknown_version_gets_everything(node: Any, kit: Any, re
             region.bytes[0] = 1
         region.close()
         staged.close()
-        assert staged.give_back()
+        assert staged.finish()
 
 
 def test_records_beyond_their_share_of_the_model_become_a_full_hand_over(
@@ -346,7 +346,7 @@ def test_records_beyond_their_share_of_the_model_become_a_full_hand_over(
     staged = reader.mirror.stage(Version(0, 1))
     assert staged.kind is UpdateKind.FULL
     staged.close()
-    assert staged.give_back()
+    assert staged.finish()
 
 
 def test_an_anchor_breaks_the_records(node: Any, kit: Any, reader: Inferencer) -> None:
@@ -356,7 +356,7 @@ def test_an_anchor_breaks_the_records(node: Any, kit: Any, reader: Inferencer) -
     staged = reader.mirror.stage(Version(0, 2))
     assert staged.kind is UpdateKind.FULL
     staged.close()
-    staged.give_back()
+    staged.finish()
 
 
 def test_a_hop_waits_for_an_engine_that_reads_the_mirror(node: Any, kit: Any, reader: Inferencer) -> None:
@@ -372,7 +372,7 @@ def test_a_hop_waits_for_an_engine_that_reads_the_mirror(node: Any, kit: Any, re
     hop.join(0.3)
     assert hop.is_alive()
     assert np.array_equal(region.bytes, before)
-    assert staged.give_back()
+    assert staged.finish()
     hop.join(20)
     assert answers == [HopApplied(second.version, second.root)]
     region.close()
@@ -388,9 +388,22 @@ def test_an_engine_that_takes_too_long_loses_its_loan(
     end_all = reader.mirror.loans.end_all
     monkeypatch.setattr(reader.mirror.loans, "end_all", lambda: end_all(0.01))
     follow(reader, [second])
-    assert not staged.give_back()
+    assert not staged.finish()
     assert reader.mirror.loans.withdrawn_count == 1
     staged.close()
+
+
+def test_a_hand_over_nobody_takes_gives_itself_back(node: Any, kit: Any, reader: Inferencer) -> None:
+    """The engine died while a worker thread staged for it."""
+    first, second = publish(node, kit.Model(), 2)
+    follow(reader, [first])
+    staged = reader.mirror.stage(None)
+    descriptor = staged.descriptor
+    del staged
+    assert not os.path.exists(f"/proc/self/fd/{descriptor}")
+    reader.mirror.loans.end_all(0.0)
+    assert reader.mirror.loans.withdrawn_count == 0
+    follow(reader, [second])
 
 
 def test_loans_end_at_once_when_none_is_open() -> None:

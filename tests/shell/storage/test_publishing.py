@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,13 @@ import numpy as np
 import pytest
 
 from pulsenet.chain.records import Kind
-from pulsenet.codec.patch import decode_patch
+from pulsenet.codec.patch import decode_patch, encode_patch
 from pulsenet.ids import Version
 from pulsenet.node.effects import Commit, EncodeSkip, EncodeSnapshot, StoreAnchor
 from pulsenet.node.events import EncodeFailed, ExtraFailed
 from pulsenet.tensors.digest import compute_region_root
 from pulsenet.tensors.params import TensorSpec, make_table
+from pulsenetd import publishing
 from pulsenetd.rebuild import rebuild
 from pulsenetd.spools import SpoolDirectory
 
@@ -217,6 +219,27 @@ def test_a_commit_stores_the_machines_state_with_it(node: Any, kit: Any) -> None
     commit = Commit(event.generation, manifest.version, manifest.root, (kit.sign_manifest(manifest),), state)
     node.publisher.commit(commit)
     assert (node.store.state("publisher"), node.store.state("head")) == (b"state", b"head")
+
+
+def test_a_patch_that_does_not_give_the_snapshot_is_never_signed(node: Any, kit: Any, monkeypatch: Any) -> None:
+    """What a faulty encoder makes is read back as a receiver would, and given up with nothing left behind."""
+    model = kit.Model()
+    first = node.publish(model)
+    before = node.store.usage().chunk_count
+
+    def encode_other_weights(table: Any, old: Any, new: Any, **options: Any) -> Iterator[bytes]:
+        other = np.array(new)
+        table.view(other, 0)[3] ^= 1
+        return encode_patch(table, old, other, **options)
+
+    monkeypatch.setattr(publishing, "encode_patch", encode_other_weights)
+    model.step()
+    node.publisher.offer(70, model.table, model.region())
+    assert node.publisher.encode_snapshot(EncodeSnapshot(70, Kind.PATCH)) == EncodeFailed(70, "encode")
+    monkeypatch.undo()
+    assert node.store.usage().chunk_count == before
+    assert node.version == first.version
+    assert node.publish(model).base_version == first.version
 
 
 def test_spools_are_dropped_beyond_their_share(node: Any, kit: Any, tmp_path: Path) -> None:
