@@ -10,23 +10,37 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from pulsenetd import streams
 from pulsenetd.streams import Traffic
 
 # fmt: off
 REASONS: Final = frozenset(
     {
-        "base_mismatch", "root_mismatch", "structure", "decode", "schema", "framing", "message-unknown",
-        "signature", "untrusted", "wrong-run", "wrong-type", "rollback", "expired", "fork", "epoch",
-        "bad-chunk", "chunk-list", "enospc", "timeout", "closed", "refused", "not-found", "unavailable",
-        "handoff", "engine", "stale", "rate", "queue", "duplicate", "replaced", "not_publisher", "limit",
-        "version",
+        # wire, records and trust (SPEC section 9)
+        "framing", "message-unknown", "unexpected-message", "decode", "schema", "chunk-list", "rollouts-shape",
+        "rollouts-value", "token", "wrong-type", "wrong-run", "signature", "untrusted", "rollback", "expired", "future",
+        "fork", "epoch", "revision-unknown", "revision-gap", "term", "table", "mismatch", "wire-version",
+        "not-admitted", "not-found", "range", "unexpected", "busy", "starting", "storage", "unavailable",
+        "too-many-streams", "peer-id", "bad-chunk", "duplicate", "rate", "queue",
+        # tables, patches and anchors (spec-codec)
+        "table-too-large", "table-decode", "table-invalid", "table-not-canonical", "patch-varint", "patch-truncated",
+        "patch-magic", "patch-version", "patch-form", "patch-table", "patch-block", "patch-size", "patch-count",
+        "patch-trailing", "patch-plane", "patch-gaps", "patch-values", "patch-mismatch", "codec-unknown",
+        "codec-unsuitable", "changes-header", "changes-truncated", "changes-index", "anchor-header",
+        "anchor-truncated", "anchor-trailing",
+        # requests
+        "timeout", "closed", "refused", "unreachable",
+        # hops and engines
+        "base_mismatch", "root_mismatch", "structure", "engine",
+        # publishing
+        "not_publisher", "superseded", "authorities", "no_snapshot", "no_baseline", "no_base", "encode",
+        # the disk
+        "enospc", "readonly", "memory", "damaged", "locked", "io",
     }
 )
-KINDS: Final = frozenset(
-    {
-        "patch", "skip", "anchor", "record", "head", "have", "rollouts", "chunk-list", "other",
-    }
-)
+"""Every reason anything is refused, wasted or tried again for."""
+KINDS: Final = frozenset({*streams.KINDS.values(), "other"})
+"""What bytes on streams are counted as."""
 # fmt: on
 STAGES: Final = ("fetch", "decode", "verify", "pause", "apply", "encode", "commit")
 DIRECTIONS: Final = ("received", "sent")

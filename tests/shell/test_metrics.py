@@ -2,11 +2,97 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 
 import pytest
 
-from pulsenetd.metrics import Metrics
+from pulsenetd import streams
+from pulsenetd.metrics import KINDS, REASONS, Metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CODE_PLACES = {
+    # call: index of the argument that is a stable code
+    "RemoteProtocolError": 0,
+    "TrustError": 0,
+    "PeerUnavailableError": 0,
+    "PublishFailedError": 0,
+    "Refusal": 0,
+    "Count": 1,
+    "StorageError": 1,
+    "RefuseSnapshot": 1,
+}
+
+
+def read_spec_codes() -> set[str]:
+    """Return the codes of SPEC section 9, and of the refusals in the codec's specification."""
+    table = (ROOT / "proto" / "SPEC.md").read_text().split("## 9. Error codes")[1].split("## 10")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    codec = (ROOT / "proto" / "spec-codec.md").read_text()
+    return {
+        *(code for row in rows for code in re.findall(r"`([a-z-]+)`", row)),
+        *re.findall(r"`((?:patch|table|anchor|changes|codec)-[a-z]+(?:-[a-z]+)?)`", codec),
+    }
+
+
+def read_code_literals() -> set[str]:
+    """Return every stable code that a module peers can reach writes down."""
+    places = [*(ROOT / "pulsenet" / part for part in ("tensors", "codec", "wire", "chain", "node"))]
+    files = [path for place in places for path in place.glob("*.py")]
+    files += [path for path in (ROOT / "daemon" / "pulsenetd").glob("*.py") if path.name != "local_server.py"]
+    found = set()
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            index = CODE_PLACES.get(node.func.id)
+            if index is None or len(node.args) <= index:
+                continue
+            argument = node.args[index]
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                found.add(argument.value)
+    return found
+
+
+def test_every_code_of_the_specification_has_a_series() -> None:
+    codes = read_spec_codes()
+    assert {"framing", "rollouts-shape", "too-many-streams", "patch-varint", "table-not-canonical"} <= codes
+    assert codes - REASONS == set()
+
+
+def test_every_code_the_modules_write_down_has_a_series() -> None:
+    codes = read_code_literals()
+    assert {"fork", "bad-chunk", "no_baseline", "enospc", "unreachable"} <= codes
+    assert codes - REASONS == set()
+
+
+def test_every_reason_that_is_no_literal_has_a_series() -> None:
+    """Reasons the machines choose from the documented sets of their effects and events."""
+    hops = {"base_mismatch", "root_mismatch", "decode", "structure", "enospc"}
+    publishes = {"not_publisher", "table", "superseded", "authorities", "encode"}
+    disk = {"enospc", "readonly", "memory", "damaged", "locked", "io"}
+    assert (hops | publishes | disk) - REASONS == set()
+
+
+def test_kinds_are_those_the_streams_count() -> None:
+    assert {*streams.KINDS.values(), "other"} == KINDS
+
+
+def test_traffic_of_the_streams_is_carried_over_once() -> None:
+    metrics, traffic = Metrics(), streams.Traffic()
+    traffic.bytes["received", "chunk"] += 100
+    traffic.rejected["framing"] += 1
+    metrics.take_traffic(traffic)
+    metrics.take_traffic(traffic)
+    traffic.bytes["received", "chunk"] += 11
+    traffic.rejected["invented by a peer"] += 2
+    metrics.take_traffic(traffic)
+    text = metrics.text().decode()
+    assert 'pulsenet_bytes_total{direction="received",kind="chunk"} 111.0' in text
+    assert 'pulsenet_rejected_total{reason="framing"} 1.0' in text
+    assert 'pulsenet_rejected_total{reason="other"} 2.0' in text
 
 
 def test_no_stranger_can_invent_a_series() -> None:
