@@ -24,7 +24,6 @@ import numpy as np
 from pulsenet.local.client import Client
 from pulsenet.local.protocol import PublishStatus
 from pulsenet.local.shared_memory import SnapshotWriter
-from pulsenet.local.sockets import socket_path
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
 
 MIB = 1 << 20
