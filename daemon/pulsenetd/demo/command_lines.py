@@ -66,6 +66,8 @@ def environment(workdir: Path, inherited: Mapping[str, str], *, threads: int) ->
         "XDG_DATA_HOME": str(workdir / "data"),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(threads),
+        # threads that wait must not spin: the processes share a few cores
+        "OMP_WAIT_POLICY": "PASSIVE",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
     }

@@ -41,11 +41,14 @@ TICK_SECONDS: Final = 0.2
 TRAINER_SEED: Final = 11
 
 _TRAINER: Final = "trainer"
-_TRAINER_NODE: Final = "trainer-node"
 
 
-class _Terminated(BaseException):
-    """SIGTERM arrived; not an ``Exception``, so that nothing but the cleaning up catches it."""
+class _Stopped(BaseException):
+    """A signal arrived; not an ``Exception``, so that nothing but the cleaning up catches it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 @dataclass(slots=True)
@@ -84,14 +87,14 @@ def run_demo(model: str, versions: int | None, inferencers: int, workdir: Path |
     settings = SETTINGS[model]
     console = Console(stderr=json_output)
     started_at = time.monotonic()
-    with _open_workdir(workdir) as directory, _terminate_on_sigterm():
+    with _open_workdir(workdir) as directory, _stop_on_signals():
         names = tuple(f"inferencer-{index}" for index in range(1, inferencers + 1))
         progress = Progress(names)
         watches = {
             name: NodeWatch(command_lines.node_directory(directory.path, "inferencer", index))
             for index, name in enumerate(names, 1)
         }
-        title = f"pulsenet demo: {settings.title}, GRPO on small sums, {inferencers} inferencer(s)"
+        title = f"pulsenet demo: {settings.title}, GRPO on small sums, {inferencers} inferencer{'s'[: inferencers > 1]}"
         try:
             with Children(directory.path / "logs") as children:
                 swarm = _Swarm(settings, versions or settings.versions, directory.path, children, progress, watches)
@@ -103,8 +106,8 @@ def run_demo(model: str, versions: int | None, inferencers: int, workdir: Path |
             _explain(console, error, directory.path)
             directory.is_kept = True
             return 1
-        except _Terminated:
-            return 128 + signal.SIGTERM
+        except _Stopped as stopped:
+            return 128 + stopped.number
         summary = _summarise(swarm, comparisons, root, received, time.monotonic() - started_at)
         directory.is_kept = directory.is_kept or not summary["identical"]
         if json_output:
@@ -128,7 +131,7 @@ def _run_swarm(swarm: _Swarm, screen: Screen) -> None:
         _follow(swarm, screen)
         if time.monotonic() - swarm.heard_at > SILENCE_SECONDS_MAX:
             missing = ", ".join(sorted(wanted - set(swarm.finished)))
-            log = swarm.children.logs / f"{_TRAINER_NODE}.log"
+            log = swarm.children.logs / f"{_TRAINER}-node.log"
             raise DemoError(f"nothing happened for {SILENCE_SECONDS_MAX:.0f} s; not finished: {missing}", log)
         if _TRAINER in swarm.finished and not final_file.exists():
             # only now do the engines know which version is their last
@@ -154,7 +157,8 @@ def _create_run(swarm: _Swarm, screen: Screen) -> None:
 
 def _start_engines(swarm: _Swarm) -> None:
     """Start the training process and the engines; they load their models while the nodes come up."""
-    cores = command_lines.core_count()
+    # a small model gains nothing from a second thread, and loses much where cores are busy
+    cores = min(command_lines.core_count(), swarm.settings.threads_max)
     (swarm.workdir / "weights").mkdir()
     command = command_lines.training_process(
         model=swarm.settings.name,
@@ -183,18 +187,17 @@ def _start_engines(swarm: _Swarm) -> None:
 
 
 def _start_nodes(swarm: _Swarm, screen: Screen) -> None:
-    """Start the trainer's node, and once it can be joined the others."""
+    """Start all nodes side by side; they find each other through the run file."""
     environment = command_lines.environment(swarm.workdir, os.environ, threads=1)
-    swarm.progress.phase = "starting the trainer's node"
+    swarm.progress.phase = "starting nodes"
     trainer_directory = command_lines.node_directory(swarm.workdir, "trainer", 1)
-    child = swarm.children.start(_TRAINER_NODE, command_lines.join("trainer", trainer_directory), environment)
-    _wait_until(swarm, screen, NodeWatch(trainer_directory).is_up, "the trainer's node did not start", child.log)
-    swarm.progress.phase = "starting the inferencers' nodes"
+    watches = {_TRAINER: NodeWatch(trainer_directory), **swarm.watches}
     logs = {}
-    for name, watch in swarm.watches.items():
-        command = command_lines.join("inferencer", watch.data_directory)
+    for name, watch in watches.items():
+        role = "trainer" if name == _TRAINER else "inferencer"
+        command = command_lines.join(role, watch.data_directory)
         logs[name] = swarm.children.start(f"{name}-node", command, environment).log
-    for name, watch in swarm.watches.items():
+    for name, watch in watches.items():
         _wait_until(swarm, screen, watch.is_up, f"the node of {name} did not start", logs[name])
 
 
@@ -291,11 +294,11 @@ def _print_summary(console: Console, summary: Mapping[str, Any], comparisons: Ma
         lines.append(f"{name:<14} version {summary['final_version']}, root {comparison.root[:16]}, {verdict}")
     dense, patches = format_size(summary["dense_bytes"]), format_size(summary["patch_bytes"])
     lines += [
-        f"{'transfer':<14} {summary['versions']} versions: {patches} of patches instead of {dense} dense, "
-        f"{summary['ratio']:.0f} times less (plus the first version, {format_size(summary['anchor_bytes'])}, once)",
+        f"{'transfer':<14} {patches} of patches instead of {dense} dense: {summary['ratio']:.0f} times less",
+        f"{'':<14} {summary['versions']} versions, after {format_size(summary['anchor_bytes'])} once for the first",
         f"{'changed':<14} {summary['density']:.2%} of the weights per version on average",
-        f"{'training':<14} {summary['rollout_samples']} samples; mean reward "
-        f"{summary['reward_start']:.2f} in the first third of the steps, {summary['reward_end']:.2f} in the last",
+        f"{'training':<14} mean reward {summary['reward_start']:.2f} in the first third of the steps, "
+        f"{summary['reward_end']:.2f} in the last ({summary['rollout_samples']} samples)",
         f"{'time':<14} {summary['seconds']:.0f} s in all; "
         f"{summary['lag_seconds']:.2f} s from publish() to the last engine on average",
     ]
@@ -342,14 +345,18 @@ def _open_workdir(wanted: Path | None) -> Iterator[_Workdir]:
 
 
 @contextmanager
-def _terminate_on_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that the processes we started are stopped like after Ctrl-C."""
+def _stop_on_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into an exception, so that our processes are stopped like after Ctrl-C.
 
-    def terminate(number: int, frame: FrameType | None) -> None:
-        raise _Terminated
+    They have groups of their own: a terminal that closes would otherwise end this process alone.
+    """
 
-    before = signal.signal(signal.SIGTERM, terminate)
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Stopped(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -93,10 +93,10 @@ class Children:
             child.is_settled = True
 
     def stop(self) -> None:
-        """End all process groups: SIGTERM, and SIGKILL for what is left after ``STOP_SECONDS_MAX``."""
+        """End all processes: SIGTERM, and SIGKILL for what is left of their groups after ``STOP_SECONDS_MAX``."""
         for child in self._children:
-            if child.process.poll() is None:
-                _signal_group(child, signal.SIGTERM)
+            # only the leader: a node that is told to leave ends its own p2pd in good order
+            child.process.terminate()
         give_up_at = time.monotonic() + STOP_SECONDS_MAX
         try:
             for child in self._children:
@@ -117,15 +117,14 @@ class Children:
         self.stop()
 
     def _read(self, child: Child) -> None:
-        """Sort a child's standard output into reports and log lines."""
+        """Pass a child's reports on; its log gets every line, so that it tells the whole story."""
         assert child.process.stdout is not None
         with child.process.stdout as lines, child.log.open("a") as log:
             for line in lines:
+                log.write(line)
+                log.flush()
                 report = read_report(line)
-                if report is None:
-                    log.write(line)
-                    log.flush()
-                else:
+                if report is not None:
                     self.reports.put((child.name, report))
 
 

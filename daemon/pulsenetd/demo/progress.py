@@ -19,6 +19,7 @@ STAGES: Final = ("fetch", "decode", "verify")
 """Stages whose seconds come from the nodes' metrics; *apply* is measured by the engines themselves."""
 
 ROWS_SHOWN_MAX: Final = 16
+CAPTION: Final = "seconds of the slowest inferencer; lag: from publish() to its engine"
 COLUMNS: Final = ("version", "changed", "patch", "ratio", "fetch", "decode", "verify", "apply", "lag", "reward")
 
 
@@ -59,7 +60,7 @@ class VersionRow:
         """Return the row as text, in the order of :data:`COLUMNS`."""
         share = self.published.changed_count / max(1, self.published.element_count)
         return (
-            self.label + (" anchor" if self.published.is_first else ""),
+            self.label,
             "all" if self.published.is_first else f"{share:.2%}",
             format_size(self.published.encoded_size_bytes),
             f"{self.ratio:.0f}x" if not self.published.is_first else "1x",
@@ -124,7 +125,7 @@ class Screen(AbstractContextManager["Screen"]):
         if self._live is not None:
             self._live.start()
         else:
-            self._console.print(self._title)
+            self._console.print(f"{self._title}\n({CAPTION})", markup=False, highlight=False, soft_wrap=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -147,14 +148,16 @@ class Screen(AbstractContextManager["Screen"]):
                 self._print_cells(row.cells())
 
     def _print_cells(self, cells: Sequence[str]) -> None:
-        line = f"{cells[0]:<12}" + "".join(f"{cell:>10}" for cell in cells[1:])
+        line = f"{cells[0]:<8}" + "".join(f"{cell:>9}" for cell in cells[1:])
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._started_at
 
     def _draw(self) -> Group:
-        table = Table(title=self._title, title_justify="left", pad_edge=False)
+        table = Table(title=self._title, title_justify="left", caption=CAPTION, caption_justify="left", box=None)
+        # narrow enough for a terminal of 80 columns
+        table.padding = (0, 1, 0, 0)
         for column in COLUMNS:
             table.add_column(column, justify="left" if column == "version" else "right", no_wrap=True)
         for _, row in sorted(self._progress.rows.items())[-ROWS_SHOWN_MAX:]:
@@ -172,4 +175,4 @@ def format_size(size_bytes: float) -> str:
 
 
 def _format_seconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:.2f} s"
+    return "-" if seconds is None else f"{seconds:.2f}"

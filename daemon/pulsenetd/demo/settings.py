@@ -22,6 +22,8 @@ class DemoSettings:
     learning_rate: float
     staleness_max: int
     """Rollouts from weights older than this many versions are dropped."""
+    threads_max: int
+    """Threads one process computes with, at most."""
     repeat_seconds: float
     """An inferencer sends a second batch from the same version if nothing newer came for so long."""
 
@@ -30,13 +32,14 @@ SETTINGS: Final = {
     "smollm2": DemoSettings(
         name="smollm2",
         title="SmolLM2-135M-Instruct",
-        versions=12,
+        versions=16,
         operand_max=99,
         prompts_per_step=4,
         group_size=8,
         completion_tokens_max=6,
         learning_rate=3e-6,
         staleness_max=1,
+        threads_max=16,
         repeat_seconds=20.0,
     ),
     "tiny": DemoSettings(
@@ -49,6 +52,7 @@ SETTINGS: Final = {
         completion_tokens_max=4,
         learning_rate=6e-7,
         staleness_max=1,
+        threads_max=1,
         repeat_seconds=5.0,
     ),
 }

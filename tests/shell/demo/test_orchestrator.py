@@ -146,7 +146,7 @@ print('{"peer_id": "12D3KooW"}')
     assert "p2pd cannot run here" in captured.err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_every_process(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import sys, time; print('{\"peer_id\": \"12D3KooW\"}', flush=True); time.sleep(60 * (sys.argv[1] == 'join'))"
@@ -166,7 +166,7 @@ def test_a_signal_stops_every_process(number: int, tmp_path: Path, monkeypatch: 
         with pytest.raises(KeyboardInterrupt):
             orchestrator.run_demo("tiny", 1, 2, tmp_path / "work", json_output=True)
     else:
-        assert orchestrator.run_demo("tiny", 1, 2, tmp_path / "work", json_output=True) == 143
+        assert orchestrator.run_demo("tiny", 1, 2, tmp_path / "work", json_output=True) == 128 + number
     assert time.monotonic() - started_at < 20
-    assert len(started[0]._children) == 4
+    assert len(started[0]._children) == 6
     assert all(child.process.poll() is not None for child in started[0]._children)
