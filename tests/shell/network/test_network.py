@@ -147,6 +147,37 @@ def test_peers_dialled_later_are_remembered_for_mending(tmp_path: Path) -> None:
     run(main())
 
 
+def test_a_node_that_lost_everybody_dials_again_although_libp2p_backs_off(tmp_path: Path) -> None:
+    """A-NET-5: after an outage the back-off must not keep a node alone for minutes; its watch sees no death."""
+
+    async def main() -> None:
+        first, second = make_network(tmp_path, "first"), make_network(tmp_path, "second")
+        await first.open([])
+        try:
+            address = await bootstrap_address(tmp_path, "first", first)
+            await second.open([address])
+            watch = asyncio.create_task(second.run())
+            await first.close()
+            process = second.transport.p2pd
+            assert await second.mend() == ()
+            second._refresh_at = 0.0
+            assert await second.mend() == ()
+            assert second.transport.p2pd is not process
+            await first.open([])
+            assert await second.mend() == ()  # refreshed a moment ago: libp2p still backs off
+            second._refresh_at = 0.0
+            assert len(await second.mend()) == 1
+            await asyncio.sleep(0.1)
+            assert second.supervisor.restart_count == 0
+            assert not watch.done()
+            watch.cancel()
+        finally:
+            await second.close()
+            await first.close()
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("content", "mode", "words"),
     [
