@@ -248,7 +248,7 @@ class Node:
 
     async def _serve(self, role: Role, live: RunFileKeeper) -> None:
         store_handlers = StoreHandlers(self._store, self._disk_thread, self._monotonic)
-        network_handlers = NetworkHandlers(self._network, self._metrics, lambda event: driver.post(event))
+        network_handlers = NetworkHandlers(self._network, lambda event: driver.post(event))
         driver = Driver(
             {"role": role.machine, "mesh": role.mesh},
             {**store_handlers.table(), **network_handlers.table(), **self._ledger.table(), **role.handlers},

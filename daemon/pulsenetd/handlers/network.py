@@ -19,7 +19,6 @@ from pulsenet.node.events import (
 from pulsenet.wire.messages import GetChunks, Message
 from pulsenetd.driver import Handler, Post
 from pulsenetd.logs import logger
-from pulsenetd.metrics import Metrics
 from pulsenetd.network import Network
 from pulsenetd.streams import PeerUnavailableError
 
@@ -29,14 +28,11 @@ class NetworkHandlers:
 
     Args:
         network: The node's network.
-        metrics: Where strikes are counted.
         broadcast: Queues an event for every machine.
-        on_head: Told of every head this node announces.
     """
 
-    def __init__(self, network: Network, metrics: Metrics, broadcast: Callable[[Event], None]) -> None:
+    def __init__(self, network: Network, broadcast: Callable[[Event], None]) -> None:
         self._network = network
-        self._metrics = metrics
         self._broadcast = broadcast
 
     def table(self) -> dict[type[Effect], Handler]:
@@ -62,7 +58,7 @@ class NetworkHandlers:
         except UnavailableError:
             post(RequestFailed(request_id, peer_id, "closed"))
         except RemoteProtocolError as error:
-            self._metrics.count("rejected", error.code)
+            # The transport counted it.
             post(RequestFailed(request_id, peer_id, error.code))
         else:
             if isinstance(effect.message, GetChunks):

@@ -11,6 +11,7 @@ from pulsenet.errors import StorageError
 from pulsenet.node.effects import Effect, Release, SaveState, StoreChunk, StoreChunkList, StoreRecord
 from pulsenet.node.events import ChunkStored, StoreFailed
 from pulsenetd.driver import Handler, Post
+from pulsenetd.logs import logger
 from pulsenetd.storage import Store
 
 LEASE_SECONDS: Final = 60.0
@@ -61,7 +62,11 @@ class StoreHandlers:
 
     async def _release(self, effect: Release, post: Post) -> None:
         now = self._monotonic()
-        await self._run(lambda: self._store.release(effect.blob_ids, effect.record_digests, now))
+        try:
+            await self._run(lambda: self._store.release(effect.blob_ids, effect.record_digests, now))
+        except StorageError as error:
+            # What stays takes room and harms nothing; a later release, or the next start, lets it go.
+            logger.warning("what is no longer needed could not be deleted: %s", error)
 
     async def _run(self, work: Callable[[], object]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, work)

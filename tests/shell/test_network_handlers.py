@@ -1,0 +1,160 @@
+"""Requests, dials and announcements become events, whatever the network does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pulsenet.chain.signing import encode_signed
+from pulsenet.errors import RemoteProtocolError, UnavailableError
+from pulsenet.ids import Digest, PeerId
+from pulsenet.node.effects import AnnounceHave, AnnounceHead, DialPeer, SendRequest, StrikePeer
+from pulsenet.node.events import (
+    Event,
+    HeadSeen,
+    PeerConnected,
+    PeerLost,
+    ReplyReceived,
+    RequestDone,
+    RequestFailed,
+)
+from pulsenet.wire.messages import ChunkReply, GetChunks, GetHead, HeadReply, Message, Refusal
+from pulsenetd.dial import DialOutcome
+from pulsenetd.handlers.network import NetworkHandlers
+from pulsenetd.streams import PeerRefusedError, PeerUnavailableError
+
+PEER = PeerId(b"p" * 32)
+HERE, THERE = "/ip4/10.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/2"
+
+
+class FakeNetwork:
+    """Answers requests with what a test gave it, and remembers what was announced."""
+
+    def __init__(self) -> None:
+        self.replies: list[Message] = []
+        self.error: Exception | None = None
+        self.outcomes: list[DialOutcome] = []
+        self.announced: list[Any] = []
+        self.transport = self.directory = self
+
+    async def request(self, peer_id: PeerId, message: Message, seconds: float, take: Callable[[Message], None]) -> None:
+        for reply in self.replies:
+            take(reply)
+        self.fail()
+
+    async def dial(self, peer_id: PeerId, peer_addresses: tuple[str, ...]) -> tuple[DialOutcome, ...]:
+        self.fail()
+        return tuple(self.outcomes)
+
+    async def announce_head(self, record: Any) -> None:
+        self.fail()
+        self.announced.append(record)
+
+    announce_have = announce_head
+
+    def fail(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.network = FakeNetwork()
+        self.posted: list[Event] = []
+        self.broadcast: list[Event] = []
+        network: Any = self.network
+        self.table: dict[Any, Any] = dict(NetworkHandlers(network, self.broadcast.append).table())
+
+    def execute(self, effect: Any) -> None:
+        asyncio.run(self.table[type(effect)](effect, self.posted.append))
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_a_reply_goes_to_the_machine_that_asked(scene: Scene) -> None:
+    scene.network.replies = [HeadReply(None)]
+    scene.execute(SendRequest(3, PEER, GetHead(), 1.0))
+    assert scene.posted == [ReplyReceived(3, PEER, HeadReply(None))]
+    assert scene.broadcast == []
+
+
+def test_chunks_arrive_one_by_one_and_their_end_is_told(scene: Scene) -> None:
+    digests = (Digest(b"a" * 32), Digest(b"b" * 32))
+    replies = [ChunkReply(digest, b"data") for digest in digests]
+    scene.network.replies = list(replies)
+    scene.execute(SendRequest(4, PEER, GetChunks(digests), 1.0))
+    assert scene.posted == [*(ReplyReceived(4, PEER, reply) for reply in replies), RequestDone(4, PEER)]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (PeerUnavailableError("timeout", "20 s"), "timeout"),
+        (PeerRefusedError(Refusal("busy", "", 100)), "refused"),
+        (UnavailableError("p2pd is being restarted"), "closed"),
+        (RemoteProtocolError("framing", "a frame of 0 bytes"), "framing"),
+    ],
+)
+def test_a_failed_request_is_told_with_its_stable_reason(scene: Scene, error: Exception, reason: str) -> None:
+    scene.network.replies = [ChunkReply(Digest(b"a" * 32), b"data")]
+    scene.network.error = error
+    scene.execute(SendRequest(5, PEER, GetChunks((Digest(b"a" * 32),)), 1.0))
+    assert isinstance(scene.posted[0], ReplyReceived), "what came before the failure still counts"
+    assert scene.posted[1:] == [RequestFailed(5, PEER, reason)]
+
+
+def test_a_dial_tells_every_machine_the_addresses_that_answered(scene: Scene) -> None:
+    scene.network.outcomes = [
+        DialOutcome(PEER, HERE, "refused", "connection refused"),
+        DialOutcome(PEER, THERE, "connected", ""),
+    ]
+    scene.execute(DialPeer(PEER, (HERE, THERE)))
+    assert scene.broadcast == [PeerConnected(PEER, (THERE,), outbound=True)]
+
+
+def test_a_dial_that_reached_nobody_says_why(scene: Scene) -> None:
+    scene.network.outcomes = [
+        DialOutcome(PEER, HERE, "timed-out", "no answer"),
+        DialOutcome(PEER, THERE, "refused", "connection refused"),
+    ]
+    scene.execute(DialPeer(PEER, (HERE, THERE)))
+    scene.network.outcomes = []
+    scene.execute(DialPeer(PEER, ()))
+    scene.network.error = UnavailableError("p2pd is being restarted")
+    scene.execute(DialPeer(PEER, (HERE,)))
+    assert scene.broadcast == [
+        PeerLost(PEER, "refused, timed-out"),
+        PeerLost(PEER, "no address"),
+        PeerLost(PEER, "p2pd is being restarted"),
+    ]
+    assert scene.posted == []
+
+
+def test_a_head_reaches_the_mesh_even_if_the_directory_is_down(scene: Scene, run: Any) -> None:
+    head = run.news(1).head
+    scene.execute(AnnounceHead(head))
+    scene.network.error = UnavailableError("no directory")
+    scene.execute(AnnounceHead(head))
+    assert scene.network.announced == [head]
+    assert scene.broadcast == [HeadSeen(encode_signed(head), None)] * 2
+
+
+def test_a_have_record_goes_to_the_directory_and_may_fail_there(scene: Scene, run: Any) -> None:
+    record = run.news(1).manifest
+    scene.execute(AnnounceHave(record))
+    scene.network.error = UnavailableError("no directory")
+    scene.execute(AnnounceHave(record))
+    assert scene.network.announced == [record]
+    assert scene.broadcast == []
+
+
+def test_a_strike_needs_nothing_of_the_network(scene: Scene) -> None:
+    scene.network.error = UnavailableError("down")
+    scene.execute(StrikePeer(PEER, "schema"))
+    assert scene.posted == scene.broadcast == []
