@@ -17,7 +17,8 @@ class DialOutcome:
     peer_id: PeerId
     address: str
     reason: str
-    """``connected``, ``refused``, ``timed-out``, ``wrong-peer``, ``unresolved``, ``self`` or ``unreachable``."""
+    """``connected``, ``refused``, ``timed-out``, ``wrong-peer``, ``unresolved``, ``self``, ``invalid`` or
+    ``unreachable``."""
     detail: str
     is_old: bool = False
     """Whether libp2p did not dial at all this time, so that the reason is the one of an earlier dial."""

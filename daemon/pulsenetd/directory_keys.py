@@ -1,4 +1,4 @@
-"""Where records lie in the DHT: key names, time slots and shards (SPEC section 5)."""
+"""Where records lie in the DHT: key names, time slots and shards (SPEC section 8)."""
 
 from __future__ import annotations
 

@@ -1,16 +1,18 @@
 """Loads hivemind, late and repaired.
 
 Importing hivemind takes seconds and installs its own log handler, so nothing imports it at start:
-:func:`load` does, in a worker thread, and applies three repairs that must hold process-wide:
+:func:`load` does, in a worker thread, and applies four repairs that must hold process-wide:
 
 * its log lines go through our logger;
 * a store with an earlier expiry no longer schedules the deletion of the newer record;
-* its notion of time can be corrected by the measured clock offset.
+* its notion of time can be corrected by the measured clock offset;
+* p2pd gets a session of its own: Ctrl-C in a terminal reaches the node, which then ends p2pd in order.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import logging
 import warnings
@@ -42,7 +44,33 @@ def load_now() -> ModuleType:
         hivemind = importlib.import_module("hivemind")
     _route_logs()
     guard_expiry()
+    detach_p2pd()
     return hivemind
+
+
+class _Overlay:
+    """A module with some of its names replaced."""
+
+    def __init__(self, module: ModuleType, **replaced: Any) -> None:
+        self._module = module
+        self._replaced = replaced
+
+    def __getattr__(self, name: str) -> Any:
+        return self._replaced[name] if name in self._replaced else getattr(self._module, name)
+
+
+def detach_p2pd() -> None:
+    """Have hivemind start p2pd in a session of its own.
+
+    hivemind offers no option for it and finds ``asyncio.subprocess`` through its module's own name ``asyncio``.
+    """
+    daemon_module: Any = importlib.import_module("hivemind.p2p.p2p_daemon")
+    if isinstance(daemon_module.asyncio, _Overlay):
+        return
+    start = functools.partial(asyncio.create_subprocess_exec, start_new_session=True)
+    daemon_module.asyncio = _Overlay(
+        asyncio, subprocess=_Overlay(asyncio.subprocess, create_subprocess_exec=start)
+    )
 
 
 class _Forwarder(logging.Handler):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pulsenet import limits
-from pulsenet.errors import ConfigError, RemoteProtocolError, StorageError, UnavailableError
+from pulsenet.errors import ConfigError, RemoteProtocolError, StorageError, UnavailableError, UsageError
 from pulsenet.ids import PeerId
 from pulsenetd import addresses, hivemind_repairs, p2pd_binary
 from pulsenetd.errors import AddressInUseError, P2pdError
@@ -119,20 +119,24 @@ class P2pd:
         """
         return await self._identify(timeout_seconds)
 
+    def can_dial(self, address: str) -> bool:
+        """Return whether the text is an address that :meth:`connect` takes."""
+        try:
+            addresses.check_address(address)
+        except UsageError:
+            return False
+        return _to_bytes(address) is not None
+
     async def connect(self, peer_id: PeerId, peer_addresses: Sequence[str], timeout_seconds: float) -> None:
         """Connect to a peer at the given addresses, or those p2pd already knows.
 
         Raises:
             UnavailableError: with p2pd's words; one line per address where it tried some.
-            ValueError: an address is no multiaddress.
         """
-        multiaddr = importlib.import_module("hivemind.utils.multiaddr").Multiaddr
         protocol = _control_protocol()
         request = protocol.Request(
             type=protocol.Request.CONNECT,
-            connect=protocol.ConnectRequest(
-                peer=to_libp2p_bytes(peer_id), addrs=[multiaddr(address).to_bytes() for address in peer_addresses]
-            ),
+            connect=protocol.ConnectRequest(peer=to_libp2p_bytes(peer_id), addrs=list(map(_to_bytes, peer_addresses))),
         )
         await self._call(request, timeout_seconds)
 
@@ -186,7 +190,9 @@ class P2pd:
                 logger.debug("incoming stream without a sender: %s", error)
                 writer.transport.abort()
                 return
-            await handler(bytes(info.peer), reader, writer)
+            # This task ends here either way; the streams of Python 3.11 print a cancelled one as an error.
+            with contextlib.suppress(asyncio.CancelledError):
+                await handler(bytes(info.peer), reader, writer)
 
         if self._server is None:
             path = self._p2p._client_listen_maddr["unix"]
@@ -419,6 +425,16 @@ async def _progress(waited_for: str, on_progress: Callable[[str], None]) -> Asyn
 
 def _control_protocol() -> Any:
     return importlib.import_module("hivemind.proto.p2pd_pb2")
+
+
+def _to_bytes(address: str) -> bytes | None:
+    """Return a multiaddress in binary; ``None`` if the text is none."""
+    multiaddr = importlib.import_module("hivemind.utils.multiaddr")
+    malformed = importlib.import_module("hivemind.utils.multiaddr.exceptions").Error
+    try:
+        return bytes(multiaddr.Multiaddr(address).to_bytes())
+    except (malformed, ValueError):
+        return None
 
 
 def _to_texts(encoded: Sequence[bytes]) -> tuple[str, ...]:

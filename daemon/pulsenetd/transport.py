@@ -199,7 +199,9 @@ class Transport:
     async def dial(
         self, peer_id: PeerId, peer_addresses: Sequence[str], timeout_seconds: float | None = None
     ) -> tuple[DialOutcome, ...]:
-        """Connect to a peer at any of its addresses; return one outcome per address, never raise for a peer.
+        """Connect to a peer at any of its addresses; return one outcome per address.
+
+        Never raises for what a peer claims: an address that is none has the outcome ``invalid``.
 
         Raises:
             UnavailableError: p2pd itself is being restarted.
@@ -207,17 +209,24 @@ class Transport:
         running = self.p2pd
         if peer_id == self._peer_id:
             return tuple(DialOutcome(peer_id, one, "self", "this is our own key") for one in peer_addresses)
-        for address in peer_addresses:
-            addresses.check_address(address)
+        usable = [address for address in peer_addresses if running.can_dial(address)]
+        outcomes = {address: DialOutcome(peer_id, address, "invalid", "not an address") for address in peer_addresses}
+        if usable:
+            outcomes |= await self._dial_usable(running, peer_id, usable, timeout_seconds)
+        return tuple(outcomes[address] for address in peer_addresses)
+
+    async def _dial_usable(
+        self, running: P2pd, peer_id: PeerId, usable: Sequence[str], timeout_seconds: float | None
+    ) -> dict[str, DialOutcome]:
         try:
-            await running.connect(peer_id, peer_addresses, timeout_seconds or self._deadlines.open_seconds)
+            await running.connect(peer_id, usable, timeout_seconds or self._deadlines.open_seconds)
         except UnavailableError as error:
             text = str(error)
-            return tuple(self._dial_history.explain(peer_id, address, text) for address in peer_addresses)
+            return {address: self._dial_history.explain(peer_id, address, text) for address in usable}
         self._outbound.add(peer_id)
-        for address in peer_addresses:
+        for address in usable:
             self._dial_history.forget(peer_id, address)
-        return tuple(DialOutcome(peer_id, address, "connected", "connected") for address in peer_addresses)
+        return {address: DialOutcome(peer_id, address, "connected", "connected") for address in usable}
 
     async def dial_all(self, bootstraps: Sequence[str], timeout_seconds: float) -> tuple[DialOutcome, ...]:
         """Dial bootstraps (``/ip4/.../p2p/<peer>``) at once; return one outcome each, in their order (A-NET-1).

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -119,3 +121,21 @@ def test_directories_of_different_names_share_no_procedures() -> None:
         assert second._rpc_handlers is None
     finally:
         hivemind.dht.node.DHTProtocol = original
+
+
+def test_p2pd_is_started_in_a_session_of_its_own() -> None:
+    """Ctrl-C in a terminal goes to every process of the session's foreground group (A-CLI-4)."""
+    from hivemind.p2p import p2p_daemon
+
+    async def read_session() -> int:
+        child = await p2p_daemon.asyncio.subprocess.create_subprocess_exec(
+            sys.executable, "-c", "import os; print(os.getsid(0))", stdout=subprocess.PIPE
+        )
+        printed, _ = await child.communicate()
+        return int(printed)
+
+    first = p2p_daemon.asyncio
+    hivemind_repairs.detach_p2pd()
+    assert p2p_daemon.asyncio is first
+    assert p2p_daemon.asyncio.Future is asyncio.Future
+    assert asyncio.run(read_session()) != os.getsid(0)

@@ -425,6 +425,18 @@ def test_every_bootstrap_failure_has_its_own_reason(make_node: Any) -> None:
     run(main())
 
 
+def test_addresses_a_peer_made_up_are_outcomes_and_not_errors(make_node: Any) -> None:
+    async def main() -> None:
+        async with make_node("a") as a, make_node("b") as b:
+            claimed = ["", "nonsense", "/ip4/1.2.3.4/tcp/1/nonsense/x", "/ip4/1.2.3.4/tcp/1/p2p/x", "/ip4/é/tcp/1"]
+            outcomes = await a.transport.dial(b.peer_id, [*claimed, await b.address()])
+            assert [outcome.reason for outcome in outcomes] == ["invalid"] * 5 + ["connected"]
+            assert [outcome.reason for outcome in await a.transport.dial(b.peer_id, claimed)] == ["invalid"] * 5
+            assert await a.transport.dial(b.peer_id, []) == ()
+
+    run(main())
+
+
 def test_a_port_somebody_listens_on_is_refused_and_named(make_node: Any) -> None:
     """A-NET-2: also against another p2pd, with which libp2p would share the port in silence."""
 
