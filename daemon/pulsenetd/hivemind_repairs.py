@@ -68,9 +68,7 @@ def detach_p2pd() -> None:
     if isinstance(daemon_module.asyncio, _Overlay):
         return
     start = functools.partial(asyncio.create_subprocess_exec, start_new_session=True)
-    daemon_module.asyncio = _Overlay(
-        asyncio, subprocess=_Overlay(asyncio.subprocess, create_subprocess_exec=start)
-    )
+    daemon_module.asyncio = _Overlay(asyncio, subprocess=_Overlay(asyncio.subprocess, create_subprocess_exec=start))
 
 
 class _Forwarder(logging.Handler):

@@ -245,7 +245,7 @@ def test_a_download_killed_in_its_middle_goes_on_where_it_was(story: Story) -> N
     """A-CHK-4, A-PROC-3."""
     stored = story.seen["stored at the kill"]
     assert 0 < stored < ANCHOR_SIZE_BYTES
-    fetched = story.seen["bytes of the second life"]["received_chunks"]
+    fetched = story.seen["bytes of the second life"]["received_chunk"]
     assert fetched <= 1.05 * (story.model.table.layout_size_bytes - stored)
     assert story.seen["orphans"] == []
 
