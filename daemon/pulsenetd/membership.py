@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pulsenet.chain.records import Descriptor, SignedRecord
@@ -36,6 +36,7 @@ class Membership:
         self._on_change = on_change
         self._encoded: tuple[bytes, ...] = ()
         self._told_revision = -1
+        self._last_refusal = ""
 
     def encoded(self) -> Sequence[bytes]:
         """Return every revision held, from the genesis on, without a gap."""
@@ -43,16 +44,17 @@ class Membership:
 
     def refresh(self) -> None:
         """Take what the run's directory and the store have that is news. Blocks on the disk."""
-        known = self._read_known()
+        in_directory = _by_revision(runs.load_descriptors(self._run_path))
+        stored = _by_revision(decode_signed(record) for record in self._store.records_of_type(Descriptor.TYPE))
+        # What is stored was accepted; a revision of the directory may still lack signatures.
+        known = in_directory | stored
         for revision in sorted(known):
-            if revision >= self._trust.next_revision:
-                self._accept(known[revision])
-        newest = self._trust.descriptor
-        if newest is None or newest.revision == self._told_revision:
+            if revision >= self._trust.next_revision and not self._accept(known[revision]):
+                break
+        newest, record = self._trust.descriptor, self._trust.descriptor_record
+        if newest is None or record is None or newest.revision == self._told_revision:
             return
-        if self._trust.descriptor_record is not None:
-            known[newest.revision] = self._trust.descriptor_record
-        self._keep(known)
+        self._keep(known | {newest.revision: record}, in_directory)
         self._told_revision = newest.revision
         self._on_change(newest)
 
@@ -69,36 +71,37 @@ class Membership:
                 signed = decode_signed(record)
             except RemoteProtocolError:
                 return taken
+            due = self._trust.next_revision
             if not self._accept(signed):
                 return taken
-            self._store.put_record(signed)
-            taken = True
+            if self._trust.next_revision > due:
+                self._store.put_record(signed)
+                taken = True
         return taken
-
-    def _read_known(self) -> dict[int, SignedRecord]:
-        known: dict[int, SignedRecord] = {}
-        stored = [decode_signed(record) for record in self._store.records_of_type(Descriptor.TYPE)]
-        for signed in (*stored, *runs.load_descriptors(self._run_path)):
-            known[decode_value(Descriptor, signed.payload).revision] = signed
-        return known
 
     def _accept(self, signed: SignedRecord) -> bool:
         try:
             self._trust.accept_descriptor(signed)
         except (RemoteProtocolError, TrustError) as error:
-            # A revision that still lacks an owner's signature is no fault; everything else is worth a line.
-            logger.warning("a descriptor revision was not accepted: %s", error)
+            # Once each: a revision that still lacks an owner's signature is looked at again and again.
+            text = str(error)
+            if text != self._last_refusal:
+                logger.warning("a descriptor revision was not accepted: %s", text)
+            self._last_refusal = text
             return False
         return True
 
-    def _keep(self, known: dict[int, SignedRecord]) -> None:
+    def _keep(self, accepted: Mapping[int, SignedRecord], in_directory: Mapping[int, SignedRecord]) -> None:
         """Write each revision where it is missing, and remember the unbroken chain for peers."""
         chain: list[bytes] = []
-        in_directory = {decode_value(Descriptor, one.payload).revision for one in runs.load_descriptors(self._run_path)}
-        while len(chain) in known and len(chain) < self._trust.next_revision:
-            signed = known[len(chain)]
-            if len(chain) not in in_directory:
+        while len(chain) in accepted and len(chain) < self._trust.next_revision:
+            signed = accepted[len(chain)]
+            if in_directory.get(len(chain)) != signed:
                 runs.save_descriptor(self._run_path, signed)
             self._store.put_record(signed)
             chain.append(encode_signed(signed))
         self._encoded = tuple(chain)
+
+
+def _by_revision(records: Iterable[SignedRecord]) -> dict[int, SignedRecord]:
+    return {decode_value(Descriptor, signed.payload).revision: signed for signed in records}

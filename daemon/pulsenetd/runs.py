@@ -125,7 +125,9 @@ def load_descriptors(run: Path) -> list[SignedRecord]:
         try:
             if path.stat().st_size > limits.RECORD_SIZE_BYTES_MAX:
                 raise StorageError(f"{path} is too large for a descriptor; delete it and join again")
-            records.append(decode_signed(path.read_bytes()))
+            signed = decode_signed(path.read_bytes())
+            decode_value(Descriptor, signed.payload)
+            records.append(signed)
         except OSError as error:
             raise StorageError(f"cannot read {path}: {error.strerror}") from error
         except PulsenetError as error:

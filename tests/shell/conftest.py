@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from pulsenet.node.events import Event
 from pulsenet.tensors.params import TensorSpec, make_table
 from pulsenetd import runs
 from pulsenetd.identity import Identity, load_or_create, verify
+from pulsenetd.logs import logger
 from pulsenetd.storage import Store
 
 NOW_MS = 1_800_000_000_000
@@ -239,6 +241,19 @@ def run_quickly(work: Callable[[], Awaitable[Answer]]) -> Answer:
 
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(started())
+
+
+@pytest.fixture(autouse=True)
+def _own_log() -> Iterator[None]:
+    """Let each test begin with an unconfigured logger: commands set the process-wide one up."""
+    handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
+    logger.handlers[:] = []
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
+    yield
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+    logger.propagate = propagate
 
 
 @pytest.fixture

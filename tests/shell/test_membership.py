@@ -1,0 +1,230 @@
+"""Descriptor revisions: learned from the run's directory and from peers, kept, and passed on without a gap."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsenet.chain.records import Descriptor, SignedRecord
+from pulsenet.chain.signing import decode_signed, encode_signed
+from pulsenet.chain.trust import Trust
+from pulsenet.errors import RemoteProtocolError, StorageError, UnavailableError
+from pulsenet.ids import PeerId
+from pulsenet.wire.messages import GetDescriptors, RecordsReply
+from pulsenet.wire.schema import decode_value
+from pulsenetd import runs
+from pulsenetd.identity import verify
+from pulsenetd.membership import Membership
+from pulsenetd.storage import Store
+
+PEER = PeerId(b"p" * 32)
+
+
+class Node:
+    """The membership of one node of the run, and what it was told."""
+
+    def __init__(self, directory: Path, store: Store, run: Any) -> None:
+        self.directory, self.store, self.run = directory, store, run
+        self.open()
+
+    def open(self) -> None:
+        self.told: list[int] = []
+        self.trust = Trust(self.run.run_id, verify)
+        self.membership = Membership(
+            self.directory, self.store, self.trust, lambda descriptor: self.told.append(descriptor.revision)
+        )
+
+    def put(self, *revisions: SignedRecord) -> None:
+        for signed in revisions:
+            runs.save_descriptor(self.directory, signed)
+
+    def ask(self, *records: bytes) -> bool:
+        async def answer(peer_id: PeerId, request: GetDescriptors) -> RecordsReply:
+            self.asked = request.revision_min
+            return RecordsReply(records)
+
+        return asyncio.run(self.membership.ask(PEER, answer))
+
+    @property
+    def revision(self) -> int | None:
+        return None if self.trust.descriptor is None else self.trust.descriptor.revision
+
+    def in_directory(self) -> list[SignedRecord]:
+        return runs.load_descriptors(self.directory)
+
+
+@pytest.fixture
+def node(tmp_path: Path, store: Store, run: Any) -> Node:
+    return Node(tmp_path / "run", store, run)
+
+
+def make_chain(run: Any, count: int) -> list[SignedRecord]:
+    """Revisions 0 to ``count`` - 1, each admitting nobody new."""
+    chain = [run.genesis]
+    descriptor = run.descriptor
+    while len(chain) < count:
+        chain.append(run.revise(chain[-1], descriptor, open_inferencers_max=len(chain)))
+        descriptor = decode_value(Descriptor, chain[-1].payload)
+    return chain
+
+
+def check_for_newcomer(run: Any, served: Any) -> int:
+    """Walk what a node serves as a newcomer does; return the revision it ends at."""
+    trust = Trust(run.run_id, verify)
+    for record in served:
+        trust.accept_descriptor(decode_signed(record))
+    assert trust.descriptor is not None
+    return trust.descriptor.revision
+
+
+def test_revisions_of_the_directory_are_accepted_kept_and_told_once(node: Node, run: Any, store: Store) -> None:
+    chain = make_chain(run, 3)
+    node.put(*chain[:2])
+    node.membership.refresh()
+    node.membership.refresh()
+    assert (node.revision, node.told) == (1, [1])
+    node.put(chain[2])
+    node.membership.refresh()
+    assert (node.revision, node.told) == (2, [1, 2])
+    assert list(node.membership.encoded()) == [encode_signed(signed) for signed in chain]
+    assert sorted(store.records_of_type(Descriptor.TYPE)) == sorted(encode_signed(signed) for signed in chain)
+
+
+def test_nothing_is_known_before_the_genesis(node: Node) -> None:
+    node.membership.refresh()
+    assert (node.revision, node.told, list(node.membership.encoded())) == (None, [], [])
+
+
+def test_a_revision_beyond_a_gap_waits_for_the_ones_between(node: Node, run: Any) -> None:
+    chain = make_chain(run, 3)
+    node.put(chain[0], chain[2])
+    node.membership.refresh()
+    assert node.revision == 0
+    assert list(node.membership.encoded()) == [encode_signed(chain[0])]
+    node.put(chain[1])
+    node.membership.refresh()
+    assert node.revision == 2
+    assert check_for_newcomer(run, node.membership.encoded()) == 2
+
+
+def test_revisions_of_a_peer_are_kept_and_reach_the_directory(node: Node, run: Any) -> None:
+    chain = make_chain(run, 3)
+    assert node.ask(*(encode_signed(signed) for signed in chain[:2]))
+    assert node.asked == 0
+    assert node.ask(encode_signed(chain[2]))
+    assert node.asked == 2
+    node.membership.refresh()
+    assert node.told == [2]
+    assert node.in_directory() == chain
+    assert check_for_newcomer(run, node.membership.encoded()) == 2
+
+
+def test_everything_is_still_known_after_a_restart(node: Node, run: Any, tmp_path: Path) -> None:
+    node.ask(*(encode_signed(signed) for signed in make_chain(run, 3)))
+    node.membership.refresh()
+    node.directory = tmp_path / "another machine's view"
+    node.open()
+    node.membership.refresh()
+    assert (node.revision, node.told) == (2, [2])
+    assert node.in_directory() == make_chain(run, 3)
+
+
+def test_a_peer_that_repeats_what_is_known_brings_nothing(node: Node, run: Any) -> None:
+    """Or a node at its start would ask such a peer for ever."""
+    genesis = encode_signed(run.genesis)
+    assert node.ask(genesis)
+    assert not node.ask(genesis)
+    assert not node.ask(genesis, genesis)
+    assert not node.ask()
+
+
+def test_what_follows_a_bad_record_of_a_peer_is_not_looked_at(node: Node, run: Any) -> None:
+    chain = make_chain(run, 3)
+    assert node.ask(encode_signed(chain[0]), b"\xc1 no record", encode_signed(chain[1]))
+    assert node.revision == 0
+    forged = run.revise(chain[0], run.descriptor, run.stranger, private=True)
+    assert not node.ask(encode_signed(forged), encode_signed(chain[1]))
+    assert node.revision == 0
+    assert not node.ask(run.signed_batch(1))
+    assert node.store.records_of_type("rollouts") == []
+
+
+@pytest.mark.parametrize("error", [UnavailableError("gone"), RemoteProtocolError("framing", "cut")])
+def test_a_peer_that_cannot_answer_brings_nothing(node: Node, error: Exception) -> None:
+    async def fail(peer_id: PeerId, request: GetDescriptors) -> RecordsReply:
+        raise error
+
+    assert not asyncio.run(node.membership.ask(PEER, fail))
+
+
+# Several owners
+
+
+def shared_run(make_run: Any) -> Any:
+    """A run whose revisions two owners sign."""
+    run = make_run()
+    owners = tuple(sorted((run.owner.peer_id, run.second.peer_id)))
+    shared = type(run)(run.directory, owners=owners, owner_threshold=2)
+    shared.genesis = shared.sign(shared.descriptor, shared.owner, shared.second)
+    return shared
+
+
+def test_a_revision_that_lacks_an_owner_waits_and_is_told_once(
+    make_run: Any, tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = shared_run(make_run)
+    node = Node(tmp_path / "run", store, run)
+    incomplete = run.revise(run.genesis, run.descriptor, run.owner, private=True)
+    node.put(run.genesis, incomplete)
+    for _ in range(3):
+        node.membership.refresh()
+    assert node.revision == 0
+    assert caplog.text.count("not accepted") == 1
+    assert check_for_newcomer(run, node.membership.encoded()) == 0
+    node.put(run.revise(run.genesis, run.descriptor, run.owner, run.second, private=True))
+    node.membership.refresh()
+    assert node.revision == 1
+    assert check_for_newcomer(run, node.membership.encoded()) == 1
+
+
+def test_the_signatures_of_peers_replace_an_incomplete_revision_of_the_directory(
+    make_run: Any, tmp_path: Path, store: Store
+) -> None:
+    """One owner signs here, the other elsewhere: what newcomers are served must hold, and so must the directory."""
+    run = shared_run(make_run)
+    node = Node(tmp_path / "run", store, run)
+    node.put(run.genesis, run.revise(run.genesis, run.descriptor, run.owner, private=True))
+    node.membership.refresh()
+    complete = run.revise(run.genesis, run.descriptor, run.owner, run.second, private=True)
+    assert node.ask(encode_signed(complete))
+    node.membership.refresh()
+    first = decode_value(Descriptor, complete.payload)
+    second = run.revise(complete, first, run.owner, run.second, open_inferencers_max=3)
+    assert node.ask(encode_signed(second))
+    node.membership.refresh()
+    assert check_for_newcomer(run, node.membership.encoded()) == 2
+    assert node.in_directory() == [run.genesis, complete, second]
+
+
+def test_a_revision_of_the_directory_that_lost_to_another_is_replaced(
+    make_run: Any, tmp_path: Path, store: Store
+) -> None:
+    run = shared_run(make_run)
+    node = Node(tmp_path / "run", store, run)
+    node.put(run.genesis, run.revise(run.genesis, run.descriptor, run.owner, open_inferencers_max=9))
+    other = run.revise(run.genesis, run.descriptor, run.owner, run.second, private=True)
+    assert node.ask(encode_signed(run.genesis), encode_signed(other))
+    node.membership.refresh()
+    assert node.in_directory() == [run.genesis, other]
+    assert check_for_newcomer(run, node.membership.encoded()) == 1
+
+
+def test_a_file_of_the_directory_that_is_no_descriptor_is_named(node: Node, run: Any) -> None:
+    node.put(run.genesis)
+    path = node.directory / "descriptors" / "000001.record"
+    path.write_bytes(encode_signed(run.news(1).manifest))
+    with pytest.raises(StorageError, match=r"000001\.record is damaged"):
+        node.membership.refresh()
