@@ -374,10 +374,11 @@ class Inferencer:
                 self._router.note_unavailable(entry, now)
 
     def _is_refused(self, digest: Digest) -> bool:
-        if self._news.is_refused(digest):
-            return True
         manifest = self._news.known_manifest(digest)
-        return manifest is not None and bool(self._fetcher.refusal_of(manifest.blob_id))
+        if manifest is not None and self._fetcher.refusal_of(manifest.blob_id):
+            # The fetcher forgets a blob with the route that wanted it; the refusal must outlive both.
+            self._news.refuse(digest)
+        return self._news.is_refused(digest)
 
     def _tidy(self, entries: Iterable[CatalogueEntry] = ()) -> list[Effect]:
         blob_ids, record_digests = self._shelf.release(self._router.held, entries)

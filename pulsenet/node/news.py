@@ -25,11 +25,17 @@ from pulsenet.wire.schema import decode_value
 TRUST_KEY = "trust"
 """Name of the saved trust among the node's durable values."""
 
+STALE_POLL_SECONDS = 5.0
+"""While no head is in force, one peer is asked for its head about this often."""
+
 STASH_MAX = 4
 """Heads kept while the descriptors or epochs they build on are fetched; the oldest is dropped beyond."""
 
 STASH_TRIES_MAX = 8
 """Answers that brought a stashed head no nearer before it is dropped."""
+
+REFUSED_MAX = 1_024
+"""Manifests remembered as false; the oldest is forgotten beyond, and would be judged again."""
 
 STRIKE_CODES = frozenset({"signature", "wrong-type", "wrong-run", "decode", "schema"})
 """Refusals an honest peer never causes; old or unknown records may be mere slowness."""
@@ -68,7 +74,7 @@ class News:
         self.manifest_count = 0
         """Manifests ever taken in; changes whenever one became known."""
         self._looked_up: set[Digest] = set()
-        self._refused: set[Digest] = set()
+        self._refused: dict[Digest, None] = {}
         self._head_due = 0.0
         self._head_hint: PeerId | None = None
         self._teller: PeerId | None = None
@@ -115,12 +121,17 @@ class News:
         """Say whether the manifest is known to break a rule, so that no route may use it."""
         return digest in self._refused
 
+    def refuse(self, digest: Digest) -> None:
+        """Use this manifest in no route: it, or the blob it names, is its signer's fault."""
+        self._refused[digest] = None
+        if len(self._refused) > REFUSED_MAX:
+            del self._refused[next(iter(self._refused))]
+
     def keep_manifests(self, digests: Iterable[Digest]) -> None:
         """Forget every manifest but these; the store still has them."""
         kept = set(digests)
         self._manifests = {digest: known for digest, known in self._manifests.items() if digest in kept}
         self._looked_up &= kept
-        self._refused &= kept
 
     # What is missing
 
@@ -187,14 +198,13 @@ class News:
         """Judge what a peer answered to one of our needs."""
         match arrived.need:
             case GetHead():
-                calm = not self._trust.stale(now_ms)
-                self._head_due = now + self._draw_seconds(limits.HEAD_RESIGN_SECONDS if calm else 5.0)
+                effects: list[Effect] = []
+                for record in arrived.records[:1]:
+                    effects += self.take_head(record, arrived.peer_id, now_ms, is_ours=True)
+                seconds = STALE_POLL_SECONDS if self._trust.stale(now_ms) else limits.HEAD_RESIGN_SECONDS
+                self._head_due = now + self._draw_seconds(seconds)
                 self._head_hint = None
-                return [
-                    effect
-                    for record in arrived.records[:1]
-                    for effect in self.take_head(record, arrived.peer_id, now_ms, is_ours=True)
-                ]
+                return effects
             case GetDescriptors() | GetEpochs():
                 return self._take_foundations(arrived, now_ms)
             case GetRecords(digests):
@@ -283,7 +293,7 @@ class News:
             manifest = self._trust.accept_manifest(signed)
         except (RemoteProtocolError, TrustError) as error:
             if error.code not in (*STRIKE_CODES, BUILDS_ON_DESCRIPTOR, BUILDS_ON_EPOCH, "fork"):
-                self._refused.add(digest)
+                self.refuse(digest)
             return error
         self._manifests[digest] = (manifest, signed.signers[0])
         self.manifest_count += 1

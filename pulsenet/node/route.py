@@ -16,6 +16,9 @@ UNAVAILABLE_SECONDS = 60.0
 REASONS_THAT_KEEP_THE_MIRROR = frozenset({"enospc", "memory"})
 """Failures of the environment: neither the mirror nor the manifest is in doubt."""
 
+REASONS_THAT_BLAME_THE_BLOB = frozenset({"decode", "structure"})
+"""Failures of what was signed: the mirror is what it was."""
+
 FAILURES_MAX = 1_024
 """Manifests remembered as failing."""
 
@@ -101,8 +104,9 @@ class Router:
         if reason in REASONS_THAT_KEEP_THE_MIRROR:
             self._environment_failures += 1
             return self._environment_failures
-        # The mirror's bytes are in doubt, whatever it calls itself: build anew from an anchor.
-        self._from_anchor = True
+        # A blob that is whole and cannot be read is its signer's fault. Otherwise the mirror's bytes are in doubt,
+        # whatever it calls itself: build anew from an anchor.
+        self._from_anchor = self._from_anchor or reason not in REASONS_THAT_BLAME_THE_BLOB
         count = self._failures.pop(entry.manifest_digest, 0) + 1
         self._failures[entry.manifest_digest] = count
         if len(self._failures) > FAILURES_MAX:

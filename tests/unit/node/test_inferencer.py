@@ -1,0 +1,513 @@
+"""The follower's machine, driven event by event from a scripted publisher."""
+
+from __future__ import annotations
+
+import pytest
+
+from pulsenet.chain.records import Have, Kind
+from pulsenet.chain.retention import RetentionLimits
+from pulsenet.chain.signing import encode_signed, record_digest, seal
+from pulsenet.errors import LocalProtocolError
+from pulsenet.ids import Digest, PeerId, Version
+from pulsenet.node.effects import (
+    ApplyHop,
+    Count,
+    Effect,
+    HandToEngine,
+    Log,
+    Release,
+    Report,
+    SendRequest,
+    SetTimer,
+    StoreChunk,
+    StoreChunkList,
+    StoreRecord,
+)
+from pulsenet.node.events import (
+    ChunkStored,
+    EngineApplied,
+    EngineFailed,
+    Event,
+    ForkProofSeen,
+    HaveSeen,
+    HeadSeen,
+    HopApplied,
+    HopFailed,
+    PeerConnected,
+    PeerLost,
+    ReplyReceived,
+    RequestDone,
+    TimerFired,
+)
+from pulsenet.node.inferencer import TRANSITIONS, Inferencer, Phase, Step
+from pulsenet.node.respond import respond
+from pulsenet.testing.fakes import Chance, FakeStore, make_key, make_sign
+from pulsenet.testing.script import NOW_MS, ScriptedPublisher, make_data, root_of
+from pulsenet.wire.messages import GetChunks, GetHead, GetRecords, PeerAddress
+
+
+class PublisherView:
+    """The scripted publisher's store, as the serving rule sees it."""
+
+    def __init__(self, store: FakeStore) -> None:
+        self.record = store.record
+        self.descriptors = store.descriptors
+        self.epochs = store.epochs
+        self.chunk_list = store.chunk_list
+        self.chunk = store.chunk
+        self.head: bytes | None = None
+
+    def newest_head(self) -> bytes | None:
+        return self.head
+
+    def have(self) -> bytes | None:
+        return None
+
+    def neighbours(self) -> list[PeerAddress]:
+        return []
+
+    def push_verdict(self, push: object) -> str:
+        return ""
+
+
+class Bench:
+    """One follower, its disk, and a publisher that answers at once; hops and swaps are answered by the test."""
+
+    def __init__(self, publisher: ScriptedPublisher, **settings: object) -> None:
+        self.publisher = publisher
+        self.view = PublisherView(publisher.store)
+        self.store = FakeStore()
+        self.now = 0.0
+        self.log: list[Effect] = []
+        self.report: dict[str, object] = {}
+        self.node = Inferencer(
+            publisher.make_trust(),
+            make_key("follower"),
+            Chance(1),
+            self.store,
+            **settings,  # type: ignore[arg-type]
+        )
+        self.tell(TimerFired())
+
+    def tell(self, *events: Event) -> list[Effect]:
+        """Deliver events and everything that follows from them; return all effects in order."""
+        seen: list[Effect] = []
+        queue = list(events)
+        while queue:
+            effects = self.node.handle(queue.pop(0), self.now, NOW_MS + round(self.now * 1000))
+            seen += effects
+            for effect in effects:
+                queue += self.carry_out(effect)
+        self.log += seen
+        return seen
+
+    def carry_out(self, effect: Effect) -> list[Event]:
+        match effect:
+            case StoreRecord(record):
+                self.store.put_record(record)
+            case StoreChunkList(blob_id, data):
+                self.store.lists[blob_id] = data
+            case StoreChunk(digest, data):
+                self.store.chunks[digest] = data
+                return [ChunkStored(digest)]
+            case Release(blob_ids, record_digests):
+                self.store.release(blob_ids, record_digests)
+            case Report(fields):
+                self.report.update(fields)
+            case SendRequest(request_id, peer_id, message):
+                replies: list[Event] = [
+                    ReplyReceived(request_id, peer_id, reply) for reply in respond(message, self.view)
+                ]
+                return [*replies, RequestDone(request_id, peer_id)] if isinstance(message, GetChunks) else replies
+        return []
+
+    def connect(self) -> list[Effect]:
+        return self.tell(PeerConnected(self.publisher.peer_id, (), outbound=True))
+
+    def offer(self, digests: list[Digest], at_ms: int = 0) -> list[Effect]:
+        """Show the follower a head over these manifests."""
+        self.view.head = self.publisher.head(digests, at_ms=NOW_MS + at_ms)
+        return self.tell(HeadSeen(self.view.head, self.publisher.peer_id))
+
+    def pass_time(self, seconds: float) -> list[Effect]:
+        end = self.now + seconds
+        seen: list[Effect] = []
+        while self.now < end:
+            timer = next((e.at for e in reversed(self.log) if isinstance(e, SetTimer)), end)
+            self.now = min(max(timer, self.now + 0.01), end)
+            seen += self.tell(TimerFired())
+        return seen
+
+    def apply_all(self, effects: list[Effect]) -> list[Effect]:
+        """Answer every hop with success until no more is ordered; return the effects after the last hop."""
+        while hops := only(effects, ApplyHop):
+            (hop,) = hops
+            effects = self.tell(HopApplied(hop.manifest.version, hop.manifest.root))
+        return effects
+
+
+def only(effects: list[Effect], kind: type) -> list:  # type: ignore[type-arg]
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def v(number: int, epoch: int = 0) -> Version:
+    return Version(epoch, number)
+
+
+def hops(bench: Bench) -> list[int]:
+    return [effect.manifest.version.number for effect in only(bench.log, ApplyHop)]
+
+
+def caught_up(last: int = 12) -> tuple[Bench, list[Digest]]:
+    """Return a follower at ``last`` whose engine is there too."""
+    publisher = ScriptedPublisher()
+    digests = publisher.chain(10, last)
+    bench = Bench(publisher)
+    bench.connect()
+    effects = bench.apply_all(bench.offer(digests))
+    assert only(effects, HandToEngine) == [HandToEngine(v(last))]
+    bench.tell(EngineApplied(v(last)))
+    assert bench.node.phase is Phase.CURRENT
+    return bench, digests
+
+
+def test_a_joiner_applies_hop_by_hop_and_swaps_the_engine_once() -> None:
+    """A-CHAIN-1."""
+    publisher = ScriptedPublisher()
+    digests = publisher.chain(40, 50)[:1] + publisher.chain(50, 57)
+    bench = Bench(publisher)
+    assert bench.node.phase is Phase.WAITING
+    bench.connect()
+    effects = bench.offer(digests)
+    assert [hop.manifest.version for hop in only(effects, ApplyHop)] == [v(50)]
+    assert bench.node.phase is Phase.APPLYING
+    assert bench.node.mirror_version is None
+    effects = bench.apply_all(effects)
+    assert hops(bench) == list(range(50, 58))
+    assert only(bench.log, HandToEngine) == [HandToEngine(v(57))]
+    assert bench.node.applied_version is None
+    assert bench.report["applied_version"] is None
+    bench.tell(EngineApplied(v(57)))
+    assert bench.node.applied_version == v(57)
+    assert (bench.report["applied_version"], bench.report["version_lag"]) == (57, 0)
+    assert not bench.store.holds_blob(publisher.manifests[digests[0]].blob_id)
+
+
+def test_the_head_is_pulled_from_a_peer_that_connects() -> None:
+    publisher = ScriptedPublisher()
+    bench = Bench(publisher)
+    bench.view.head = publisher.head(publisher.chain(1, 1))
+    effects = bench.connect()
+    assert GetHead() in [request.message for request in only(effects, SendRequest)]
+    assert only(effects, ApplyHop)
+
+
+def test_records_are_stored_before_a_hop_is_ordered() -> None:
+    publisher = ScriptedPublisher()
+    digests = publisher.chain(1, 1)
+    bench = Bench(publisher)
+    bench.connect()
+    bench.offer(digests)
+    assert digests[0] in bench.store.records
+    assert bench.store.holds_blob(publisher.manifests[digests[0]].blob_id)
+
+
+def test_a_newer_head_during_a_hop_is_looked_at_after_it() -> None:
+    publisher = ScriptedPublisher()
+    digests = publisher.chain(10, 12)
+    bench = Bench(publisher)
+    bench.connect()
+    first = bench.offer(digests[:2])
+    assert only(bench.offer(digests, at_ms=1), ApplyHop) == []
+    assert bench.node.phase is Phase.APPLYING
+    effects = bench.apply_all(first)
+    # The goal of this catch-up was v11: the engine is not kept waiting for versions that came since.
+    assert only(bench.log, HandToEngine) == [HandToEngine(v(11))]
+    assert effects
+    bench.tell(EngineApplied(v(11)))
+    assert only(bench.log, HandToEngine) == [HandToEngine(v(11)), HandToEngine(v(12))]
+    assert hops(bench) == [10, 11, 12]
+
+
+def test_versions_applied_while_the_engine_is_busy_are_one_swap_more() -> None:
+    bench, digests = caught_up(12)
+    for number in (13, 14, 15):
+        digests.append(bench.publisher.add(Kind.PATCH, v(number - 1), v(number), make_data(str(number), 50)))
+        bench.apply_all(bench.offer(list(digests), at_ms=number))
+    assert only(bench.log, HandToEngine) == [HandToEngine(v(12)), HandToEngine(v(13))]
+    assert bench.node.applied_version == v(12)
+    bench.tell(EngineApplied(v(13)))
+    assert only(bench.log, HandToEngine)[-1] == HandToEngine(v(15))
+
+
+def test_a_failing_engine_is_handed_the_version_again() -> None:
+    """A-APP-3."""
+    bench, digests = caught_up(12)
+    digests.append(bench.publisher.add(Kind.PATCH, v(12), v(13), b"x"))
+    bench.apply_all(bench.offer(digests, at_ms=1))
+    effects = bench.tell(EngineFailed(v(12), "checksum"))
+    assert Count("rejected", "engine") in effects
+    assert bench.report["applied_version"] == 12
+    assert HandToEngine(v(13)) in bench.pass_time(5.0)
+
+
+@pytest.mark.parametrize("reason", ["base_mismatch", "root_mismatch"])
+def test_a_failed_hop_is_answered_from_an_anchor_and_never_reported(reason: str) -> None:
+    """A-CHAIN-5."""
+    bench, digests = caught_up(12)
+    digests.append(bench.publisher.add(Kind.PATCH, v(12), v(13), b"x"))
+    bench.offer(digests, at_ms=1)
+    effects = bench.tell(HopFailed(v(13), reason, v(12)))
+    assert Count("rejected", reason) in effects
+    assert only(effects, Log)
+    assert bench.report["mirror_version"] == 12
+    effects = bench.pass_time(1.0)
+    assert [hop.manifest.kind for hop in only(effects, ApplyHop)] == [Kind.ANCHOR]
+    bench.apply_all(effects)
+    assert hops(bench)[-4:] == [10, 11, 12, 13]
+    assert only(bench.log, HandToEngine)[-1] == HandToEngine(v(13))
+
+
+def test_a_hop_with_another_root_than_signed_does_not_count() -> None:
+    bench, digests = caught_up(12)
+    digests.append(bench.publisher.add(Kind.PATCH, v(12), v(13), b"x"))
+    bench.offer(digests, at_ms=1)
+    effects = bench.tell(HopApplied(v(13), Digest(b"?" * 32)))
+    assert Count("rejected", "root_mismatch") in effects
+    assert bench.node.mirror_version is None
+    assert bench.node.applied_version == v(12)
+
+
+def test_a_hop_that_keeps_failing_is_retried_a_bounded_number_of_times() -> None:
+    bench, digests = caught_up(12)
+    digests.append(bench.publisher.add(Kind.PATCH, v(12), v(13), b"x"))
+    effects = bench.offer(digests, at_ms=1)
+    for _ in range(100):
+        ordered = only(effects, ApplyHop)
+        effects = bench.tell(HopFailed(v(13), "decode", v(12))) if ordered else bench.pass_time(1.0)
+    assert hops(bench)[3:] == [13, 13, 13]
+    assert bench.node.phase is Phase.STALLED
+    assert bench.report["reason"] == "base_mismatch"
+    assert bench.node.applied_version == v(12)
+
+
+def test_a_full_disk_is_waited_out_without_doubting_the_mirror() -> None:
+    bench, digests = caught_up(12)
+    digests.append(bench.publisher.add(Kind.PATCH, v(12), v(13), b"x"))
+    bench.offer(digests, at_ms=1)
+    bench.tell(HopFailed(v(13), "enospc", v(12)))
+    effects = bench.pass_time(1.0)
+    assert [hop.manifest.version for hop in only(effects, ApplyHop)] == [v(13)]
+
+
+def test_answers_about_other_hops_are_ignored() -> None:
+    bench, digests = caught_up(12)
+    digests.append(bench.publisher.add(Kind.PATCH, v(12), v(13), b"x"))
+    bench.offer(digests, at_ms=1)
+    bench.tell(HopApplied(v(99), Digest(b"?" * 32)), HopFailed(v(98), "decode", None))
+    assert bench.node.phase is Phase.APPLYING
+    assert bench.node.mirror_version == v(12)
+
+
+def test_without_a_way_the_machine_stalls_says_why_and_goes_on_at_the_next_anchor() -> None:
+    """A-CHAIN-2, A-CHAIN-3."""
+    publisher = ScriptedPublisher()
+    digests = publisher.chain(10, 14)
+    bench = Bench(publisher, held=(v(3), root_of(v(3))), engine_version=v(3))
+    bench.connect()
+    bench.offer(digests[1:])
+    assert bench.node.phase is Phase.STALLED
+    assert bench.report["reason"] == "base_mismatch"
+    assert hops(bench) == []
+    digests.append(publisher.add(Kind.ANCHOR, None, v(15), make_data("anchor 15", 300)))
+    bench.apply_all(bench.offer(digests[1:], at_ms=1))
+    assert hops(bench) == [15]
+    assert bench.node.mirror_version == v(15)
+
+
+def test_a_cheaper_way_to_the_same_version_is_no_new_swap() -> None:
+    bench, digests = caught_up(12)
+    digests.insert(0, bench.publisher.add(Kind.ANCHOR, None, v(12), make_data("anchor 12", 300)))
+    bench.offer(digests, at_ms=1)
+    assert bench.node.phase is Phase.CURRENT
+    assert hops(bench) == [10, 11, 12]
+    assert len(only(bench.log, HandToEngine)) == 1
+
+
+def test_a_restarted_node_with_a_whole_store_fetches_nothing() -> None:
+    bench, digests = caught_up(12)
+    manifests = {digest: bench.publisher.manifests[digest] for digest in digests}
+    again = Bench(bench.publisher, held=(v(12), root_of(v(12))), stored=manifests)
+    again.store.records.update(bench.store.records)
+    again.connect()
+    effects = again.offer(digests, at_ms=1)
+    assert again.node.phase is Phase.CURRENT
+    assert not [request for request in only(again.log, SendRequest) if isinstance(request.message, GetChunks)]
+    assert HandToEngine(v(12)) in effects
+    assert again.node.holdings.anchors == (10,)
+    assert (again.node.holdings.version_first, again.node.holdings.version_last) == (11, 12)
+
+
+def test_a_fork_stops_everything_and_a_higher_epoch_heals_it() -> None:
+    """A-AUTH-3, A-CHAIN-4."""
+    bench, digests = caught_up(12)
+    publisher = bench.publisher
+    false = publisher.add(Kind.PATCH, v(11), v(12), b"other", root=Digest(b"o" * 32))
+    records = publisher.store.records
+    bench.tell(ForkProofSeen(records[digests[-1]], records[false], publisher.peer_id))
+    assert bench.node.phase is Phase.FORKED
+    assert bench.report["fork"] is True
+    digests.append(publisher.add(Kind.PATCH, v(12), v(13), b"x"))
+    assert only(bench.offer(digests, at_ms=1), ApplyHop) == []
+    assert bench.node.applied_version == v(12)
+    publisher.open_epoch(1, v(12), 14)
+    healed = publisher.add(Kind.ANCHOR, None, v(14, epoch=1), make_data("anchor 14", 300))
+    bench.apply_all(bench.offer([healed], at_ms=2))
+    assert bench.node.mirror_version == v(14, epoch=1)
+    assert bench.report["fork"] is False
+
+
+def test_a_fork_found_during_a_hop_hands_nothing_to_the_engine() -> None:
+    bench, digests = caught_up(12)
+    publisher = bench.publisher
+    digests.append(publisher.add(Kind.PATCH, v(12), v(13), b"x"))
+    bench.offer(digests, at_ms=1)
+    false = publisher.add(Kind.PATCH, v(12), v(13), b"other", root=Digest(b"o" * 32))
+    records = publisher.store.records
+    bench.tell(ForkProofSeen(records[digests[-1]], records[false], publisher.peer_id))
+    effects = bench.tell(HopApplied(v(13), root_of(v(13))))
+    assert only(effects, HandToEngine) == []
+    assert bench.node.phase is Phase.FORKED
+
+
+def test_a_head_whose_signer_was_revoked_is_no_longer_followed() -> None:
+    bench, _ = caught_up(12)
+    bench.publisher.revise((make_key("successor"),))
+    bench.offer(bench.publisher.chain(10, 13), at_ms=1)
+    assert bench.node.phase is Phase.WAITING
+    assert bench.node.mirror_version == v(12)
+
+
+def test_a_blob_whose_list_is_wrong_for_good_is_planned_around() -> None:
+    publisher = ScriptedPublisher()
+    digests = publisher.chain(10, 11)
+    manifest = publisher.manifests[digests[1]]
+    lying = publisher.add(Kind.PATCH, v(10), v(11), b"")
+    fields = {name: getattr(manifest, name) for name in manifest.__slots__}
+    false = type(manifest)(**(fields | {"encoded_size_bytes": manifest.encoded_size_bytes + 1}))
+    digest = record_digest(publisher.sign(false))
+    publisher.manifests[digest] = false
+    assert lying != digest
+    bench = Bench(publisher)
+    bench.connect()
+    effects = bench.apply_all(bench.offer([digests[0], digest]))
+    assert effects
+    assert bench.node.phase is Phase.STALLED
+    assert Count("rejected", "chunk-list") in bench.log
+
+
+def test_peers_come_and_go() -> None:
+    publisher = ScriptedPublisher()
+    bench = Bench(publisher)
+    bench.tell(PeerConnected(make_key("follower"), (), outbound=True))
+    assert bench.report["fetch_sources"] == 0
+    bench.connect()
+    bench.now = 2.0
+    bench.tell(TimerFired())
+    assert bench.report["fetch_sources"] == 1
+    bench.tell(PeerLost(publisher.peer_id, "closed"))
+    bench.now = 4.0
+    bench.tell(TimerFired())
+    assert bench.report["fetch_sources"] == 0
+
+
+def make_have(publisher: ScriptedPublisher, peer_id: PeerId, last: int) -> Have:
+    return Have(publisher.run_id, "seed", 0, 1, last, (), (), NOW_MS)
+
+
+def test_have_records_are_taken_from_peers_and_from_the_mesh() -> None:
+    publisher = ScriptedPublisher()
+    asked: list[PeerId] = []
+
+    def have_of(peer_id: PeerId) -> Have | None:
+        asked.append(peer_id)
+        return make_have(publisher, peer_id, 5) if peer_id == publisher.peer_id else None
+
+    bench = Bench(publisher, have_of=have_of)
+    bench.connect()
+    other = make_key("other")
+    record = encode_signed(seal(make_have(publisher, other, 7), make_sign(other), other))
+    bench.tell(PeerConnected(other, (), outbound=False), HaveSeen(record, other), HaveSeen(b"junk", other))
+    haves = {source.peer_id: source.have for source in bench.node._sources}
+    assert publisher.peer_id in asked
+    assert haves[publisher.peer_id] == make_have(publisher, publisher.peer_id, 5)
+    assert haves[other] == make_have(publisher, other, 7)
+
+
+def test_a_seed_stores_everything_newest_first_and_applies_nothing() -> None:
+    publisher = ScriptedPublisher()
+    digests = publisher.chain(10, 14)
+    bench = Bench(publisher, role="seed")
+    bench.connect()
+    bench.offer(digests)
+    assert bench.node.phase is Phase.CURRENT
+    assert all(bench.store.holds_blob(publisher.manifests[digest].blob_id) for digest in digests)
+    assert only(bench.log, ApplyHop) == []
+    assert only(bench.log, HandToEngine) == []
+    assert bench.report["applied_version"] == 14
+    assert bench.node.holdings.anchors == (10,)
+    first_list = only(bench.log, StoreChunkList)[0]
+    assert first_list.blob_id == publisher.manifests[digests[-1]].blob_id
+
+
+def test_a_seed_keeps_to_its_limit_and_drops_what_the_publisher_dropped() -> None:
+    publisher = ScriptedPublisher()
+    digests = publisher.chain(10, 14)
+    bench = Bench(publisher, role="seed", retention_limits=RetentionLimits(size_bytes_max=250))
+    bench.connect()
+    bench.offer(digests)
+    assert {m.version.number for m in bench.store.manifests().values()} == {13, 14}
+    digests.append(publisher.add(Kind.PATCH, v(14), v(15), make_data("15", 100)))
+    bench.offer(digests, at_ms=1)
+    assert {m.version.number for m in bench.store.manifests().values()} == {14, 15}
+    assert only(bench.log, Release)
+
+
+def test_a_seed_goes_on_without_what_is_refused() -> None:
+    publisher = ScriptedPublisher()
+    digests = publisher.chain(10, 12)
+    other = publisher.add(Kind.PATCH, v(11), v(12), b"other")
+    publisher.manifests[other] = publisher.manifests[digests[1]]
+    bench = Bench(publisher, role="seed")
+    bench.connect()
+    bench.offer([digests[0], other, digests[2]])
+    assert bench.node.phase is Phase.CURRENT
+    assert len(bench.store.manifests()) == 2
+
+
+def test_only_followers_are_built() -> None:
+    with pytest.raises(LocalProtocolError, match="trainer"):
+        Bench(ScriptedPublisher(), role="trainer")
+
+
+def test_every_phase_can_be_entered_and_left() -> None:
+    assert {phase for phase, _ in TRANSITIONS} == set(Phase)
+    assert set(TRANSITIONS.values()) == set(Phase)
+    assert {step for _, step in TRANSITIONS} == set(Step)
+
+
+def test_the_timer_is_set_only_when_it_changes_and_reports_keep_coming() -> None:
+    bench, _ = caught_up(12)
+    effects = bench.pass_time(10.0)
+    assert 9 <= len(only(effects, Report)) <= 12
+    times = [effect.at for effect in only(effects, SetTimer)]
+    assert times == sorted(times)
+
+
+def test_manifests_are_asked_for_in_one_request() -> None:
+    publisher = ScriptedPublisher()
+    bench = Bench(publisher)
+    bench.connect()
+    bench.offer(publisher.chain(10, 20))
+    asked = [r.message for r in only(bench.log, SendRequest) if isinstance(r.message, GetRecords)]
+    assert len(asked) == 2
