@@ -1,0 +1,56 @@
+"""Faults happen as often as they are set, and never on a calm network."""
+
+from __future__ import annotations
+
+from pulsenet.ids import Digest, PeerId
+from pulsenet.testing.fakes import Chance
+from pulsenet.testing.network import CALM, Faults, Network, draw_faults
+from pulsenet.wire.messages import ChunkReply, HeadReply
+
+A, B = PeerId(b"a" * 32), PeerId(b"b" * 32)
+CHUNK = ChunkReply(Digest(b"d" * 32), b"data")
+
+
+def test_a_calm_network_only_delays() -> None:
+    network = Network(Chance(1), CALM)
+    for _ in range(200):
+        assert network.find_failure(A, B) == ""
+        assert not network.duplicates()
+        assert not network.engine_fails()
+        assert network.corrupt(A, CHUNK) == CHUNK
+        assert CALM.latency_seconds_min <= network.latency_seconds() <= CALM.latency_seconds_max
+
+
+def test_a_bad_network_fails_in_every_way() -> None:
+    network = Network(Chance(1), Faults(drop_per_mille=300, close_per_mille=300, flip_per_mille=500))
+    assert {network.find_failure(A, B) for _ in range(200)} == {"", "timeout", "closed"}
+    arrived = [network.corrupt(A, CHUNK) for _ in range(200)]
+    assert CHUNK in arrived
+    assert any(reply != CHUNK for reply in arrived)
+    assert network.corrupt(A, HeadReply(None)) == HeadReply(None)
+
+
+def test_partitions_cut_both_ways_and_silence_one() -> None:
+    network = Network(Chance(1), CALM)
+    network.partitions.add((A, B))
+    assert network.is_cut(A, B)
+    assert network.is_cut(B, A)
+    assert network.find_failure(B, A) == "timeout"
+    network.partitions.clear()
+    network.silent.add(B)
+    assert network.find_failure(A, B) == "timeout"
+    assert network.find_failure(B, A) == ""
+
+
+def test_liars_never_send_the_truth() -> None:
+    network = Network(Chance(1), CALM)
+    network.liars.add(A)
+    arrived = [network.corrupt(A, CHUNK) for _ in range(100)]
+    assert CHUNK not in arrived
+    assert ChunkReply(CHUNK.digest, None) in arrived
+    assert network.corrupt(B, CHUNK) == CHUNK
+
+
+def test_faults_are_drawn_by_seed() -> None:
+    assert draw_faults(Chance(3)) == draw_faults(Chance(3))
+    assert draw_faults(Chance(3)) != draw_faults(Chance(4))
