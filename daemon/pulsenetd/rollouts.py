@@ -19,6 +19,7 @@ from pulsenet.chain.signing import Sign, decode_signed, encode_signed, seal
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError, TrustError, UnavailableError
 from pulsenet.ids import PeerId, RunId
+from pulsenet.local import protocol
 from pulsenet.local.protocol import RolloutsTaken, SignedBatch, SubmitRollouts
 from pulsenet.wire.messages import PushReply, PushRollouts
 from pulsenetd.logs import logger
@@ -34,6 +35,9 @@ ADMITTED_SECONDS: Final = 600.0
 BATCHES_PER_SECOND: Final = 20.0
 BATCH_BURST: Final = 64.0
 """Batches of one key: refilled so fast, and so many at once."""
+
+PASSING_REASONS: Final = frozenset({"rate", "queue", "not_publisher"})
+"""Refusals that say nothing against the batch: it is sent again, perhaps to another trainer."""
 
 
 class RolloutOutbox:
@@ -108,7 +112,7 @@ class RolloutOutbox:
             record = self._queue[0]
             target = choose_target()
             answer = None if target is None else await _try_send(send, target, record)
-            if answer is None or (not answer.accepted and answer.reason in ("rate", "queue")):
+            if answer is None or (not answer.accepted and answer.reason in PASSING_REASONS):
                 await asyncio.sleep(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, limits.RETRY_SECONDS_MAX)
                 continue
@@ -143,7 +147,7 @@ class RolloutInbox:
         self._trust = trust
         self._metrics = metrics
         self._monotonic = monotonic
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._seen: OrderedDict[tuple[PeerId, bytes], None] = OrderedDict()
         self._admitted: dict[PeerId, float] = {}
         self._budgets: dict[PeerId, tuple[float, float]] = {}
         self._queue: deque[SignedBatch] = deque()
@@ -151,8 +155,8 @@ class RolloutInbox:
 
     async def take(self, record: bytes) -> str:
         """Check and queue a batch; return the empty string, or why it was refused."""
-        reason = self._judge(record)
-        self._metrics.rollouts.labels("refused" if reason else "taken").inc()
+        outcome, reason = self._judge(record)
+        self._metrics.rollouts.labels(outcome).inc()
         if reason:
             self._metrics.count("rejected", reason)
         self._metrics.set("rollout_queue_batches", len(self._queue))
@@ -167,39 +171,47 @@ class RolloutInbox:
                 await self._arrived.wait_for(lambda: bool(self._queue))
         except TimeoutError:
             return ()
-        count = min(count_max, len(self._queue))
-        taken = tuple(self._queue.popleft() for _ in range(count))
+        taken: list[SignedBatch] = []
+        size_bytes = 0
+        while self._queue and len(taken) < count_max:
+            size_bytes += len(self._queue[0].batch)
+            if taken and size_bytes > protocol.ROLLOUTS_REPLY_SIZE_BYTES_MAX:
+                break
+            taken.append(self._queue.popleft())
         self._metrics.set("rollout_queue_batches", len(self._queue))
-        return taken
+        return tuple(taken)
 
-    def _judge(self, record: bytes) -> str:
+    def _judge(self, record: bytes) -> tuple[str, str]:
+        """Queue a batch that counts; return the outcome's label, and the reason of a refusal."""
         now = self._monotonic()
         self._admitted = {key: at for key, at in self._admitted.items() if now - at < ADMITTED_SECONDS}
         try:
             signed = decode_signed(record)
             signer = signed.signers[0]
             batch = self._trust.accept_rollouts(signed, frozenset(self._admitted))
-            if batch.batch_id in self._seen:
-                return ""
+            if (signer, batch.batch_id) in self._seen:
+                return "duplicate", ""
             if not self._spend(signer, now):
-                return "rate"
+                return "refused", "rate"
             unpack_rollouts(batch)
         except (RemoteProtocolError, TrustError) as error:
-            return error.code
+            return "refused", error.code
         descriptor = self._trust.descriptor
         if descriptor is not None and signer not in descriptor.inferencers:
             self._admitted[signer] = now
-        self._seen[batch.batch_id] = None
+        self._seen[signer, batch.batch_id] = None
         if len(self._seen) > BATCH_IDS_MAX:
             self._seen.popitem(last=False)
         if len(self._queue) >= limits.ROLLOUT_QUEUE_BATCHES_MAX:
             self._queue.popleft()
             self._metrics.rollouts.labels("dropped").inc()
         self._queue.append(SignedBatch(signer, signed.payload))
-        return ""
+        return "taken", ""
 
     def _spend(self, signer: PeerId, now: float) -> bool:
-        """Take one batch from the key's budget. Only keys that count get here, so the table is bounded by them."""
+        """Take one batch from the key's budget. Only keys that count get here, and full budgets are forgotten."""
+        full_seconds = BATCH_BURST / BATCHES_PER_SECOND
+        self._budgets = {key: spent for key, spent in self._budgets.items() if now - spent[1] < full_seconds}
         budget, at = self._budgets.get(signer, (BATCH_BURST, now))
         budget = min(BATCH_BURST, budget + (now - at) * BATCHES_PER_SECOND)
         if budget < 1:
