@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from pulsenet.errors import UsageError
+from pulsenet.errors import StorageError, UsageError
 from pulsenetd.demo import command_lines
 from pulsenetd.demo.comparison import Comparison, compare_weights, compute_root
 from pulsenetd.demo.node_status import NodeWatch
@@ -83,18 +83,19 @@ def run_demo(model: str, versions: int | None, inferencers: int, workdir: Path |
 
     Raises:
         UsageError: ``workdir`` holds an earlier run.
+        StorageError: There is too little space for it.
     """
     settings = SETTINGS[model]
     console = Console(stderr=json_output)
     started_at = time.monotonic()
-    with _open_workdir(workdir) as directory, _stop_on_signals():
+    with _open_workdir(workdir, _needed_size_bytes(settings, inferencers)) as directory, _stop_on_signals():
         names = tuple(f"inferencer-{index}" for index in range(1, inferencers + 1))
         progress = Progress(names)
         watches = {
             name: NodeWatch(command_lines.node_directory(directory.path, "inferencer", index))
             for index, name in enumerate(names, 1)
         }
-        title = f"pulsenet demo: {settings.title}, GRPO on small sums, {inferencers} inferencer{'s'[: inferencers > 1]}"
+        title = f"pulsenet demo: {settings.title}, GRPO on small sums, {_count(inferencers, 'inferencer')}"
         try:
             with Children(directory.path / "logs") as children:
                 swarm = _Swarm(settings, versions or settings.versions, directory.path, children, progress, watches)
@@ -293,9 +294,10 @@ def _print_summary(console: Console, summary: Mapping[str, Any], comparisons: Ma
         verdict = "bit-identical to the trainer" if comparison.is_identical else f"DIFFERS: {comparison.difference}"
         lines.append(f"{name:<14} version {summary['final_version']}, root {comparison.root[:16]}, {verdict}")
     dense, patches = format_size(summary["dense_bytes"]), format_size(summary["patch_bytes"])
+    first = format_size(summary["anchor_bytes"])
     lines += [
         f"{'transfer':<14} {patches} of patches instead of {dense} dense: {summary['ratio']:.0f} times less",
-        f"{'':<14} {summary['versions']} versions, after {format_size(summary['anchor_bytes'])} once for the first",
+        f"{'':<14} {_count(summary['versions'], 'version')}, after {first} once for the first",
         f"{'changed':<14} {summary['density']:.2%} of the weights per version on average",
         f"{'training':<14} mean reward {summary['reward_start']:.2f} in the first third of the steps, "
         f"{summary['reward_end']:.2f} in the last ({summary['rollout_samples']} samples)",
@@ -304,6 +306,10 @@ def _print_summary(console: Console, summary: Mapping[str, Any], comparisons: Ma
     ]
     for line in ["", *lines]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _explain(console: Console, error: DemoError, workdir: Path) -> None:
@@ -322,12 +328,18 @@ class _Workdir:
     is_kept: bool
 
 
+def _needed_size_bytes(settings: DemoSettings, inferencers: int) -> int:
+    """Return the disk a run takes: per node an anchor, patches and the weights written at the end, and some room."""
+    return 3 * settings.dense_size_bytes * (1 + inferencers)
+
+
 @contextmanager
-def _open_workdir(wanted: Path | None) -> Iterator[_Workdir]:
+def _open_workdir(wanted: Path | None, needed_size_bytes: int) -> Iterator[_Workdir]:
     """Make the directory of this run; one we chose ourselves is removed at the end unless it is to be kept.
 
     Raises:
         UsageError: The directory holds something already.
+        StorageError: It cannot be made, or has less than ``needed_size_bytes`` free.
     """
     if wanted is None:
         directory = _Workdir(Path(tempfile.mkdtemp(prefix="pulsenet-demo-")), is_kept=False)
@@ -335,13 +347,27 @@ def _open_workdir(wanted: Path | None) -> Iterator[_Workdir]:
         directory = _Workdir(wanted.absolute(), is_kept=True)
         if wanted.exists() and (not wanted.is_dir() or any(wanted.iterdir())):
             raise UsageError(f"--workdir: {wanted} is not an empty directory; choose another or remove it")
-    for name in ("data", "logs"):
-        (directory.path / name).mkdir(parents=True, mode=0o700)
     try:
+        _prepare(directory.path, needed_size_bytes)
         yield directory
     finally:
         if not directory.is_kept:
             shutil.rmtree(directory.path, ignore_errors=True)
+
+
+def _prepare(path: Path, needed_size_bytes: int) -> None:
+    try:
+        for name in ("data", "logs"):
+            (path / name).mkdir(parents=True, mode=0o700)
+        free_size_bytes = shutil.disk_usage(path).free
+    except OSError as error:
+        raise StorageError(f"cannot use {path}: {error.strerror}; give another directory with --workdir") from error
+    if free_size_bytes < needed_size_bytes:
+        raise StorageError(
+            f"the demo needs {format_size(needed_size_bytes)} of disk, {path} has {format_size(free_size_bytes)} free; "
+            "give a directory on a larger disk with --workdir",
+            "enospc",
+        )
 
 
 @contextmanager

@@ -12,6 +12,8 @@ class DemoSettings:
 
     name: str
     title: str
+    dense_size_bytes: int
+    """Bytes of one whole BF16 version."""
     versions: int
     """Versions published unless the command says otherwise."""
     operand_max: int
@@ -32,6 +34,7 @@ SETTINGS: Final = {
     "smollm2": DemoSettings(
         name="smollm2",
         title="SmolLM2-135M-Instruct",
+        dense_size_bytes=269_030_016,
         versions=16,
         operand_max=99,
         prompts_per_step=4,
@@ -45,6 +48,7 @@ SETTINGS: Final = {
     "tiny": DemoSettings(
         name="tiny",
         title="tiny Llama",
+        dense_size_bytes=4_730_880,
         versions=8,
         operand_max=49,
         prompts_per_step=8,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pulsenet.errors import UsageError
+from pulsenet.errors import StorageError, UsageError
 from pulsenetd.demo import command_lines, orchestrator
 from pulsenetd.demo.comparison import Comparison
 from pulsenetd.demo.node_status import NodeWatch
@@ -103,11 +103,11 @@ def test_weights_published_under_another_root_are_not_identical(tmp_path: Path) 
 
 
 def test_a_directory_of_our_own_is_removed_and_a_given_one_stays(tmp_path: Path) -> None:
-    with orchestrator._open_workdir(None) as directory:
+    with orchestrator._open_workdir(None, 0) as directory:
         own = directory.path
         assert (own / "logs").is_dir()
     assert not own.exists()
-    with orchestrator._open_workdir(tmp_path / "given") as directory:
+    with orchestrator._open_workdir(tmp_path / "given", 0) as directory:
         assert directory.path == tmp_path / "given"
     assert (tmp_path / "given" / "logs").is_dir()
 
@@ -116,6 +116,21 @@ def test_a_directory_with_an_earlier_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "something").touch()
     with pytest.raises(UsageError, match="not an empty directory"):
         orchestrator.run_demo("tiny", 1, 1, tmp_path, json_output=True)
+
+
+def test_too_little_space_is_said_before_anything_starts(tmp_path: Path) -> None:
+    with (
+        pytest.raises(StorageError, match="give a directory on a larger disk") as caught,
+        orchestrator._open_workdir(tmp_path / "given", 1 << 60),
+    ):
+        pytest.fail("the block must not run")
+    assert caught.value.reason == "enospc"
+
+
+def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="cannot use"), orchestrator._open_workdir(tmp_path / "file" / "below", 0):
+        pytest.fail("the block must not run")
 
 
 def test_a_failure_is_explained_and_its_logs_are_kept(
