@@ -140,6 +140,7 @@ class Fetcher:
                 effects += self._open_known_list(blob)
             blobs[blob.blob_id] = blob
         self._blobs = blobs
+        self._sources.keep_misses(blobs)
         self._lists.set_wants([b.want for b in blobs.values() if b.chunk_list is None and not b.refused])
         return effects
 

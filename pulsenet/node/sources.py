@@ -7,7 +7,7 @@ download that another could serve.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -158,6 +158,12 @@ class Sources:
         source.misses[key] = Miss(count, retry_at)
         if len(source.misses) > MISSES_MAX:
             source.misses.pop(next(iter(source.misses)))
+
+    def keep_misses(self, keys: Collection[Digest]) -> None:
+        """Forget what is missing of anything but ``keys``: nobody wants the rest any more."""
+        for source in self._sources.values():
+            for key in [key for key in source.misses if key not in keys]:
+                del source.misses[key]
 
     def backoff_seconds(self, attempt: int) -> float:
         """Return the wait after ``attempt`` failures: doubled each time, bounded, and jittered down by up to half."""

@@ -18,7 +18,7 @@ class SimulationError(PulsenetError):
     """A rule was broken; the message names the seed that shows it."""
 
     def __init__(self, seed: int, text: str) -> None:
-        super().__init__(f"{text} (pulsenet sim --seed {seed})")
+        super().__init__(f"{text} (simulation seed {seed})")
         self.seed = seed
 
 

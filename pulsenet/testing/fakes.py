@@ -87,8 +87,8 @@ class FakeStore:
         """Drop blobs and records; a chunk goes when no blob left uses it."""
         for digest in record_digests:
             self.records.pop(digest, None)
-        going = {d for blob_id in blob_ids if blob_id in self.lists for d in self._digests(self.lists.pop(blob_id))}
-        used = {digest for data in self.lists.values() for digest in self._digests(data)}
+        going = {d for blob_id in blob_ids if blob_id in self.lists for d in self.digests_of(self.lists.pop(blob_id))}
+        used = {digest for data in self.lists.values() for digest in self.digests_of(data)}
         for digest in going - used:
             self.chunks.pop(digest, None)
 
@@ -100,7 +100,7 @@ class FakeStore:
     def holds_blob(self, blob_id: Digest) -> bool:
         """Say whether list and chunks are all here."""
         data = self.lists.get(blob_id)
-        return data is not None and all(digest in self.chunks for digest in self._digests(data))
+        return data is not None and all(digest in self.chunks for digest in self.digests_of(data))
 
     def manifests(self) -> dict[Digest, Manifest]:
         """Return the stored manifests whose blobs are whole."""
@@ -134,7 +134,9 @@ class FakeStore:
     def epochs(self, epoch_min: int) -> Iterator[bytes]:
         return iter([data for number, data in sorted(self.epoch_records.items()) if number >= epoch_min])
 
-    def _digests(self, data: bytes) -> tuple[Digest, ...]:
+    @staticmethod
+    def digests_of(data: bytes) -> tuple[Digest, ...]:
+        """Return the chunks an encoded list names."""
         return ChunkList.decode(data).digests
 
 

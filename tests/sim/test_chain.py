@@ -34,9 +34,9 @@ def forget_blob(node: SimNode, number: int, kind: Kind = Kind.PATCH) -> None:
                 digest
                 for other in node.store.manifests().values()
                 if other.blob_id != manifest.blob_id
-                for digest in node.store._digests(node.store.lists[other.blob_id])
+                for digest in node.store.digests_of(node.store.lists[other.blob_id])
             }
-            for digest in node.store._digests(node.store.lists[manifest.blob_id]):
+            for digest in node.store.digests_of(node.store.lists[manifest.blob_id]):
                 if digest not in used:
                     del node.store.chunks[digest]
             return

@@ -511,3 +511,24 @@ def test_manifests_are_asked_for_in_one_request() -> None:
     bench.offer(publisher.chain(10, 20))
     asked = [r.message for r in only(bench.log, SendRequest) if isinstance(r.message, GetRecords)]
     assert len(asked) == 2
+
+
+def test_a_blob_nobody_has_is_planned_around_as_soon_as_there_is_another_way() -> None:
+    """A-CHAIN-2: the chunks of v13 are nowhere; nothing is applied over the hole."""
+    bench, digests = caught_up(12)
+    publisher = bench.publisher
+    lost = publisher.add(Kind.PATCH, v(12), v(13), make_data("lost", 100))
+    digests += [lost, publisher.add(Kind.PATCH, v(13), v(14), make_data("14", 100))]
+    for digest in list(publisher.store.digests_of(publisher.store.lists[publisher.manifests[lost].blob_id])):
+        del publisher.store.chunks[digest]
+    bench.offer(digests, at_ms=1)
+    bench.pass_time(30.0)
+    assert bench.node.phase is Phase.FETCHING
+    assert bench.node.mirror_version == v(12)
+    assert hops(bench) == [10, 11, 12]
+    digests.append(publisher.add(Kind.ANCHOR, None, v(15), make_data("anchor 15", 3000)))
+    digests.insert(-1, publisher.add(Kind.PATCH, v(14), v(15), b"x"))
+    effects = bench.offer(digests, at_ms=40_000)
+    assert [hop.manifest.kind for hop in only(effects, ApplyHop)] == [Kind.ANCHOR]
+    bench.apply_all(effects)
+    assert bench.node.mirror_version == v(15)

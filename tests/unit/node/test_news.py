@@ -10,7 +10,7 @@ from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.chain.trust import Trust
 from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.node.effects import Count, Effect, Log, SaveState, StoreRecord, StrikePeer
-from pulsenet.node.news import HEAD_KEY, STASH_MAX, STASH_TRIES_MAX, TRUST_KEY, News
+from pulsenet.node.news import HEAD_KEY, REFUSED_MAX, STASH_MAX, STASH_TRIES_MAX, TRUST_KEY, News
 from pulsenet.node.records_fetch import Need, RecordsArrived
 from pulsenet.testing.fakes import FakeStore, make_key, verify
 from pulsenet.testing.script import NOW_MS, VALIDITY_MS, ScriptedPublisher, break_signature, root_of
@@ -344,3 +344,30 @@ def test_an_expired_head_is_not_followed() -> None:
     assert desk.take_head(publisher.head(publisher.chain(1, 2)), now_ms=NOW_MS + VALIDITY_MS) == []
     assert desk.news.head is None
     assert record_digest(publisher.genesis) == publisher.run_id
+
+
+def test_manifests_of_a_false_signer_are_remembered_within_bounds() -> None:
+    desk = Desk(ScriptedPublisher())
+    for number in range(REFUSED_MAX + 5):
+        desk.news.refuse(Digest(number.to_bytes(32, "big")))
+    assert not desk.news.is_refused(Digest(bytes(32)))
+    assert desk.news.is_refused(Digest((REFUSED_MAX + 4).to_bytes(32, "big")))
+
+
+def test_a_manifest_that_is_known_to_be_false_is_not_read_again() -> None:
+    publisher = ScriptedPublisher()
+    (digest,) = publisher.chain(10, 10)
+    desk = Desk(publisher)
+    desk.index.records.update(publisher.store.records)
+    desk.news.refuse(digest)
+    assert desk.news.manifest(digest) is None
+    assert desk.news.known_manifest(digest) is None
+
+
+def test_a_junk_head_is_no_reason_to_ask_for_descriptors() -> None:
+    publisher = ScriptedPublisher()
+    desk = Desk(publisher)
+    assert desk.take_head(b"junk") == []
+    wrong = encode_signed(publisher.sign(publisher.descriptor, make_key("stranger")))
+    assert desk.take_head(wrong) == []
+    assert named(desk.news.needs((), 0.0)) == []

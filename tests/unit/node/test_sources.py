@@ -243,3 +243,14 @@ def test_a_have_record_says_what_its_sender_holds(record: Have | None, manifest:
 
 def test_the_signer_of_a_manifest_holds_its_blob() -> None:
     assert claim_of(Source(A, have=have(1, 2)), MANIFEST, publisher=A) is Claim.HOLDS
+
+
+def test_misses_of_what_nobody_wants_are_forgotten() -> None:
+    sources = make(A)
+    other = Digest(b"o" * 32)
+    sources.note_miss(A, KEY, 0.0, claimed=False)
+    sources.note_miss(A, other, 0.0, claimed=False)
+    sources.keep_misses({other})
+    source = sources.get(A)
+    assert source is not None
+    assert set(source.misses) == {other}

@@ -33,7 +33,7 @@ def test_a_version_that_falls_is_caught() -> None:
     checker.check(world)
     assert node.follower is not None
     node.follower._engine.version = Version(0, 1)
-    with pytest.raises(SimulationError, match=r"inferencer went from 0\.3 back to 0\.1 .*--seed 9"):
+    with pytest.raises(SimulationError, match=r"inferencer went from 0\.3 back to 0\.1 .*simulation seed 9"):
         checker.check(world)
 
 

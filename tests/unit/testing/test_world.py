@@ -45,7 +45,7 @@ def test_the_same_seed_gives_the_same_trace() -> None:
 
 def test_what_cannot_happen_in_time_names_the_seed() -> None:
     world = small_world(7)
-    with pytest.raises(SimulationError, match=r"not done after 5\.0 s.*--seed 7"):
+    with pytest.raises(SimulationError, match=r"not done after 5\.0 s.*simulation seed 7"):
         world.run_until(lambda: False, 5.0)
 
 
