@@ -95,7 +95,7 @@ class RunFileKeeper:
         """Put this node's addresses first; keep those of other nodes."""
         file = runs.read_run_file(self._path)
         mine = tuple(addresses.join_address(address, self._peer_id) for address in own)
-        others = tuple(one for one in file.bootstraps if addresses.split_address(one)[1] != self._peer_id)
+        others = self._without_own(file.bootstraps)
         kept = (mine + others)[: limits.ADDRESSES_MAX]
         if kept != file.bootstraps:
             runs.write_run_file(self._path, runs.RunFile(file.name, file.token, kept))
@@ -107,7 +107,7 @@ class RunFileKeeper:
         except (FileNotFoundError, ConfigError) as error:
             logger.debug("no bootstraps from the run file: %s", error)
             return ()
-        return tuple(one for one in file.bootstraps if addresses.split_address(one)[1] != self._peer_id)
+        return self._without_own(file.bootstraps)
 
     async def dial_others(self, connected: frozenset[PeerId]) -> None:
         """Dial nodes of this machine that came up since."""
@@ -119,3 +119,16 @@ class RunFileKeeper:
                 await self._network.dial(peer_id, (address,))
             except RemoteProtocolError as error:
                 logger.debug("a node of this machine cannot be dialled: %s", error)
+
+    def _without_own(self, bootstraps: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the addresses of others; what is no address is left out, for the file may be edited by people."""
+        others = []
+        for text in bootstraps:
+            try:
+                is_own = addresses.split_address(text)[1] == self._peer_id
+            except ConfigError as error:
+                logger.debug("an entry of the run file is left out: %s", error)
+                continue
+            if not is_own:
+                others.append(text)
+        return tuple(others)

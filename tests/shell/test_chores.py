@@ -1,0 +1,204 @@
+"""Timers beside the machines: links, directory, the run's file."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsenet import limits
+from pulsenet.errors import RemoteProtocolError, UnavailableError
+from pulsenet.ids import PeerId
+from pulsenet.node.events import Event, HaveSeen, HeadSeen, PeerConnected, PeerLost
+from pulsenetd import runs
+from pulsenetd.addresses import join_address
+from pulsenetd.chores import DirectoryReader, LinkWatch, RunFileKeeper, repeat
+from pulsenetd.transport import PeerLink
+
+ONE, TWO, OWN = (PeerId(bytes([number]) * 32) for number in (1, 2, 3))
+HERE, THERE = "/ip4/10.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/2"
+
+
+def link(peer_id: PeerId, *, outbound: bool = False) -> PeerLink:
+    return PeerLink(peer_id, (HERE,), outbound, None)
+
+
+class FakeNetwork:
+    """Connections and directory as a test set them."""
+
+    def __init__(self) -> None:
+        self.links: list[PeerLink] = []
+        self.is_down = False
+        self.heads: list[bytes] = []
+        self.haves: dict[int, list[bytes]] = {}
+        self.dialled: list[tuple[PeerId, tuple[str, ...]]] = []
+        self.dial_error: Exception | None = None
+        self.transport = self.directory = self
+
+    async def connected_peers(self) -> list[PeerLink]:
+        if self.is_down:
+            raise UnavailableError("p2pd is being restarted")
+        return self.links
+
+    async def read_heads(self) -> list[bytes]:
+        return self.heads
+
+    async def read_haves(self, shard: int) -> list[bytes]:
+        return self.haves.get(shard, [])
+
+    async def dial(self, peer_id: PeerId, addresses: tuple[str, ...]) -> None:
+        self.dialled.append((peer_id, addresses))
+        if self.dial_error is not None:
+            raise self.dial_error
+
+
+@pytest.fixture
+def network() -> Any:
+    return FakeNetwork()
+
+
+# Again and again
+
+
+def test_work_is_repeated_through_outages_and_its_own_errors_end_it(hands: Any) -> None:
+    at: list[float] = []
+    faults = [None, UnavailableError("away"), None, ValueError("a bug")]
+
+    async def work() -> None:
+        at.append(asyncio.get_running_loop().time())
+        fault = faults[len(at) - 1]
+        if fault is not None:
+            raise fault
+
+    with pytest.raises(ValueError, match="a bug"):
+        hands.run_quickly(lambda: repeat(20.0, work))
+    assert [round(later - at[0]) for later in at] == [0, 20, 40, 60]
+
+
+# Links
+
+
+def test_connections_that_come_and_go_are_told_once(network: Any) -> None:
+    told: list[Event] = []
+    watch = LinkWatch(network, told.append)
+    network.links = [link(ONE, outbound=True)]
+    asyncio.run(watch.look())
+    asyncio.run(watch.look())
+    assert told == [PeerConnected(ONE, (HERE,), outbound=True)]
+    network.links = [link(TWO)]
+    asyncio.run(watch.look())
+    assert told[1:] == [PeerConnected(TWO, (HERE,), outbound=False), PeerLost(ONE, "closed")]
+    assert watch.connected == {TWO}
+
+
+def test_every_connection_goes_with_p2pd_and_comes_back_with_it(network: Any) -> None:
+    told: list[Event] = []
+    watch = LinkWatch(network, told.append)
+    network.links = [link(ONE)]
+    asyncio.run(watch.look())
+    network.is_down = True
+    asyncio.run(watch.look())
+    asyncio.run(watch.look())
+    assert told[1:] == [PeerLost(ONE, "p2pd is being restarted")]
+    network.is_down = False
+    asyncio.run(watch.look())
+    assert told[2:] == [PeerConnected(ONE, (HERE,), outbound=False)]
+
+
+# The directory
+
+
+def test_heads_of_the_directory_are_shown_as_nobodys(network: Any) -> None:
+    told: list[Event] = []
+    network.heads = [b"one", b"two"]
+    asyncio.run(DirectoryReader(network, told.append, lambda bound: 0).read_heads())
+    assert told == [HeadSeen(b"one", None), HeadSeen(b"two", None)]
+
+
+def test_every_shard_of_have_records_has_its_turn(network: Any) -> None:
+    told: list[Event] = []
+    network.haves = {shard: [bytes([shard])] for shard in range(limits.HAVE_SHARDS)}
+    reader = DirectoryReader(network, told.append, lambda bound: bound - 1)
+    for _ in range(limits.HAVE_SHARDS):
+        asyncio.run(reader.read_haves())
+    assert told == [HaveSeen(bytes([shard]), None) for shard in range(limits.HAVE_SHARDS)]
+
+
+# The run's file
+
+
+class Machine:
+    """A run file that several nodes of one machine keep."""
+
+    def __init__(self, path: Path, run: Any, network: Any) -> None:
+        self.path, self.network = path, network
+        runs.write_run_file(path, runs.RunFile("mine", run.token, ()))
+
+    def keeper(self, peer_id: PeerId) -> RunFileKeeper:
+        return RunFileKeeper(self.path, peer_id, self.network)
+
+    @property
+    def bootstraps(self) -> tuple[str, ...]:
+        return runs.read_run_file(self.path).bootstraps
+
+
+@pytest.fixture
+def machine(tmp_path: Path, run: Any, network: Any) -> Machine:
+    return Machine(tmp_path / "run.json", run, network)
+
+
+def test_nodes_of_one_machine_find_each_other_by_the_run_file(machine: Machine) -> None:
+    machine.keeper(ONE).write((HERE,))
+    machine.keeper(OWN).write((THERE,))
+    assert machine.bootstraps == (join_address(THERE, OWN), join_address(HERE, ONE))
+    assert machine.keeper(OWN).read() == (join_address(HERE, ONE),)
+    asyncio.run(machine.keeper(OWN).dial_others(frozenset()))
+    asyncio.run(machine.keeper(OWN).dial_others(frozenset({ONE})))
+    assert machine.network.dialled == [(ONE, (HERE,))]
+
+
+def test_a_new_address_replaces_the_old_one_and_nothing_new_writes_nothing(machine: Machine) -> None:
+    machine.keeper(ONE).write((HERE,))
+    written = machine.path.stat().st_ino
+    machine.keeper(ONE).write((HERE,))
+    assert machine.path.stat().st_ino == written
+    machine.keeper(ONE).write((THERE,))
+    assert machine.bootstraps == (join_address(THERE, ONE),)
+
+
+def test_the_run_file_is_bounded_and_keeps_the_newest_nodes(machine: Machine) -> None:
+    for number in range(1, limits.ADDRESSES_MAX + 5):
+        machine.keeper(PeerId(bytes([number]) * 32)).write((HERE,))
+    assert len(machine.bootstraps) == limits.ADDRESSES_MAX
+    assert machine.bootstraps[0] == join_address(HERE, PeerId(bytes([limits.ADDRESSES_MAX + 4]) * 32))
+
+
+@pytest.mark.parametrize("content", [None, b"{}"])
+def test_a_run_file_that_is_gone_or_damaged_costs_nothing_but_its_bootstraps(
+    machine: Machine, content: bytes | None
+) -> None:
+    machine.path.unlink()
+    if content is not None:
+        machine.path.write_bytes(content)
+    assert machine.keeper(OWN).read() == ()
+    asyncio.run(machine.keeper(OWN).dial_others(frozenset()))
+    assert machine.network.dialled == []
+
+
+def test_an_address_of_the_run_file_that_is_none_costs_nothing_but_itself(machine: Machine, run: Any) -> None:
+    """People edit the file, and a newer version may write what this one does not know."""
+    runs.write_run_file(machine.path, runs.RunFile("mine", run.token, ("nonsense", join_address(HERE, ONE))))
+    asyncio.run(machine.keeper(OWN).dial_others(frozenset()))
+    assert machine.network.dialled == [(ONE, (HERE,))]
+    machine.keeper(OWN).write((THERE,))
+    assert machine.bootstraps == (join_address(THERE, OWN), join_address(HERE, ONE))
+
+
+def test_a_node_that_cannot_be_dialled_does_not_hide_the_next(machine: Machine) -> None:
+    machine.keeper(ONE).write((HERE,))
+    machine.keeper(TWO).write((THERE,))
+    machine.network.dial_error = RemoteProtocolError("peer-id", "no peer id")
+    asyncio.run(machine.keeper(OWN).dial_others(frozenset()))
+    assert {peer_id for peer_id, _ in machine.network.dialled} == {ONE, TWO}

@@ -1,0 +1,213 @@
+"""What a node answers to peers: only what it holds, and news is shown to its machines before the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from pulsenet.chain.records import EpochRecord
+from pulsenet.chain.signing import encode_signed, record_digest
+from pulsenet.errors import RemoteProtocolError
+from pulsenet.ids import Digest, PeerId, Version, compute_digest
+from pulsenet.node.effects import Effect
+from pulsenet.node.mesh import Mesh
+from pulsenet.wire.chunks import ChunkList
+from pulsenet.wire.messages import (
+    ChunkListReply,
+    ChunkReply,
+    ExchangeHave,
+    GetChunkList,
+    GetChunks,
+    GetDescriptors,
+    GetEpochs,
+    GetHead,
+    GetRecords,
+    HaveReply,
+    HeadReply,
+    Message,
+    PushForkProof,
+    PushHead,
+    PushReply,
+    PushRollouts,
+    RecordsReply,
+    Refusal,
+)
+from pulsenetd.driver import Driver, Handler, Post
+from pulsenetd.handlers.store import LEASE_SECONDS
+from pulsenetd.storage import Store
+from pulsenetd.view import NodeView, Responder
+
+HERE = ("/ip4/10.0.0.1/tcp/1",)
+DATA = b"weights" * 100
+DIGEST = compute_digest(DATA)
+LIST = ChunkList(((len(DATA), DIGEST),))
+
+
+async def ignore(effect: Effect, post: Post) -> None:
+    """The machine's orders are not what is looked at here."""
+
+
+class Everything(dict[type[Effect], Handler]):
+    """Handlers of a node without disk and network."""
+
+    def __missing__(self, key: type[Effect]) -> Handler:
+        return ignore
+
+
+class Node:
+    """A mesh under a driver, a store, and what peers see of both."""
+
+    def __init__(self, store: Store, run: Any) -> None:
+        self.store, self.run = store, run
+        self.now = 1_000.0
+        self.trust = run.trust()
+        key = run.inferencer
+        self.mesh = Mesh(
+            self.trust, key.peer_id, key.sign, random.Random(1).randrange, role="inferencer", addresses=HERE
+        )
+        self.descriptors = [encode_signed(run.genesis)]
+        self.view = NodeView(store, self.trust, self.mesh, lambda: self.descriptors, lambda: self.now)
+        self.threads = ThreadPoolExecutor(1)
+        self.take_rollouts: Callable[[bytes], Awaitable[str]] | None = None
+
+    def ask(self, *requests: Message, peer_id: PeerId | None = None) -> list[Message]:
+        """Return the replies to requests of one peer, the stranger unless another is named."""
+        handlers: Mapping[type[Effect], Handler] = Everything()
+
+        async def scenario() -> list[Message]:
+            driver = Driver(
+                {"mesh": self.mesh}, handlers, monotonic=lambda: self.now, wall_ms=lambda: int(self.run.now_ms)
+            )
+            responder = Responder(self.view, driver, self.threads, self.take_rollouts)
+            working = asyncio.create_task(driver.run())
+            try:
+                peer = peer_id or self.run.stranger.peer_id
+                return [reply for request in requests for reply in await responder.answer(peer, request)]
+            finally:
+                working.cancel()
+
+        return asyncio.run(scenario())
+
+
+@pytest.fixture
+def node(store: Store, run: Any) -> Iterator[Node]:
+    made = Node(store, run)
+    yield made
+    made.threads.shutdown()
+
+
+def test_a_node_that_knows_nothing_says_so(node: Node) -> None:
+    digest = Digest(b"x" * 32)
+    assert node.ask(GetHead()) == [HeadReply(None)]
+    assert node.ask(GetRecords((digest,))) == [RecordsReply(())]
+    assert node.ask(GetEpochs(0)) == [RecordsReply(())]
+    assert node.ask(GetChunks((digest,))) == [ChunkReply(digest, None)]
+    (refusal,) = node.ask(GetChunkList(digest, 0))
+    assert isinstance(refusal, Refusal)
+    assert refusal.code == "not-found"
+
+
+def test_blobs_records_and_the_newest_head_are_served(node: Node, run: Any) -> None:
+    news = run.news(1)
+    node.trust.accept_head(news.head, run.now_ms)
+    node.store.put_record(news.manifest)
+    node.store.put_chunk_list(LIST.blob_id, LIST.encode())
+    node.store.put_chunk(DIGEST, DATA)
+    assert node.ask(GetHead()) == [HeadReply(encode_signed(news.head))]
+    assert node.ask(GetRecords((record_digest(news.manifest),))) == [RecordsReply((encode_signed(news.manifest),))]
+    encoded = LIST.encode()
+    assert node.ask(GetChunkList(LIST.blob_id, 0)) == [ChunkListReply(LIST.blob_id, len(encoded), encoded)]
+    assert node.ask(GetChunks((DIGEST,))) == [ChunkReply(DIGEST, DATA)]
+
+
+@pytest.mark.parametrize("request_type", ["list", "chunk"])
+def test_what_a_peer_reads_stays_until_it_is_through(node: Node, request_type: str) -> None:
+    node.store.put_chunk_list(LIST.blob_id, LIST.encode())
+    node.store.put_chunk(DIGEST, DATA)
+    node.ask(GetChunkList(LIST.blob_id, 0) if request_type == "list" else GetChunks((DIGEST,)))
+    node.store.release((LIST.blob_id,), (), node.now)
+    assert node.store.is_complete(LIST.blob_id)
+    node.store.sweep(node.now + LEASE_SECONDS + 1)
+    assert not node.store.has_chunk(DIGEST)
+
+
+def test_what_is_not_held_is_not_leased(node: Node) -> None:
+    node.ask(GetChunks((DIGEST,)), GetChunkList(LIST.blob_id, 0))
+    node.store.put_chunk_list(LIST.blob_id, LIST.encode())
+    node.store.put_chunk(DIGEST, DATA)
+    node.store.release((LIST.blob_id,), (), node.now)
+    assert not node.store.has_chunk(DIGEST)
+
+
+def test_descriptors_and_epochs_are_served_from_where_a_peer_asks(node: Node, run: Any) -> None:
+    second = run.revise(run.genesis, run.descriptor, private=True)
+    node.descriptors.append(encode_signed(second))
+    assert node.ask(GetDescriptors(1)) == [RecordsReply((encode_signed(second),))]
+    assert node.ask(GetDescriptors(2)) == [RecordsReply(())]
+    epochs = [
+        run.sign(EpochRecord(run.run_id, 0, epoch, Version(0, 3), compute_digest(b"root"), 4, "restart"), run.owner)
+        for epoch in (1, 2)
+    ]
+    for signed in epochs:
+        node.trust.accept_epoch(signed)
+    assert node.ask(GetEpochs(0)) == [RecordsReply(tuple(encode_signed(signed) for signed in epochs))]
+    assert node.ask(GetEpochs(2)) == [RecordsReply((encode_signed(epochs[1]),))]
+
+
+def test_a_pushed_head_is_judged_by_the_machines_before_the_answer(node: Node, run: Any) -> None:
+    head = run.news(1).head
+    assert node.ask(PushHead(encode_signed(head))) == [PushReply(True, "")]
+    assert node.trust.head is not None
+    assert node.trust.head.version == Version(0, 1)
+    forged = run.sign(node.trust.head, run.stranger)
+    (reply,) = node.ask(PushHead(encode_signed(forged)))
+    assert reply == PushReply(False, "untrusted")
+
+
+def test_a_pushed_proof_of_a_fork_is_judged_by_the_machines(node: Node, run: Any) -> None:
+    first = run.sign(run.manifest(3), run.publisher)
+    second = run.sign(run.manifest(3, root=compute_digest(b"another")), run.publisher)
+    (lie,) = node.ask(PushForkProof(encode_signed(first), encode_signed(first)))
+    assert isinstance(lie, PushReply)
+    assert not lie.accepted
+    assert node.trust.fork is None
+    assert node.ask(PushForkProof(encode_signed(first), encode_signed(second))) == [PushReply(True, "")]
+    assert node.trust.fork is not None
+
+
+def test_have_records_are_exchanged(node: Node, run: Any) -> None:
+    stranger = run.stranger.peer_id
+    node.mesh.update(node.now, run.now_ms, addresses=HERE)
+    (reply,) = node.ask(ExchangeHave(run.have(run.stranger)))
+    assert isinstance(reply, HaveReply)
+    assert reply.have is not None
+    assert reply.have == node.mesh.own_have
+    assert node.mesh.have_of(stranger) is not None
+
+
+def test_a_have_record_of_somebody_else_is_a_breach(node: Node, run: Any) -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        node.ask(ExchangeHave(run.have(run.second)))
+    assert caught.value.code == "schema"
+    assert node.mesh.have_of(run.second.peer_id) is None
+
+
+def test_rollouts_are_judged_where_they_are_wanted(node: Node) -> None:
+    judged: list[bytes] = []
+
+    async def take(record: bytes) -> str:
+        judged.append(record)
+        return "" if record == b"good" else "untrusted"
+
+    assert node.ask(PushRollouts(b"good")) == [PushReply(False, "not_publisher")]
+    node.take_rollouts = take
+    assert node.ask(PushRollouts(b"good"), PushRollouts(b"bad")) == [
+        PushReply(True, ""),
+        PushReply(False, "untrusted"),
+    ]
+    assert judged == [b"good", b"bad"]
