@@ -126,12 +126,13 @@ class Node:
         self._block_threads = ThreadPoolExecutor(config.worker_threads, "block")
         self._read_threads = ThreadPoolExecutor(4, "serve")
         self._addresses: tuple[str, ...] = ()
-        self._is_ready = False
+        self._local_addresses: tuple[str, ...] = ()
 
     async def run(self) -> None:
         """Start, work until cancelled, stop."""
         loop = asyncio.get_running_loop()
-        _say(f"starting a {self._config.role} of run {self._settled.run_name} in {self._settled.data_directory}")
+        article = "an" if self._config.role == "inferencer" else "a"
+        _say(f"starting {article} {self._config.role} of run {self._settled.run_name} in {self._settled.data_directory}")
         store = await loop.run_in_executor(self._disk_thread, self._open_store)
         try:
             await self._run_with_store(store)
@@ -158,8 +159,11 @@ class Node:
         )
         try:
             await self._find_descriptor(live)
-            self._addresses = await self._network.transport.listen_addresses(private_too=self._is_private())
-            await asyncio.to_thread(live.write, self._addresses)
+            transport = self._network.transport
+            self._addresses = await transport.listen_addresses(private_too=self._is_private())
+            # Nodes of this machine can dial what a public run does not announce.
+            self._local_addresses = await transport.listen_addresses(private_too=True)
+            await asyncio.to_thread(live.write, self._local_addresses)
             role = await self._build_role()
             try:
                 await self._serve(role, live)
@@ -289,8 +293,8 @@ class Node:
                 tasks.create_task(repeat(chores.HEADS_SECONDS, reader.read_heads))
                 tasks.create_task(repeat(chores.HAVES_SECONDS, reader.read_haves))
                 tasks.create_task(repeat(chores.MEND_SECONDS, self._mend))
-                tasks.create_task(repeat(3.0, lambda: self._look_around(live, links)))
-                tasks.create_task(repeat(60.0, lambda: self._ask_around(links)))
+                tasks.create_task(repeat(chores.RUN_FILES_SECONDS, lambda: self._look_around(live, links)))
+                tasks.create_task(repeat(chores.DESCRIPTORS_SECONDS, lambda: self._ask_around(links)))
                 tasks.create_task(outbox.run(lambda: self._choose_publisher(links.connected), self._push_rollouts))
                 role.start_engine()
         finally:
@@ -393,8 +397,10 @@ class Node:
         node = {"pid": os.getpid(), "peer_id": peer, "metrics_url": admin.url, "role": self._config.role}
         (settled.data_directory / NODE_FILE).write_text(json.dumps(node))
         _say(f"peer id      {peer}")
-        for address in self._addresses:
+        for address in self._local_addresses:
             _say(f"listening    {addresses.join_address(address, settled.identity.peer_id)}")
+        if not self._addresses:
+            _say("announcing   nothing: a public run does not pass on private addresses; give --announce to be found")
         _say(f"run          {settled.run_name} {settled.token.run_id.hex()}")
         _say(f"metrics      {admin.url}/metrics")
         if self._config.role == "trainer":

@@ -20,6 +20,10 @@ HEADS_SECONDS: Final = 15.0
 """The directory is the fallback: the mesh brings heads within a round trip."""
 HAVES_SECONDS: Final = 20.0
 MEND_SECONDS: Final = 30.0
+RUN_FILES_SECONDS: Final = 3.0
+"""What nodes and commands of this machine wrote into the run's directory is noticed within so many seconds."""
+DESCRIPTORS_SECONDS: Final = 15.0
+"""A revision usually comes with the next head; a run that publishes seldom passes it on by asking around."""
 
 
 async def repeat(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
