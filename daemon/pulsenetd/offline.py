@@ -79,7 +79,7 @@ def patch_make(old: Path, new: Path, output: Path, *, codec: str = "auto") -> di
     """
     old_model, new_model = open_model(old), open_model(new)
     table = new_model.table
-    _check_same_tensors(f"{old} and {new}", old_model.table, table)
+    check_same_tensors(f"{old} and {new}", old_model.table, table)
     with _output_file(output) as partial, ThreadPoolExecutor(os.cpu_count()) as threads:
         old_region, base_root = old_model.copy_to_region(output.parent)
         new_region, root = new_model.copy_to_region(output.parent)
@@ -118,7 +118,7 @@ def patch_apply(base: Path, patch: Path, output: Path) -> dict[str, Any]:
     """
     opened = open_patch(patch)
     model = open_model(base)
-    _check_same_tensors(f"{base} and {patch}", model.table, opened.table)
+    check_same_tensors(f"{base} and {patch}", model.table, opened.table)
     make_output = _output_directory if base.is_dir() else _output_file
     with make_output(output) as partial:
         region, base_root = model.copy_to_region(output.parent)
@@ -183,7 +183,7 @@ def patch_show(patch: Path) -> dict[str, Any]:
     return result
 
 
-def _check_same_tensors(what: str, first: ParameterTable, second: ParameterTable) -> None:
+def check_same_tensors(what: str, first: ParameterTable, second: ParameterTable) -> None:
     """Refuse two models that do not hold tensors of the same names, dtypes and shapes."""
     first_specs = {spec.name: spec for spec in first.tensors}
     second_specs = {spec.name: spec for spec in second.tensors}

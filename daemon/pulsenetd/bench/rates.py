@@ -1,0 +1,103 @@
+"""How fast this machine moves memory: what codec speeds are measured against, in the same run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+
+from pulsenet import limits
+from pulsenet.codec.compare import find_changes
+from pulsenet.codec.patch import RunBlocks
+from pulsenetd.bench.loops import read_both
+from pulsenetd.bench.pairs import Bytes, Pair
+
+REPEATS_MIN: Final = 2
+REPEATS_MAX: Final = 50
+
+
+def count_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def one_core() -> Iterator[RunBlocks]:
+    """Yield ``map``; the calling thread and those it starts are held on one core meanwhile."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    try:
+        yield map
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@contextmanager
+def all_cores() -> Iterator[RunBlocks]:
+    """Yield a ``map`` with one thread for each core."""
+    with ThreadPoolExecutor(count_cores()) as threads:
+        yield threads.map
+
+
+def measure_seconds(
+    work: Callable[[], object], *, seconds: float, prepare: Callable[[], object] = lambda: None
+) -> float:
+    """Return the least time ``work`` took: repeated for about ``seconds``, at least twice unless one takes as long.
+
+    Args:
+        prepare: Called before each repeat, not timed.
+    """
+    least, spent, repeats = float("inf"), 0.0, 0
+    while repeats < REPEATS_MAX and (spent < seconds or (repeats < REPEATS_MIN and least < seconds)):
+        prepare()
+        start = time.perf_counter()
+        work()
+        elapsed = time.perf_counter() - start
+        least, spent, repeats = min(least, elapsed), spent + elapsed, repeats + 1
+    return least
+
+
+def copy_memory(pair: Pair, out: Bytes, run_blocks: RunBlocks) -> None:
+    """Copy the old version, in parts."""
+
+    def copy(part: slice) -> None:
+        np.copyto(out[part], pair.old[part])
+
+    list(run_blocks(copy, _parts(pair.old.size)))
+
+
+def read_pair(pair: Pair, run_blocks: RunBlocks) -> None:
+    """Read both versions and do nothing with them."""
+
+    def read(part: slice) -> None:
+        old, new = pair.old[part], pair.new[part]
+        whole = old.size // 8 * 8
+        read_both(old[:whole].view(np.uint64), new[:whole].view(np.uint64))
+
+    list(run_blocks(read, _parts(pair.old.size)))
+
+
+def compare_pair(pair: Pair, run_blocks: RunBlocks) -> None:
+    """Find all changes, block by block as encoders do."""
+
+    def find(part: tuple[int, int]) -> None:
+        tensor_index, start = part
+        old, new = pair.tensor_views(tensor_index)
+        find_changes(old[start : start + limits.BLOCK_ELEMENTS], new[start : start + limits.BLOCK_ELEMENTS])
+
+    parts = [
+        (tensor_index, start)
+        for tensor_index, spec in enumerate(pair.table.tensors)
+        for start in range(0, spec.element_count, limits.BLOCK_ELEMENTS)
+    ]
+    list(run_blocks(find, parts))
+
+
+def _parts(size_bytes: int) -> list[slice]:
+    step = 2 * limits.BLOCK_ELEMENTS
+    return [slice(start, min(start + step, size_bytes)) for start in range(0, size_bytes, step)]
