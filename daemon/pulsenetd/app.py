@@ -41,6 +41,7 @@ from pulsenetd.storage import Store
 from pulsenetd.transport import Transport
 from pulsenetd.trust_state import open_trust
 from pulsenetd.view import NodeView, Responder
+from pulsenetd.warm_up import warm_up
 
 NODE_FILE: Final = "node.json"
 """Where a running node says how to reach it."""
@@ -165,9 +166,12 @@ class Node:
             self._local_addresses = await transport.listen_addresses(private_too=True)
             await asyncio.to_thread(live.write, self._local_addresses)
             role = await self._build_role()
+            # In the background: the first patch may come at any time and would pay for it.
+            warming = asyncio.get_running_loop().run_in_executor(self._block_threads, warm_up)
             try:
                 await self._serve(role, live)
             finally:
+                await warming
                 role.close()
         finally:
             await self._network.close()

@@ -119,8 +119,8 @@ def closed(label: str, allowed: frozenset[str]) -> str:
 
 
 _GAUGES: Final = {
-    "applied_version": "Number of the newest version whose root was checked here; -1 before the first.",
-    "engine_version": "Number of the version the engine confirmed; -1 before the first.",
+    "applied_version": "Number of the version in use: confirmed by the engine, or committed; -1 before the first.",
+    "mirror_version": "Number of the version the mirror holds, its root checked; -1 before the first.",
     "latest_seen_version": "Number of the newest version heard of; -1 before the first.",
     "version_lag": "Latest seen minus applied version; NaN while no publisher was heard.",
     "version_age_seconds": "Seconds since the applied version was published or last confirmed as newest.",

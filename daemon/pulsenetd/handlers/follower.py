@@ -112,11 +112,9 @@ class FollowerHandlers:
         """Take what an engine says of its hand-over."""
         self._ledger.last_update_failed = not confirmation.ok
         if confirmation.ok:
-            self._metrics.set("engine_version", confirmation.version.number)
             self._ledger.note_engine(confirmation.version.number)
             self._post(EngineApplied(confirmation.version))
         else:
-            self._metrics.set("engine_version", -1 if confirmation.held is None else confirmation.held.number)
             self._post(EngineFailed(confirmation.held, confirmation.reason))
 
     async def _run(self, work: Callable[[], T]) -> T:

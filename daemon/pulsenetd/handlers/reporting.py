@@ -18,6 +18,7 @@ _LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": log
 _GAUGES: Final = {
     # gauge: (reported field, value while the field is unknown)
     "applied_version": ("applied_version", -1.0),
+    "mirror_version": ("mirror_version", -1.0),
     "latest_seen_version": ("latest_seen_version", -1.0),
     "version_lag": ("version_lag", math.nan),
     "version_age_seconds": ("version_age_seconds", math.nan),

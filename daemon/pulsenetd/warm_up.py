@@ -1,0 +1,23 @@
+"""Loads the compiled loops before the first patch needs them: about a second that would fall into an update."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pulsenet.codec.patch import decode_patch, encode_patch
+from pulsenet.tensors.digest import compute_region_root
+from pulsenet.tensors.params import TensorSpec, make_table
+
+ELEMENTS = 4_096
+
+
+def warm_up() -> int:
+    """Encode and decode a small patch of every kind of tensor; return how many values it changed."""
+    table = make_table([TensorSpec(dtype, dtype, (ELEMENTS,)) for dtype in ("BF16", "F32", "U8")])
+    old = np.zeros(table.layout_size_bytes, np.uint8)
+    new = old.copy()
+    for index in range(len(table.tensors)):
+        table.view(new, index)[7::97] += 1
+    blob = list(encode_patch(table, old, new))
+    compute_region_root(table, new)
+    return sum(len(changes) for changes in decode_patch(blob, table, old))
