@@ -23,7 +23,8 @@ def commands() -> Iterator[tuple[str, str]]:
         text = path.read_text()
         blocks = re.findall(r"^```(?:bash|console|sh)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
         lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
-        lines += re.findall(r"`(pulsenet [^`]+)`", text)
+        # In running text a command may stand for all its uses; one with an option is meant as it stands.
+        lines += re.findall(r"`(pulsenet [^`]*--[^`]+)`", text)
         for line in lines:
             command = line.split("#")[0].strip()
             if command.startswith("pulsenet ") and not re.search(r"[|<…]|\.\.\.", command):

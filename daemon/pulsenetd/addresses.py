@@ -97,6 +97,11 @@ def is_unspecified(address: str) -> bool:
     return _is_ip(address) and ipaddress.ip_address(get_host(address)).is_unspecified
 
 
+def is_loopback(address: str) -> bool:
+    """Return whether a checked address can be dialled from this machine only."""
+    return _is_ip(address) and ipaddress.ip_address(get_host(address)).is_loopback
+
+
 def is_private(address: str) -> bool:
     """Return whether a checked address can be dialled only from nearby (private, loopback, link-local, shared)."""
     return _is_ip(address) and not ipaddress.ip_address(get_host(address)).is_global

@@ -10,11 +10,13 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any, Final
 
-from pulsenet.chain.records import Descriptor
+from pulsenet.chain.records import Descriptor, JoinToken
+from pulsenet.chain.token import encode_token
 from pulsenet.ids import PeerId
 from pulsenet.wire.messages import GetDescriptors, PushReply, PushRollouts, RecordsReply
 from pulsenetd import addresses, chores, logs
@@ -45,6 +47,9 @@ from pulsenetd.warm_up import warm_up
 
 NODE_FILE: Final = "node.json"
 """Where a running node says how to reach it."""
+
+TOKEN_BOOTSTRAPS_MAX: Final = 4
+"""Addresses in the token a node prints; a longer one does not fit a line of chat."""
 
 HEARTBEAT_SECONDS: Final = 1.0
 HEARTBEAT_MISSED_SECONDS: Final = 15.0
@@ -132,8 +137,8 @@ class Node:
     async def run(self) -> None:
         """Start, work until cancelled, stop."""
         loop = asyncio.get_running_loop()
-        article = "an" if self._config.role == "inferencer" else "a"
-        _say(f"starting {article} {self._config.role} of run {self._settled.run_name} in {self._settled.data_directory}")
+        settled, article = self._settled, "an" if self._config.role == "inferencer" else "a"
+        _say(f"starting {article} {self._config.role} of run {settled.run_name} in {settled.data_directory}")
         store = await loop.run_in_executor(self._disk_thread, self._open_store)
         try:
             await self._run_with_store(store)
@@ -395,6 +400,14 @@ class Node:
             "peers": self._ledger.fields.get("peers_connected", 0),
         }
 
+    def _make_token(self) -> JoinToken:
+        """Return the token others can join with: ours, with addresses of this node in it."""
+        token, own = self._settled.token, self._settled.identity.peer_id
+        here = [address for address in self._local_addresses if not addresses.is_loopback(address)]
+        mine = [addresses.join_address(address, own) for address in (*self._addresses, *here)]
+        bootstraps = tuple(dict.fromkeys((*mine, *token.bootstraps)))[:TOKEN_BOOTSTRAPS_MAX]
+        return replace(token, bootstraps=bootstraps)
+
     def _announce_start(self, admin: AdminServer) -> None:
         settled = self._settled
         peer = to_libp2p_text(settled.identity.peer_id)
@@ -407,6 +420,8 @@ class Node:
             _say("announcing   nothing: a public run does not pass on private addresses; give --announce to be found")
         _say(f"run          {settled.run_name} {settled.token.run_id.hex()}")
         _say(f"metrics      {admin.url}/metrics")
+        if not settled.is_local:
+            _say(f"join token   {encode_token(self._make_token())}")
         if self._config.role == "trainer":
             option = "" if settled.is_local else f'data_dir="{settled.data_directory}"'
             _say("attach a training loop with two lines:")

@@ -96,3 +96,10 @@ def test_names_count_as_public_and_ports_can_be_replaced() -> None:
     assert not addresses.is_private("/dns4/seed.example.org/tcp/1")
     assert addresses.is_private("/ip4/127.0.0.1/tcp/1")
     assert addresses.with_port("/ip4/1.2.3.4/udp/0/quic-v1", 7) == "/ip4/1.2.3.4/udp/7/quic-v1"
+
+
+def test_loopback_is_told_from_other_private_addresses() -> None:
+    assert addresses.is_loopback("/ip4/127.0.0.1/tcp/1")
+    assert addresses.is_loopback("/ip6/::1/tcp/1")
+    assert not addresses.is_loopback("/ip4/10.0.0.1/tcp/1")
+    assert not addresses.is_loopback("/dns4/localhost.example/tcp/1")
