@@ -177,8 +177,12 @@ class DirectoryLock:
         self._descriptor: int | None = descriptor
 
     @classmethod
-    def acquire(cls, directory: Path) -> DirectoryLock:
+    def acquire(cls, directory: Path, *, wait: bool = False) -> DirectoryLock:
         """Take the lock of an existing directory and write our process id into it.
+
+        Args:
+            directory: What is locked.
+            wait: Block until its holder is through, for locks held for moments.
 
         Raises:
             DirectoryLockedError: Another process has it; names its process id.
@@ -190,7 +194,7 @@ class DirectoryLock:
         except OSError as error:
             raise describe_os_error("open lock file", path, error) from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         except BlockingIOError as error:

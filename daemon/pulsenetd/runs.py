@@ -105,7 +105,7 @@ def read_run_file(path: Path) -> RunFile:
         bootstraps = tuple(str(address) for address in table["bootstraps"])
         return RunFile(str(table["name"]), decode_token(table["token"]), bootstraps)
     except (ValueError, KeyError, TypeError, PulsenetError) as error:
-        raise ConfigError(f"{path} is not a run file ({error}); write it again with 'pulsenet run create'") from error
+        raise ConfigError(f"{path} is not a run file ({error}); delete it, then join with --token again") from error
 
 
 def save_descriptor(run: Path, signed: SignedRecord) -> None:

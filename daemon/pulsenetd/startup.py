@@ -11,8 +11,10 @@ from typing import Final
 
 from pulsenet import limits
 from pulsenet.chain.records import JoinToken
+from pulsenet.chain.signing import record_digest
 from pulsenet.chain.token import decode_token
 from pulsenet.errors import ConfigError, RemoteProtocolError, UsageError
+from pulsenet.ids import RunId, short
 from pulsenet.local.directories import data_home
 from pulsenetd import runs
 from pulsenetd.config import Config
@@ -27,6 +29,7 @@ OPEN_INFERENCERS_LOCAL: Final = 64
 """Inferencers of the same machine whose rollouts the private run ``local`` takes."""
 
 WAIT_SECONDS: Final = 1.0
+SECRET_SIZE_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +80,24 @@ def settle(
     """
     name, token = _choose_run(config)
     path = runs.run_path(data_home(environment), name)
-    directory, lock = _take_directory(config, path)
-    identity = load_or_create(directory / "identity.key")
     is_local = name == runs.LOCAL_RUN and token is None
-    if token is None:
-        if is_local and config.role == "trainer":
-            _open_local_run(path, identity)
-        token = _read_token(path, name, config, is_local, say, sleep)
-    elif not (path / "run.json").exists():
-        runs.write_run_file(path / "run.json", runs.RunFile(name, token, ()))
-    if token.expires_at_ms is not None and now_ms() > token.expires_at_ms:
-        raise ConfigError("the join token has expired; ask the run's owner for a new one")
+    if not is_local:
+        token = token or _read_token(path, name)
+        _refuse_expired(token, now_ms())
+        _refuse_other_run(path, name, token)
+    directory, lock = _take_directory(config, path)
+    try:
+        identity = load_or_create(directory / "identity.key")
+        if token is None:
+            if config.role == "trainer":
+                _open_local_run(path, identity)
+            token = _wait_for_token(path, say, sleep)
+            _refuse_expired(token, now_ms())
+        elif not (path / "run.json").exists():
+            runs.write_run_file(path / "run.json", runs.RunFile(name, token, ()))
+    except BaseException:
+        lock.release()
+        raise
     return Settled(name, path, token, directory, lock, identity, is_local)
 
 
@@ -134,8 +144,21 @@ def _lock(directory: Path) -> DirectoryLock:
 def _open_local_run(path: Path, identity: Identity) -> None:
     """Make the private run of this machine, owned and published by this node, unless it exists."""
     make_directory(Disk(), path)
-    if runs.load_descriptors(path):
-        return
+    # Two trainers started together: one opens the run, the other waits and finds it.
+    lock = DirectoryLock.acquire(path, wait=True)
+    try:
+        records = runs.load_descriptors(path)
+        if not records:
+            _create_local_run(path, identity)
+        elif not (path / "run.json").exists():
+            # A crash came between the two files. Nobody can have joined by a token that was never written.
+            token = JoinToken(RunId(record_digest(records[0])), 0, (), secrets.token_bytes(SECRET_SIZE_BYTES), None)
+            runs.write_run_file(path / "run.json", runs.RunFile(runs.LOCAL_RUN, token, ()))
+    finally:
+        lock.release()
+
+
+def _create_local_run(path: Path, identity: Identity) -> None:
     owner = load_or_create(path / "owner.key")
     descriptor = runs.genesis(
         runs.LOCAL_RUN,
@@ -155,25 +178,47 @@ def _open_local_run(path: Path, identity: Identity) -> None:
         sign=owner.sign,
         owner=owner.peer_id,
         bootstraps=(),
-        secret=secrets.token_bytes(16),
+        secret=secrets.token_bytes(SECRET_SIZE_BYTES),
         expires_at_ms=None,
     )
 
 
-def _read_token(
-    path: Path, name: str, config: Config, is_local: bool, say: Callable[[str], None], sleep: Callable[[float], None]
-) -> JoinToken:
-    """Read the run file; a node of the local run that was started first waits for it."""
+def _read_token(path: Path, name: str) -> JoinToken:
+    try:
+        return runs.read_run_file(path / "run.json").token
+    except FileNotFoundError:
+        raise ConfigError(
+            f"no run '{name}' on this machine; give --token, or create it with 'pulsenet run create {name}'"
+        ) from None
+
+
+def _wait_for_token(path: Path, say: Callable[[str], None], sleep: Callable[[float], None]) -> JoinToken:
+    """Read the local run's file; a node that was started before the trainer waits for it."""
     said = False
     while True:
         try:
             return runs.read_run_file(path / "run.json").token
         except FileNotFoundError:
-            if not is_local:
-                raise ConfigError(
-                    f"no run '{name}' on this machine; give --token, or create it with 'pulsenet run create {name}'"
-                ) from None
+            pass
         if not said:
             say("waiting for 'pulsenet join --role trainer' on this machine")
             said = True
         sleep(WAIT_SECONDS)
+
+
+def _refuse_expired(token: JoinToken, now_ms: int) -> None:
+    if token.expires_at_ms is not None and now_ms > token.expires_at_ms:
+        raise ConfigError("the join token has expired; ask the run's owner for a new one")
+
+
+def _refuse_other_run(path: Path, name: str, token: JoinToken) -> None:
+    """One name stands for one run: two would mix their descriptors and their nodes' stores."""
+    try:
+        known = runs.read_run_file(path / "run.json").token
+    except FileNotFoundError:
+        return
+    if known.run_id != token.run_id:
+        raise ConfigError(
+            f"'{name}' is another run on this machine ({short(known.run_id)}..., not {short(token.run_id)}...); "
+            "give this one another name with --run NAME"
+        )
