@@ -56,6 +56,7 @@ def _codec(arguments: argparse.Namespace) -> int:
     if plot is not None:
         check_plot_path(plot)
     figures = _measure(arguments)
+    _progress("")
     if plot is not None:
         write_plot(figures, plot)
     if arguments.json:
@@ -97,7 +98,7 @@ def _parse_steps(text: str) -> tuple[int, int]:
 
 
 def _progress(text: str) -> None:
-    """Say on a terminal what is being measured; big checkpoints take minutes."""
+    """Say on a terminal what is being measured; big checkpoints take minutes. No text wipes the line."""
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[Kmeasuring {text} ...\r")
+        sys.stderr.write(f"\r\033[Kmeasuring {text} ...\r" if text else "\r\033[K")
         sys.stderr.flush()
