@@ -109,7 +109,6 @@ class PublisherHandlers:
                 self._note_committed(effect, effect.generation)
             elif isinstance(answer, EncodeFailed):
                 self._resolve(effect.generation, _done(PublishStatus.FAILED, answer.reason))
-            self._encoded.pop(effect.generation, None)
         post(answer)
 
     async def _drop_snapshot(self, effect: DropSnapshot, post: Post) -> None:
@@ -154,6 +153,8 @@ class PublisherHandlers:
         )
 
     def _resolve(self, generation: int, done: PublishDone) -> None:
+        """Tell the outcome of a snapshot, which ends what is known of it."""
+        self._encoded.pop(generation, None)
         outcome = self._outcomes.pop(generation, None)
         if outcome is not None and not outcome.done():
             outcome.set_result(done)

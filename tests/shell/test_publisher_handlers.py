@@ -1,0 +1,291 @@
+"""A training process learns what became of each snapshot, once, whatever happened to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsenet.chain.records import Kind
+from pulsenet.errors import StorageError
+from pulsenet.ids import Digest, Version
+from pulsenet.local.protocol import PublishDone, PublishStatus
+from pulsenet.node.effects import Commit, DropSnapshot, EncodeSkip, EncodeSnapshot, RefuseSnapshot, StoreAnchor
+from pulsenet.node.events import (
+    AnchorStored,
+    Committed,
+    EncodeFailed,
+    Event,
+    ExtraFailed,
+    PatchEncoded,
+    SkipEncoded,
+    SnapshotOffered,
+)
+from pulsenetd.disk import Disk
+from pulsenetd.handlers.publisher import OFFERS_MAX, PublisherHandlers
+from pulsenetd.handlers.reporting import Ledger
+from pulsenetd.local_server import SnapshotOffer
+from pulsenetd.metrics import Metrics
+from pulsenetd.publishing import Publisher
+from pulsenetd.storage import Store
+
+
+class RefusingDisk(Disk):
+    """A disk that can run out of room at a commit."""
+
+    is_full = False
+
+    def before_commit(self) -> None:
+        if self.is_full:
+            raise StorageError("database or disk is full", "enospc")
+
+
+class Trainer:
+    """The handlers on a real pipeline; the test takes the machine's part."""
+
+    def __init__(self, directory: Path, run: Any, hands: Any) -> None:
+        self.run = run
+        self.disk = RefusingDisk()
+        self.store = Store.open(directory, disk=self.disk)
+        self.publisher = Publisher(self.store, directory / "spools")
+        self.metrics = Metrics()
+        self.ledger = Ledger(self.metrics, self._monotonic)
+        self.threads = ThreadPoolExecutor(1)
+        self.offered: list[Event] = []
+        self.now = 0.0
+        self.handlers = PublisherHandlers(
+            self.publisher, self.threads, self.offered.append, self.ledger, self.metrics, self._monotonic
+        )
+        self.table = self.handlers.table()
+        self.model = hands.Model()
+
+    def _monotonic(self) -> float:
+        self.now += 0.5
+        return self.now
+
+    async def offer(self, generation: int) -> asyncio.Future[PublishDone]:
+        model = self.model
+        return await self.handlers.offer(SnapshotOffer(generation, 10 + generation, model.table, model.region()))
+
+    async def execute(self, effect: Any) -> Any:
+        """Return what the handler posted, if anything."""
+        posted: list[Event] = []
+        await self.table[type(effect)](effect, posted.append)
+        return posted[0] if posted else None
+
+    def commit_of(self, encoded: PatchEncoded, number: int, kind: Kind, root: Digest) -> Commit:
+        base = None if kind is Kind.ANCHOR else Version(0, number - 1)
+        manifest = self.run.manifest(
+            number,
+            kind=kind,
+            base_version=base,
+            base_root=None if base is None else root,
+            root=encoded.root,
+            blob_id=encoded.blob_id,
+            encoded_size_bytes=encoded.encoded_size_bytes,
+            changed_count=encoded.changed_count,
+            codec_id=encoded.codec_id,
+        )
+        records = (self.run.sign(manifest, self.run.publisher),)
+        return Commit(encoded.generation, Version(0, number), encoded.root, records, (("state", b"s"),))
+
+    async def publish(self, generation: int) -> PublishDone:
+        """Publish the model as version ``generation``, as the machine would."""
+        outcome = await self.offer(generation)
+        held = self.publisher.committed
+        kind = Kind.ANCHOR if held is None else Kind.PATCH
+        encoded = await self.execute(EncodeSnapshot(generation, kind))
+        assert isinstance(encoded, PatchEncoded)
+        root = encoded.root if held is None else held.root
+        answer = await self.execute(self.commit_of(encoded, generation, kind, root))
+        assert answer == Committed(Version(0, generation))
+        return await outcome
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(f"pulsenet_{name}", labels)
+
+    def close(self) -> None:
+        self.publisher.close()
+        self.store.close()
+        self.threads.shutdown()
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, run: Any, hands: Any) -> Iterator[Trainer]:
+    made = Trainer(tmp_path / "trainer", run, hands)
+    yield made
+    made.close()
+
+
+def test_an_offer_reaches_the_machine_with_its_table(trainer: Trainer) -> None:
+    async def scenario() -> bool:
+        return (await trainer.offer(1)).done()
+
+    assert not asyncio.run(scenario())
+    assert trainer.offered == [SnapshotOffered(1, 11, trainer.model.table.digest)]
+
+
+def test_a_committed_version_is_told_with_its_sizes(trainer: Trainer) -> None:
+    async def scenario() -> tuple[PublishDone, PublishDone]:
+        first = await trainer.publish(1)
+        trainer.model.step()
+        return first, await trainer.publish(2)
+
+    anchor, patch = asyncio.run(scenario())
+    table = trainer.model.table
+    assert (anchor.status, anchor.version, anchor.reason) == (PublishStatus.COMMITTED, Version(0, 1), "")
+    assert anchor.changed_count == anchor.element_count == table.element_count
+    assert (patch.status, patch.version) == (PublishStatus.COMMITTED, Version(0, 2))
+    assert 0 < patch.changed_count < table.element_count // 10
+    assert 0 < patch.encoded_size_bytes < patch.raw_size_bytes == table.size_bytes
+    assert trainer.store.state("state") == b"s"
+
+
+def test_a_committed_version_shows_in_metrics_and_status(trainer: Trainer) -> None:
+    async def scenario() -> PublishDone:
+        await trainer.publish(1)
+        assert trainer.value("patch_density_ratio") == 0.0, "an anchor is no patch"
+        trainer.model.step()
+        return await trainer.publish(2)
+
+    done = asyncio.run(scenario())
+    assert trainer.value("published_versions_total") == 2.0
+    assert trainer.value("patch_density_ratio") == done.changed_count / done.element_count
+    assert trainer.value("patch_compression_ratio") == done.raw_size_bytes / done.encoded_size_bytes
+    assert trainer.value("update_seconds_count", stage="encode") == 2.0
+    first, second = trainer.ledger.versions.values()
+    assert (first["version"], first["kind"], first["encode_seconds"]) == (1, "anchor", 0.5)
+    assert (second["kind"], second["changed_count"]) == ("patch", done.changed_count)
+    held = trainer.publisher.committed
+    assert held is not None
+    assert second["root"] == held.root.hex()
+
+
+def test_a_snapshot_that_a_newer_one_replaced_is_told_so(trainer: Trainer) -> None:
+    async def scenario() -> PublishDone:
+        outcome = await trainer.offer(1)
+        assert await trainer.execute(DropSnapshot(1)) is None
+        return await outcome
+
+    done = asyncio.run(scenario())
+    assert (done.status, done.version) == (PublishStatus.REPLACED, None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [
+        ("not_publisher", PublishStatus.NOT_PUBLISHER),
+        ("table", PublishStatus.FAILED),
+        ("superseded", PublishStatus.FAILED),
+    ],
+)
+def test_a_refused_snapshot_is_told_why(trainer: Trainer, reason: str, status: PublishStatus) -> None:
+    async def scenario() -> PublishDone:
+        outcome = await trainer.offer(1)
+        await trainer.execute(RefuseSnapshot(1, reason))
+        return await outcome
+
+    done = asyncio.run(scenario())
+    assert (done.status, done.reason) == (status, reason)
+
+
+def test_offers_beyond_the_bound_are_refused_as_busy_and_close_their_memory(trainer: Trainer) -> None:
+    async def scenario() -> list[asyncio.Future[PublishDone]]:
+        outcomes = [await trainer.offer(generation) for generation in range(1, OFFERS_MAX + 2)]
+        assert [outcome.done() for outcome in outcomes] == [False] * OFFERS_MAX + [True]
+        assert outcomes[-1].result().reason == "busy"
+        assert outcomes[-1].result().status is PublishStatus.FAILED
+        await trainer.execute(DropSnapshot(1))
+        assert not (await trainer.offer(99)).done(), "an outcome makes room"
+        return outcomes
+
+    asyncio.run(scenario())
+    assert len(trainer.offered) == OFFERS_MAX + 1
+
+
+def test_a_failed_encoding_is_told_and_the_next_publish_goes_on(trainer: Trainer) -> None:
+    async def scenario() -> tuple[PublishDone, PublishDone]:
+        outcome = await trainer.offer(1)
+        # A patch is ordered and there is nothing it could start from.
+        assert await trainer.execute(EncodeSnapshot(1, Kind.PATCH)) == EncodeFailed(1, "no_baseline")
+        return await outcome, await trainer.publish(2)
+
+    failed, committed = asyncio.run(scenario())
+    assert (failed.status, failed.reason) == (PublishStatus.FAILED, "no_baseline")
+    assert committed.status is PublishStatus.COMMITTED
+
+
+def test_a_commit_the_disk_refuses_is_told_and_nothing_moved(trainer: Trainer) -> None:
+    """A-PUB-2, A-DSK-1"""
+
+    async def scenario() -> PublishDone:
+        await trainer.publish(1)
+        held = trainer.publisher.committed
+        assert held is not None
+        trainer.model.step()
+        outcome = await trainer.offer(2)
+        encoded = await trainer.execute(EncodeSnapshot(2, Kind.PATCH))
+        trainer.disk.is_full = True
+        answer = await trainer.execute(trainer.commit_of(encoded, 2, Kind.PATCH, held.root))
+        assert answer == EncodeFailed(2, "enospc")
+        assert trainer.publisher.committed == held
+        return await outcome
+
+    done = asyncio.run(scenario())
+    assert (done.status, done.reason) == (PublishStatus.FAILED, "enospc")
+    assert trainer.value("published_versions_total") == 1.0
+    assert list(trainer.ledger.versions) == [1]
+
+
+def test_a_snapshot_refused_after_its_encoding_leaves_nothing_behind(trainer: Trainer) -> None:
+    """A rival's head may arrive while a snapshot is being encoded."""
+
+    async def scenario() -> PublishDone:
+        outcome = await trainer.offer(1)
+        await trainer.execute(EncodeSnapshot(1, Kind.ANCHOR))
+        await trainer.execute(RefuseSnapshot(1, "superseded"))
+        return await outcome
+
+    assert asyncio.run(scenario()).reason == "superseded"
+    assert trainer.handlers._encoded == {}
+    assert trainer.handlers._outcomes == {}
+
+
+def test_a_training_process_that_went_away_stops_nothing(trainer: Trainer) -> None:
+    async def scenario() -> None:
+        outcome = await trainer.offer(1)
+        outcome.cancel()
+        await trainer.execute(DropSnapshot(1))
+        await trainer.execute(DropSnapshot(7))
+        assert (await trainer.publish(2)).status is PublishStatus.COMMITTED
+
+    asyncio.run(scenario())
+
+
+def test_anchors_and_skips_beside_the_newest_version_are_answered(trainer: Trainer) -> None:
+    async def scenario() -> list[Event]:
+        for number in (1, 2, 3):
+            await trainer.publish(number)
+            trainer.model.step()
+        anchor = await trainer.execute(StoreAnchor(Version(0, 3)))
+        skip = await trainer.execute(EncodeSkip(Version(0, 1), Version(0, 3)))
+        late = await trainer.execute(StoreAnchor(Version(0, 2)))
+        held = trainer.publisher.committed
+        assert held is not None
+        manifest = trainer.run.manifest(
+            3, root=held.root, blob_id=anchor.blob_id, encoded_size_bytes=anchor.encoded_size_bytes
+        )
+        records = (trainer.run.sign(manifest, trainer.run.publisher),)
+        beside = await trainer.execute(Commit(None, held.version, held.root, records, ()))
+        return [anchor, skip, late, beside]
+
+    anchor, skip, late, beside = asyncio.run(scenario())
+    assert isinstance(anchor, AnchorStored)
+    assert isinstance(skip, SkipEncoded)
+    assert late == ExtraFailed(Version(0, 2), "no_baseline")
+    assert beside == Committed(Version(0, 3))
+    assert trainer.value("published_versions_total") == 3.0
