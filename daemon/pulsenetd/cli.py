@@ -51,9 +51,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    debug = "--debug" in (sys.argv[1:] if arguments is None else arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
     try:
-        parsed = build_parser().parse_args(arguments)
+        # Taken at any place, because it is added to a command that has just failed.
+        parsed = build_parser().parse_args([word for word in given if word != "--debug"])
         code: int = parsed.run_command(parsed)
         sys.stdout.flush()
         return code
@@ -69,6 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader (head, less) has left; keep the interpreter from complaining about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        # Every part names its own failures of the system; this one escaped, and still is no reason for a traceback.
+        if debug:
+            raise
+        print(f"pulsenet: the system refused: {printable(str(error))}; --debug shows where", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -202,6 +203,15 @@ class Node:
 
         return wait_until(f"{self.name}: {what}", read, seconds)
 
+    def wait_log(self, text: str, seconds: float = START_SECONDS) -> str:
+        """Wait until the node has printed this; return everything it printed."""
+
+        def read() -> str | None:
+            assert self.is_running, f"{self.name} ended before it said {text!r}"
+            return self.log if text in self.log else None
+
+        return wait_until(f"{self.name} says {text!r}", read, seconds)
+
     def wait_applied(self, number: int, seconds: float = SETTLE_SECONDS) -> dict[str, Any]:
         """Wait until the node reports this version as applied."""
         return self.wait_status(
@@ -253,8 +263,8 @@ class Swarm:
         """Describe a node; it does not run yet."""
         data_dir = self.home(home) / "pulsenet" / run / name
         assert len(os.fsencode(data_dir)) < 75, f"{data_dir} is too deep for p2pd's sockets"
-        node = Node(self, name, role, self.home(home), options, data_dir)
-        self.nodes[name] = node
+        node = Node(self, f"{run}-{name}", role, self.home(home), options, data_dir)
+        self.nodes[node.name] = node
         return node
 
     def clean_up(self) -> None:
@@ -272,8 +282,7 @@ class Swarm:
 def open_swarm() -> Iterator[Swarm]:
     """Lend a swarm and leave nothing of it behind."""
     # Not below pytest's directory: socket paths are short.
-    directory = Path("/tmp") / f"pulse-e2e-{os.getpid()}-{len(open_swarms)}-{time.monotonic_ns() % 1_000_000}"
-    directory.mkdir(mode=0o700)
+    directory = Path(tempfile.mkdtemp(prefix="pulse-", dir="/tmp"))
     swarm = Swarm(directory)
     open_swarms.append(swarm)
     try:

@@ -65,8 +65,7 @@ def story(swarm: Swarm) -> Iterator[Story]:
 def _begin(told: Story) -> None:
     """The inferencer is there before anybody it could follow."""
     told.first.start()
-    wait_until("the inferencer says what it waits for", lambda: "waiting for" in told.first.log)
-    told.seen["waiting"] = told.first.log
+    told.seen["waiting"] = told.first.wait_log("waiting for")
     told.trainer.start().wait_ready()
     told.first.wait_ready()
     told.first.wait_status("the trainer is connected", lambda status: status["peers"] >= 1)
@@ -78,7 +77,7 @@ def _kill_in_the_middle_of_a_fetch(told: Story, gate: Gate) -> None:
     with connect(told.trainer.data_dir) as client:
         told.numbers.append(told.model.publish_step(client))
     wait_until("the download is caught in its middle", lambda: gate.is_holding)
-    status = told.first.wait_status("chunks are stored", lambda status: 0 < status["store_bytes"])
+    status = told.first.wait_status("chunks are stored", lambda status: status["store_bytes"] > 0)
     told.seen["health in the middle"] = (told.first.get("/livez"), told.first.get("/readyz"), status)
     orphans = told.first.find_p2pd()
     told.first.kill()

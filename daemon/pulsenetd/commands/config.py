@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add a flag for every configuration field, and ``--config FILE``."""
     parser.add_argument("--config", metavar="FILE", help="TOML file (env PULSENET_CONFIG)")
     for item in config.fields():
-        text = item.metadata["help"]
+        text = item.metadata["help"].replace("%", "%%")  # argparse fills in fields named by %
         flag = config.flag_name(item.name)
         if item.metadata["kind"] == "flag":
             parser.add_argument(

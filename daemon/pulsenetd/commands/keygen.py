@@ -20,11 +20,12 @@ def add_parser(commands: Any) -> None:
 
 def _keygen(arguments: argparse.Namespace) -> int:
     from pulsenetd import identity
+    from pulsenetd.disk import Disk, make_directory
 
     path = Path(arguments.file)
     if path.exists():
         raise UsageError(f"{path} exists already; a key is never overwritten")
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_directory(Disk(), path.parent)
     made = identity.load_or_create(path)
     text = identity.to_libp2p_text(made.peer_id)
     print(

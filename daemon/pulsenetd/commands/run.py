@@ -20,6 +20,7 @@ from pulsenet.ids import PeerId
 from pulsenet.local.directories import data_home
 from pulsenet.wire.schema import decode_value
 from pulsenetd import config, runs
+from pulsenetd.disk import Disk, make_directory
 
 
 def add_parser(commands: Any) -> None:
@@ -111,16 +112,19 @@ def _create(arguments: argparse.Namespace) -> int:
     if not arguments.authority:
         raise UsageError("--authority: name at least one key that may publish (make it with 'pulsenet keygen FILE')")
     config.resolve({"bootstrap": arguments.bootstrap}, {}, None)  # refuses what nobody could dial
-    path = _run_path(arguments.name)
-    owner = _owner(arguments, path)
     authorities = [parse_key(key) for key in arguments.authority]
+    trainers = [parse_key(key) for key in arguments.trainer] or authorities
+    inferencers = [parse_key(key) for key in arguments.inferencer]
+    path = _run_path(arguments.name)
+    make_directory(Disk(), path)
+    owner = _owner(arguments, path)
     descriptor = runs.genesis(
         arguments.name,
         nonce=secrets.token_bytes(16),
         owner=owner.peer_id,
         authorities=authorities,
-        trainers=[parse_key(key) for key in arguments.trainer] or authorities,
-        inferencers=[parse_key(key) for key in arguments.inferencer],
+        trainers=trainers,
+        inferencers=inferencers,
         open_inferencers_max=arguments.open_inferencers,
         private=arguments.private,
         anchor_interval=arguments.anchor_interval,
