@@ -94,6 +94,11 @@ class BlockMap:
         start = (block_index - self._starts[tensor_index]) * limits.BLOCK_ELEMENTS
         return Block(tensor_index, spec, start, min(limits.BLOCK_ELEMENTS, spec.element_count - start))
 
+    def indices_of(self, tensor_index: int) -> range:
+        """Return the numbers of a tensor's blocks."""
+        start = self._starts[tensor_index]
+        return range(start, start + -(-self._table.tensors[tensor_index].element_count // limits.BLOCK_ELEMENTS))
+
     def index_of(self, tensor_index: int, element: int) -> int:
         """Return the number of the block that holds one element of a tensor."""
         return self._starts[tensor_index] + element // limits.BLOCK_ELEMENTS

@@ -22,7 +22,7 @@ from pulsenet.codec.blocks import (
     encode_absolute_block,
     encode_block,
 )
-from pulsenet.codec.changes import Changes
+from pulsenet.codec.changes import Bits, Changes
 from pulsenet.codec.stream import END_OF_RECORDS, Form, PatchHeader, PatchReader, PatchRecord, peek_header
 from pulsenet.codec.varint import encode_varint
 from pulsenet.errors import LocalProtocolError
@@ -34,6 +34,7 @@ __all__ = [
     "RunBlocks",
     "decode_patch",
     "encode_absolute",
+    "encode_parts",
     "encode_patch",
     "list_records",
     "peek_header",
@@ -57,6 +58,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 RunBlocks = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 """``map`` or an executor's ``map``: calls the function on each item, results in order."""
+
+TensorPair = tuple[int, Bits, Bits]
+"""A tensor's position in the table, its old bits and its new bits, both flat and whole."""
 
 
 @dataclass(slots=True)
@@ -89,26 +93,81 @@ def encode_patch(
     Raises:
         LocalProtocolError: an unknown codec, or a region smaller than the table's layout.
     """
+    _check_region(table, old_region)
+    _check_region(table, new_region)
+    indices = range(len(table.tensors))
+    pairs = [(index, table.view(old_region, index), table.view(new_region, index)) for index in indices]
+    return encode_parts(table, [pairs], codec=codec, totals=totals, run_blocks=run_blocks)
+
+
+def encode_parts(
+    table: ParameterTable,
+    parts: Iterable[Iterable[TensorPair]],
+    *,
+    codec: str = "auto",
+    totals: PatchTotals | None = None,
+    run_blocks: RunBlocks = map,
+    on_changes: Callable[[Changes], None] | None = None,
+) -> Iterator[bytes]:
+    """Return the pieces of the patch of weights that come part by part; the bytes are those of :func:`encode_patch`.
+
+    A part is encoded whole before the next one is asked for, and nothing of it is kept.
+
+    Args:
+        parts: Tensors ascending; those left out stay as they are.
+        codec: As :func:`encode_patch`; so are ``totals`` and ``run_blocks``.
+        on_changes: Given the changes of each block, decoded from its encoding as a receiver will, before its piece.
+
+    Raises:
+        LocalProtocolError: an unknown codec.
+        RemoteProtocolError: while iterating with ``on_changes``, an encoding that does not decode.
+    """
     if codec not in CODEC_CHOICES:
         raise LocalProtocolError(f"codec {codec!r} is none of {', '.join(CODEC_CHOICES)}")
     allowed = CODEC_CHOICES[codec]
-    _check_region(table, old_region)
-    _check_region(table, new_region)
+    form = Form.RELATIVE if Codec.PLAIN in allowed else Form.ABSOLUTE
+    records = _encode_pairs(table, parts, allowed, run_blocks, on_changes)
+    return _write_patch(table, form, records, totals)
+
+
+def _encode_pairs(
+    table: ParameterTable,
+    parts: Iterable[Iterable[TensorPair]],
+    allowed: frozenset[Codec],
+    run_blocks: RunBlocks,
+    on_changes: Callable[[Changes], None] | None,
+) -> Iterator[tuple[int, EncodedBlock]]:
     blocks = BlockMap(table)
 
-    def weigh(block_index: int) -> int:
-        return blocks.block(block_index).size_bytes
+    def cut(pairs: Iterable[TensorPair]) -> Iterator[tuple[int, Bits, Bits]]:
+        for tensor_index, old, new in pairs:
+            for block_index in blocks.indices_of(tensor_index):
+                block = blocks.block(block_index)
+                yield block_index, block.cut(old), block.cut(new)
 
-    def encode(block_index: int) -> tuple[int, EncodedBlock] | None:
+    def weigh(item: tuple[int, Bits, Bits]) -> int:
+        # Decoded changes of a block that changed throughout are several times its size.
+        size_bytes = blocks.block(item[0]).size_bytes
+        return size_bytes if on_changes is None else 2 * size_bytes
+
+    def encode(item: tuple[int, Bits, Bits]) -> tuple[int, EncodedBlock, Changes | None] | None:
+        block_index, old, new = item
         block = blocks.block(block_index)
-        old = block.cut(table.view(old_region, block.tensor_index))
-        new = block.cut(table.view(new_region, block.tensor_index))
         encoded = encode_block(block, old, new, allowed)
-        return None if encoded is None else (block_index, encoded)
+        if encoded is None:
+            return None
+        changes = None if on_changes is None else decode_block(block, encoded.codec, encoded.body, old)
+        return block_index, encoded, changes
 
-    records = _run_in_batches(run_blocks, encode, range(blocks.block_count), weigh)
-    form = Form.RELATIVE if Codec.PLAIN in allowed else Form.ABSOLUTE
-    return _write_patch(table, form, (record for record in records if record is not None), totals)
+    for pairs in parts:
+        for record in _run_in_batches(run_blocks, encode, cut(pairs), weigh):
+            if record is not None:
+                block_index, encoded, changes = record
+                if on_changes is not None and changes is not None:
+                    on_changes(changes)
+                yield block_index, encoded
+        # Let go of the part's memory before waiting for the next.
+        del pairs
 
 
 def encode_absolute(

@@ -1,5 +1,6 @@
 import mmap
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
@@ -18,6 +19,7 @@ from pulsenet.codec.patch import (
     PatchTotals,
     decode_patch,
     encode_absolute,
+    encode_parts,
     encode_patch,
     list_records,
     peek_header,
@@ -84,6 +86,48 @@ def test_mixed_dtypes_scalars_and_empty_tensors_arrive_bit_for_bit(codec: str) -
     assert (totals.changed_count, totals.record_count) == (6, 6)
     assert totals.encoded_size_bytes == len(blob)
     assert totals.codec_id == max(record.codec_id for record in list_records([blob], MIXED))
+
+
+@pytest.mark.parametrize("codec", sorted(CODEC_CHOICES))
+def test_parts_give_the_bytes_of_the_whole_and_the_changes_a_receiver_decodes(codec: str) -> None:
+    old, new = region_of(MIXED), region_of(MIXED, seed=1)
+    MIXED.view(new, 7)[:-3] = MIXED.view(old, 7)[:-3]
+    whole = b"".join(encode_patch(MIXED, old, new, codec=codec))
+    indices = range(len(MIXED.tensors))
+    for cut in range(len(indices) + 1):
+        seen: list[Changes] = []
+        parts = (
+            [(index, MIXED.view(old, index), MIXED.view(new, index)) for index in chosen]
+            for chosen in (indices[:cut], indices[cut:])
+        )
+        blob = b"".join(encode_parts(MIXED, parts, codec=codec, on_changes=seen.append))
+        assert blob == whole
+        assert seen == list(decode_patch([whole], MIXED, old))
+
+
+def test_a_part_is_encoded_and_let_go_before_the_next_is_asked_for() -> None:
+    old, new = region_of(MIXED), region_of(MIXED, seed=1)
+    log: list[str] = []
+    held: list[weakref.ref[np.ndarray]] = []
+
+    def read_parts() -> Iterator[list[tuple[int, np.ndarray, np.ndarray]]]:
+        for index in (0, 7):
+            log.append(f"part {index}, {sum(memory() is not None for memory in held)} held")
+            copy = MIXED.view(new, index).copy()
+            held.append(weakref.ref(copy))
+            pair = [(index, MIXED.view(old, index), copy)]
+            del copy
+            yield pair
+            del pair
+
+    for _ in encode_parts(MIXED, read_parts(), on_changes=lambda changes: log.append(f"changes {changes.tensor_index}")):
+        pass
+    assert log == ["part 0, 0 held", "changes 0", "part 7, 0 held", "changes 7"]
+
+
+def test_an_unknown_codec_of_parts_is_refused() -> None:
+    with pytest.raises(LocalProtocolError, match="'best' is none of"):
+        encode_parts(MIXED, [], codec="best")
 
 
 def test_patch_without_changes_is_a_header_and_an_end() -> None:
@@ -154,7 +198,7 @@ def test_patch_for_another_table_is_refused() -> None:
 def test_misuse_is_refused_before_anything_is_read() -> None:
     region, short = bytes(MIXED.layout_size_bytes), bytes(MIXED.layout_size_bytes - 1)
     with pytest.raises(LocalProtocolError, match="codec"):
-        encode_patch(MIXED, region, region, codec="tight")
+        encode_patch(MIXED, region, region, codec="best")
     for old, new in ((short, region), (region, short)):
         with pytest.raises(LocalProtocolError, match="layout"):
             encode_patch(MIXED, old, new)
