@@ -11,7 +11,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+import numpy.typing as npt
 
 from pulsenet import limits
 from pulsenet.errors import RemoteProtocolError
@@ -56,14 +58,24 @@ def encode_anchor(table: ParameterTable, region: Region) -> Iterator[AnchorPiece
     Raises:
         LocalProtocolError: The region is smaller than the table's layout.
     """
+    yield encode_anchor_start(table)
+    for tensor_index in range(len(table.tensors)):
+        yield from encode_anchor_tensor(table.view(region, tensor_index))
+
+
+def encode_anchor_start(table: ParameterTable) -> AnchorPiece:
+    """Return the blob's first piece; the tensors follow in table order."""
     encoded = table.encode()
-    yield AnchorPiece(memoryview(_HEADER.pack(MAGIC, FORMAT_VERSION, bytes(3), len(encoded)) + encoded), True)
-    for tensor_index, spec in enumerate(table.tensors):
-        if spec.size_bytes == 0:
-            continue
-        data = table.view(region, tensor_index).data.cast("B")
-        for start in range(0, spec.size_bytes, _PIECE_SIZE_BYTES):
-            yield AnchorPiece(data[start : start + _PIECE_SIZE_BYTES], start == 0)
+    return AnchorPiece(memoryview(_HEADER.pack(MAGIC, FORMAT_VERSION, bytes(3), len(encoded)) + encoded), True)
+
+
+def encode_anchor_tensor(view: npt.NDArray[Any]) -> Iterator[AnchorPiece]:
+    """Yield the pieces of one tensor, flat and whole, without copying it; an empty one has none."""
+    if view.size == 0:
+        return
+    data = view.data.cast("B")
+    for start in range(0, len(data), _PIECE_SIZE_BYTES):
+        yield AnchorPiece(data[start : start + _PIECE_SIZE_BYTES], start == 0)
 
 
 class AnchorReader:

@@ -120,7 +120,9 @@ def test_a_part_is_encoded_and_let_go_before_the_next_is_asked_for() -> None:
             yield pair
             del pair
 
-    for _ in encode_parts(MIXED, read_parts(), on_changes=lambda changes: log.append(f"changes {changes.tensor_index}")):
+    for _ in encode_parts(
+        MIXED, read_parts(), on_changes=lambda changes: log.append(f"changes {changes.tensor_index}")
+    ):
         pass
     assert log == ["part 0, 0 held", "changes 0", "part 7, 0 held", "changes 7"]
 
