@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from typing import TypeVar
 
 from pulsenet.errors import StorageError
@@ -50,6 +51,7 @@ class FollowerHandlers:
         self._metrics = metrics
         self._monotonic = monotonic
         self._due: Version | None = None if mirror.held is None else mirror.held.version
+        self._order_count = 0
         self._due_changed = asyncio.Condition()
 
     def table(self) -> dict[type[Effect], Handler]:
@@ -89,6 +91,7 @@ class FollowerHandlers:
     async def _hand_to_engine(self, effect: HandToEngine, post: Post) -> None:
         async with self._due_changed:
             self._due = effect.version
+            self._order_count += 1
             self._due_changed.notify_all()
 
     async def serve_engine(self, engine_version: Version | None, wait_seconds: float) -> StagedUpdate | None:
@@ -97,11 +100,30 @@ class FollowerHandlers:
         def is_due() -> bool:
             return self._due is not None and engine_version != self._due and not _is_ahead(engine_version, self._due)
 
+        deadline = asyncio.get_running_loop().time() + wait_seconds
+        while await self._wait_until(is_due, deadline):
+            order_count = self._order_count
+            staged = await self._stage(engine_version)
+            if staged is not None:
+                return staged
+            # An engine asks again at once: what cannot be staged now is tried at the next order, not in a circle.
+            if not await self._wait_until(partial(self._is_new_order, order_count), deadline):
+                break
+        return None
+
+    def _is_new_order(self, order_count: int) -> bool:
+        return self._order_count != order_count
+
+    async def _wait_until(self, condition: Callable[[], bool], deadline: float) -> bool:
+        """Wait for orders of the machine until a condition holds; False when the time is up before."""
         try:
-            async with asyncio.timeout(wait_seconds), self._due_changed:
-                await self._due_changed.wait_for(is_due)
+            async with asyncio.timeout_at(deadline), self._due_changed:
+                await self._due_changed.wait_for(condition)
         except TimeoutError:
-            return None
+            return False
+        return True
+
+    async def _stage(self, engine_version: Version | None) -> StagedUpdate | None:
         try:
             return await self._run(lambda: self._mirror.stage(engine_version))
         except StorageError as error:

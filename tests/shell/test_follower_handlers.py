@@ -1,0 +1,342 @@
+"""Hops move the mirror; engines are handed what they lack, once, and say what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsenet.chain.records import Kind, Manifest
+from pulsenet.chain.signing import record_digest
+from pulsenet.errors import StorageError
+from pulsenet.ids import Version
+from pulsenet.local.protocol import UpdateKind
+from pulsenet.node.effects import ApplyHop, Commit, EncodeSnapshot, HandToEngine
+from pulsenet.node.events import EngineApplied, EngineFailed, Event, HopApplied, HopFailed, PatchEncoded
+from pulsenetd.handlers.follower import FollowerHandlers
+from pulsenetd.handlers.reporting import Ledger
+from pulsenetd.local_server import EngineConfirmation
+from pulsenetd.metrics import Metrics
+from pulsenetd.mirror import Mirror
+from pulsenetd.publishing import Publisher
+from pulsenetd.staging import StagedUpdate
+from pulsenetd.storage import Store
+
+ONE, TWO, THREE = (Version(0, number) for number in (1, 2, 3))
+
+
+class Upstream:
+    """A publisher whose versions the tests fetch."""
+
+    def __init__(self, directory: Path, run: Any, hands: Any) -> None:
+        self.run = run
+        self.store = Store.open(directory)
+        self.publisher = Publisher(self.store, directory / "spools")
+        self.model = hands.Model()
+        self.manifests: list[Manifest] = []
+
+    def publish(self, count: int) -> list[Manifest]:
+        for _ in range(count):
+            number = len(self.manifests) + 1
+            held = self.publisher.committed
+            kind = Kind.ANCHOR if held is None else Kind.PATCH
+            self.publisher.offer(number, self.model.table, self.model.region())
+            encoded = self.publisher.encode_snapshot(EncodeSnapshot(number, kind))
+            assert isinstance(encoded, PatchEncoded)
+            manifest = self.run.manifest(
+                number,
+                kind=kind,
+                base_version=None if held is None else held.version,
+                base_root=None if held is None else held.root,
+                root=encoded.root,
+                blob_id=encoded.blob_id,
+                encoded_size_bytes=encoded.encoded_size_bytes,
+                changed_count=encoded.changed_count,
+                codec_id=encoded.codec_id,
+            )
+            signed = self.run.sign(manifest, self.run.publisher)
+            self.publisher.commit(Commit(number, manifest.version, manifest.root, (signed,), ()))
+            self.manifests.append(manifest)
+            self.model.step()
+        return self.manifests
+
+    def close(self) -> None:
+        self.publisher.close()
+        self.store.close()
+
+
+class Follower:
+    """The handlers on a real mirror; the test takes the machine's and the engine's part."""
+
+    def __init__(self, directory: Path, upstream: Upstream, hands: Any) -> None:
+        self.upstream, self.hands = upstream, hands
+        self.store = Store.open(directory)
+        self.mirror = Mirror(self.store, directory / "spools")
+        self.mirror.restore()
+        self.metrics = Metrics()
+        self.now = 100.0
+        self.ledger = Ledger(self.metrics, lambda: self.now)
+        self.threads = ThreadPoolExecutor(1)
+        self.posted: list[Event] = []
+        self.handlers = FollowerHandlers(
+            self.mirror, self.threads, self.posted.append, self.ledger, self.metrics, lambda: self.now
+        )
+        self.table = self.handlers.table()
+
+    async def hop(self, manifest: Manifest) -> Event:
+        """Fetch a manifest's blob and apply it."""
+        signed = self.upstream.run.sign(manifest, self.upstream.run.publisher)
+        self.store.put_record(signed)
+        self.hands.copy_blob(self.upstream.store, self.store, manifest.blob_id)
+        posted: list[Event] = []
+        await self.table[ApplyHop](ApplyHop(manifest, record_digest(signed)), posted.append)
+        (answer,) = posted
+        return answer
+
+    async def hand_over(self, version: Version) -> None:
+        await self.table[HandToEngine](HandToEngine(version), self.posted.append)
+
+    async def follow(self, count: int) -> None:
+        """Apply the next ``count`` versions and order their hand-over."""
+        held = self.mirror.held
+        first = 0 if held is None else held.version.number
+        for manifest in self.upstream.manifests[first : first + count]:
+            assert isinstance(await self.hop(manifest), HopApplied)
+        assert self.mirror.held is not None
+        await self.hand_over(self.mirror.held.version)
+
+    async def ask(self, engine_version: Version | None, wait_seconds: float = 0.0) -> StagedUpdate | None:
+        return await self.handlers.serve_engine(engine_version, wait_seconds)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(f"pulsenet_{name}", labels)
+
+    def close(self) -> None:
+        self.threads.shutdown()
+        self.mirror.close()
+        self.store.close()
+
+
+def end(staged: StagedUpdate | None) -> bool:
+    """Be through with a hand-over, as the local server is after a confirmation."""
+    assert staged is not None
+    staged.close()
+    return staged.finish()
+
+
+@pytest.fixture
+def upstream(tmp_path: Path, run: Any, hands: Any) -> Iterator[Upstream]:
+    made = Upstream(tmp_path / "trainer", run, hands)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def follower(tmp_path: Path, upstream: Upstream, hands: Any) -> Iterator[Follower]:
+    upstream.publish(3)
+    made = Follower(tmp_path / "inferencer", upstream, hands)
+    yield made
+    made.close()
+
+
+# Hops
+
+
+def test_a_hop_is_answered_timed_and_shown(follower: Follower) -> None:
+    async def scenario() -> None:
+        follower.ledger.note_version(1)
+        follower.ledger._seen_at[1] = 97.5
+        for manifest in follower.upstream.manifests[:2]:
+            assert await follower.hop(manifest) == HopApplied(manifest.version, manifest.root)
+
+    asyncio.run(scenario())
+    patch = follower.upstream.manifests[1]
+    assert follower.value("patch_density_ratio") == patch.changed_count / patch.element_count
+    assert follower.value("update_seconds_count", stage="verify") == 2.0
+    assert follower.value("update_seconds_sum", stage="fetch") == 2.5
+    first, second = follower.ledger.versions.values()
+    assert (first["kind"], first["fetch_seconds"]) == ("anchor", 2.5)
+    assert (second["kind"], second["root"], second["fetch_seconds"]) == ("patch", patch.root.hex(), None)
+    assert not follower.ledger.last_update_failed
+
+
+def test_a_hop_that_cannot_be_made_is_told_and_the_node_is_not_ready(follower: Follower) -> None:
+    async def scenario() -> None:
+        first, _, third = follower.upstream.manifests
+        await follower.hop(first)
+        assert await follower.hop(third) == HopFailed(THREE, "base_mismatch", ONE)
+        assert follower.ledger.last_update_failed
+        await follower.hop(follower.upstream.manifests[1])
+        assert not follower.ledger.last_update_failed
+
+    asyncio.run(scenario())
+    assert list(follower.ledger.versions) == [1, 2]
+
+
+# Engines
+
+
+def test_an_engine_waits_for_the_order_and_then_gets_everything(follower: Follower) -> None:
+    async def scenario() -> StagedUpdate | None:
+        waiting = asyncio.create_task(follower.ask(None, 60.0))
+        await follower.hop(follower.upstream.manifests[0])
+        await asyncio.sleep(0)
+        assert not waiting.done(), "the mirror moved, but no hand-over was ordered"
+        await follower.hand_over(ONE)
+        return await waiting
+
+    staged = asyncio.run(scenario())
+    assert staged is not None
+    assert (staged.kind, staged.base_version, staged.version) == (UpdateKind.FULL, None, ONE)
+    assert os.fstat(staged.descriptor).st_size >= staged.size_bytes
+    assert end(staged)
+
+
+def test_an_engine_that_missed_versions_is_swapped_once(follower: Follower) -> None:
+    async def scenario() -> StagedUpdate | None:
+        await follower.follow(1)
+        await follower.follow(2)
+        return await follower.ask(ONE)
+
+    staged = asyncio.run(scenario())
+    assert staged is not None
+    assert (staged.kind, staged.base_version, staged.version) == (UpdateKind.RECORDS, ONE, THREE)
+    assert end(staged)
+
+
+def test_an_engine_that_is_current_waits_in_vain(follower: Follower) -> None:
+    async def scenario() -> list[StagedUpdate | None]:
+        before = await follower.ask(None)
+        await follower.follow(2)
+        # The mirror may have moved on between order and request: such an engine is ahead of the order.
+        return [before, await follower.ask(TWO), await follower.ask(THREE)]
+
+    assert asyncio.run(scenario()) == [None, None, None]
+
+
+def test_a_restarted_engine_gets_a_full_load_of_what_is_current(follower: Follower) -> None:
+    async def scenario() -> StagedUpdate | None:
+        await follower.follow(2)
+        assert end(await follower.ask(None))
+        await follower.handlers.confirm(EngineConfirmation(TWO, True, TWO, ""))
+        return await follower.ask(None)
+
+    staged = asyncio.run(scenario())
+    assert staged is not None
+    assert (staged.kind, staged.version) == (UpdateKind.FULL, TWO)
+    end(staged)
+
+
+def test_a_restarted_node_serves_engines_before_any_news(
+    tmp_path: Path, follower: Follower, hands: Any, upstream: Upstream
+) -> None:
+    asyncio.run(follower.follow(2))
+    follower.close()
+    again = Follower(tmp_path / "inferencer", upstream, hands)
+    try:
+        staged = asyncio.run(again.ask(None))
+        assert staged is not None
+        assert staged.version == TWO
+        end(staged)
+    finally:
+        again.close()
+
+
+def test_a_confirmation_reaches_machine_metrics_and_status(follower: Follower) -> None:
+    asyncio.run(follower.handlers.confirm(EngineConfirmation(TWO, True, TWO, "")))
+    assert follower.posted == [EngineApplied(TWO)]
+    assert follower.ledger.fields["engine_version"] == 2
+    assert not follower.ledger.last_update_failed
+
+
+@pytest.mark.parametrize("held", [ONE, None])
+def test_a_failed_hand_over_is_reported_with_what_the_engine_holds(follower: Follower, held: Version | None) -> None:
+    asyncio.run(follower.handlers.confirm(EngineConfirmation(TWO, False, held, "engine_lost")))
+    assert follower.posted == [EngineFailed(held, "engine_lost")]
+    assert follower.ledger.last_update_failed
+
+
+def test_a_loan_that_was_withdrawn_is_not_taken_for_a_success(follower: Follower) -> None:
+    async def scenario() -> bool:
+        await follower.follow(1)
+        staged = await follower.ask(None)
+        follower.mirror.loans.end_all(0.0)
+        await follower.follow(1)
+        return end(staged)
+
+    assert not asyncio.run(scenario())
+    assert follower.mirror.loans.withdrawn_count == 1
+
+
+# When nothing can be handed over
+
+
+def test_records_the_disk_refuses_are_told_once_and_not_in_a_circle(
+    follower: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A-DSK-1: the engine asks again at once, so the wait has to be here."""
+    calls: list[Version | None] = []
+
+    def refuse(engine_version: Version | None) -> StagedUpdate | None:
+        calls.append(engine_version)
+        raise StorageError("no room", "enospc")
+
+    monkeypatch.setattr(follower.mirror, "stage", refuse)
+
+    async def scenario() -> float:
+        loop = asyncio.get_running_loop()
+        await follower.hand_over(TWO)
+        started = loop.time()
+        assert await follower.ask(ONE, 0.2) is None
+        return loop.time() - started
+
+    assert asyncio.run(scenario()) >= 0.19
+    assert calls == [ONE]
+    assert follower.posted == [EngineFailed(ONE, "enospc")]
+
+
+def test_an_engine_waits_while_the_mirror_is_lost_and_gets_the_next_order(follower: Follower) -> None:
+    async def scenario() -> StagedUpdate | None:
+        await follower.hand_over(THREE)
+        waiting = asyncio.create_task(follower.ask(None, 60.0))
+        await asyncio.sleep(0)
+        await asyncio.get_running_loop().run_in_executor(follower.threads, lambda: None)
+        await follower.follow(1)
+        return await waiting
+
+    staged = asyncio.run(scenario())
+    assert staged is not None
+    assert staged.version == ONE
+    end(staged)
+
+
+def test_an_engine_that_goes_while_its_update_is_staged_leaves_no_loan(follower: Follower) -> None:
+    """A loan nobody gives back would stop the mirror for minutes."""
+    reached, go_on = threading.Event(), threading.Event()
+    stage = follower.mirror.stage
+
+    def stage_slowly(engine_version: Version | None) -> StagedUpdate | None:
+        reached.set()
+        assert go_on.wait(10)
+        return stage(engine_version)
+
+    async def scenario() -> None:
+        await follower.follow(1)
+        follower.mirror.stage = stage_slowly  # type: ignore[method-assign]
+        asking = asyncio.create_task(follower.ask(None, 60.0))
+        await asyncio.to_thread(reached.wait, 10)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        go_on.set()
+        await asyncio.get_running_loop().run_in_executor(follower.threads, lambda: None)
+        await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert follower.mirror.loans._open == set()
