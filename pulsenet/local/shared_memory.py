@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError, StorageError
+from pulsenet.local.parts import PartLayout, SealedPart, cut_parts
 from pulsenet.tensors.params import ParameterTable
 
 Bytes = npt.NDArray[np.uint8]
@@ -230,30 +231,41 @@ class Region:
 
 
 class SnapshotWriter:
-    """Fills a snapshot block by block in bounded memory, then seals it."""
+    """Fills a snapshot, or one part of it, block by block in bounded memory, then seals it."""
 
-    def __init__(self, table: ParameterTable) -> None:
+    def __init__(self, table: ParameterTable, layout: PartLayout | None = None) -> None:
+        """
+        Args:
+            table: The version's tensors.
+            layout: The part to fill; ``None`` for the whole.
+
+        Raises:
+            StorageError: No memory for it (reason ``memory``).
+        """
+        self._layout = PartLayout(table, 0, len(table.tensors)) if layout is None else layout
         self._table = table
-        self._written_size_bytes = [0] * len(table.tensors)
-        self._descriptor = create_memory("pulsenet-snapshot", table.layout_size_bytes)
+        self._written_size_bytes = dict.fromkeys(self._layout.tensor_indices, 0)
+        self._descriptor = create_memory("pulsenet-snapshot", self._layout.size_bytes)
 
     def write_block(self, tensor_index: int, offset_bytes: int, data: Buffer) -> None:
         """Store the next bytes of one tensor (row-major, little-endian); blocks of a tensor come in order.
 
         Raises:
-            LocalProtocolError: Out of order, or beyond the tensor's end.
+            LocalProtocolError: Out of order, beyond the tensor's end, or of another part.
             StorageError: Memory ran out.
         """
         view = _as_view(data)
         spec = self._table.tensors[tensor_index]
-        expected = self._written_size_bytes[tensor_index]
+        expected = self._written_size_bytes.get(tensor_index)
+        if expected is None:
+            raise LocalProtocolError(f"tensor {spec.name} belongs to another part")
         if offset_bytes != expected:
             raise LocalProtocolError(f"tensor {spec.name}: block at byte {offset_bytes}, the next is {expected}")
         if offset_bytes + len(view) > spec.size_bytes:
             raise LocalProtocolError(
                 f"tensor {spec.name}: block ends at byte {offset_bytes + len(view)} of {spec.size_bytes}"
             )
-        write_at(self._descriptor, view, self._table.offsets[tensor_index] + offset_bytes)
+        write_at(self._descriptor, view, self._layout.offset_of(tensor_index) + offset_bytes)
         self._written_size_bytes[tensor_index] = offset_bytes + len(view)
 
     def seal(self) -> int:
@@ -262,7 +274,8 @@ class SnapshotWriter:
         Raises:
             LocalProtocolError: A tensor is not whole.
         """
-        for spec, written in zip(self._table.tensors, self._written_size_bytes, strict=True):
+        for tensor_index, written in self._written_size_bytes.items():
+            spec = self._table.tensors[tensor_index]
             if written != spec.size_bytes:
                 raise LocalProtocolError(f"tensor {spec.name} has {written} of {spec.size_bytes} bytes")
         seal_snapshot(self._descriptor)
@@ -294,3 +307,31 @@ def write_snapshot(table: ParameterTable, blocks: Iterable[tuple[int, int, Buffe
         return writer.seal()
     finally:
         writer.close()
+
+
+def write_parts(table: ParameterTable, blocks: Iterator[tuple[int, int, Buffer]]) -> Iterator[SealedPart]:
+    """Copy a version into sealed parts, one at a time: the next is begun, and the last let go, when it is asked for.
+
+    Args:
+        table: The version's tensors.
+        blocks: ``(tensor_index, offset_bytes, data)``, ascending and without gaps; read no further than needed.
+
+    Raises:
+        LocalProtocolError: While iterating: a tensor is not whole, or its blocks are out of order.
+        StorageError: While iterating: memory ran out.
+    """
+    for layout in cut_parts(table):
+        writer = SnapshotWriter(table, layout)
+        try:
+            for tensor_index in layout.tensor_indices:
+                missing_size_bytes = table.tensors[tensor_index].size_bytes
+                while missing_size_bytes > 0 and (block := next(blocks, None)) is not None:
+                    writer.write_block(*block)
+                    missing_size_bytes -= len(_as_view(block[2]))
+            part = SealedPart(layout, writer.seal())
+        finally:
+            writer.close()
+        try:
+            yield part
+        finally:
+            part.close()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError, StorageError
+from pulsenet.local.parts import PartLayout
 from pulsenet.local.shared_memory import (
     Region,
     SnapshotWriter,
@@ -20,6 +21,7 @@ from pulsenet.local.shared_memory import (
     create_memory,
     seal_snapshot,
     write_at,
+    write_parts,
     write_snapshot,
 )
 from pulsenet.tensors.params import TensorSpec, make_table
@@ -180,3 +182,43 @@ def test_a_writer_given_up_closes_its_memory() -> None:
     writer.close()
     writer.close()
     assert open_count() == before
+
+
+def test_parts_are_sealed_one_at_a_time_and_hold_what_the_whole_holds(monkeypatch: Any) -> None:
+    monkeypatch.setattr("pulsenet.local.parts.PART_SIZE_BYTES_MIN", 8)
+    whole = Region.open_snapshot(write_snapshot(TABLE, BLOCKS), TABLE.layout_size_bytes)
+    before, seen = open_count(), []
+    read: list[int] = []
+
+    def read_blocks() -> Any:
+        for block in BLOCKS:
+            read.append(block[0])
+            yield block
+
+    for part in write_parts(TABLE, read_blocks()):
+        assert open_count() == before + 1
+        region = Region.open_snapshot(os.dup(part.descriptor), part.layout.size_bytes)
+        for index in part.layout.tensor_indices:
+            assert part.layout.view(region.bytes, index).tobytes() == TABLE.view(whole.bytes, index).tobytes()
+        region.close()
+        seen.append((part.layout.first, part.layout.count, read.copy()))
+    assert seen == [(0, 1, [0, 0]), (1, 2, [0, 0, 1])]
+    assert open_count() == before
+    whole.close()
+
+
+def test_parts_given_up_half_way_leave_no_memory() -> None:
+    before = open_count()
+    parts = write_parts(TABLE, iter(BLOCKS))
+    next(parts)
+    parts.close()  # type: ignore[attr-defined]
+    with pytest.raises(LocalProtocolError, match="b has 0 of 8 bytes"):
+        list(write_parts(TABLE, iter(BLOCKS[:2])))
+    assert open_count() == before
+
+
+def test_a_block_of_another_part_is_refused() -> None:
+    writer = SnapshotWriter(TABLE, PartLayout(TABLE, 1, 2))
+    with pytest.raises(LocalProtocolError, match="a belongs to another part"):
+        writer.write_block(0, 0, b"ab")
+    writer.close()
