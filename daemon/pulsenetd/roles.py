@@ -8,13 +8,14 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from pulsenet.chain.records import Manifest
 from pulsenet.chain.retention import RetentionLimits
 from pulsenet.chain.trust import Trust
-from pulsenet.errors import PulsenetError
+from pulsenet.errors import PulsenetError, StorageError
 from pulsenet.ids import Digest, Version
 from pulsenet.local.protocol import PublishDone, PublishStatus, RolloutsTaken, SubmitRollouts
 from pulsenet.node.effects import Effect
@@ -126,7 +127,8 @@ def _build_mesh(config: Config, settled: Settled, store: Store, trust: Trust, ow
     for text in (*config.bootstrap, *settled.token.bootstraps):
         address, peer_id = addresses.split_address(text)
         bootstraps.setdefault(peer_id, []).append(address)
-    return Mesh(
+    make = partial(
+        Mesh,
         trust,
         settled.identity.peer_id,
         settled.identity.sign,
@@ -134,8 +136,12 @@ def _build_mesh(config: Config, settled: Settled, store: Store, trust: Trust, ow
         role=config.role,
         addresses=own,
         bootstraps=[PeerAddress(peer_id, tuple(known)) for peer_id, known in bootstraps.items()],
-        saved=store.state(BOOK_KEY),
     )
+    try:
+        return make(saved=store.state(BOOK_KEY))
+    except StorageError as error:
+        logger.warning("the remembered peers cannot be used (%s): starting from the bootstraps", error)
+        return make(saved=None)
 
 
 class TrainerRole:

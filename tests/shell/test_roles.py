@@ -1,0 +1,415 @@
+"""Trainer, inferencer and seed: their machines, handlers and local hooks work together without a network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsenet.chain.records import Have
+from pulsenet.chain.signing import decode_signed, encode_signed, open_record
+from pulsenet.ids import PeerId, Version
+from pulsenet.local.protocol import PublishDone, PublishStatus, SubmitRollouts, UpdateKind
+from pulsenet.node.effects import EXECUTION_ORDER, AnnounceHead, DialPeer, SendRequest, SetTimer
+from pulsenet.node.events import (
+    EngineApplied,
+    Event,
+    HeadSeen,
+    PeerConnected,
+    ReplyReceived,
+    RequestDone,
+    TimerFired,
+)
+from pulsenet.node.mesh import BOOK_KEY, Holdings
+from pulsenet.node.respond import respond
+from pulsenet.wire.messages import GetChunks
+from pulsenetd import roles, startup
+from pulsenetd.addresses import join_address
+from pulsenetd.config import Config
+from pulsenetd.handlers.reporting import Ledger
+from pulsenetd.handlers.store import StoreHandlers
+from pulsenetd.identity import verify
+from pulsenetd.local_server import EngineConfirmation, LocalHooks, LocalServer, SnapshotOffer
+from pulsenetd.membership import Membership
+from pulsenetd.metrics import Metrics
+from pulsenetd.rollouts import RolloutInbox, RolloutOutbox
+from pulsenetd.storage import Store
+from pulsenetd.trust_state import open_trust
+from pulsenetd.view import NodeView
+
+HERE = "/ip4/10.0.0.1/tcp/1"
+
+
+class Node:
+    """One role under a driver without time: when nothing is queued, the clock goes to the machine's timer."""
+
+    def __init__(self, home: Path, now_ms: int, **changes: Any) -> None:
+        self.config = Config(**changes)
+        self.settled = startup.settle(
+            self.config, {"XDG_DATA_HOME": str(home)}, say=print, now_ms=lambda: now_ms, sleep=lambda _: None
+        )
+        self.start_ms = now_ms
+        self.now = 0.0
+        self.timer = 0.0
+        self.queue: deque[Event] = deque([TimerFired()])
+        self.posted: list[Event] = []
+        self.heads: list[Any] = []
+        self.upstream: Node | None = None
+        self.threads = ThreadPoolExecutor(2)
+        self.store = Store.open(self.settled.data_directory, lock=self.settled.lock)
+        self.trust = open_trust(self.store, self.settled.token, verify)
+        Membership(self.settled.run_path, self.store, self.trust).refresh()
+        self.metrics = Metrics()
+        self.ledger = Ledger(self.metrics, lambda: self.now)
+        self.role: Any = None
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self.settled.identity.peer_id
+
+    async def build(self) -> None:
+        self.role = await roles.build_role(
+            self.config,
+            self.settled,
+            store=self.store,
+            trust=self.trust,
+            addresses=(HERE,),
+            ledger=self.ledger,
+            metrics=self.metrics,
+            work_threads=self.threads,
+            block_threads=self.threads,
+            monotonic=lambda: self.now,
+        )
+        self.role.bind(self.post)
+        store = StoreHandlers(self.store, self.threads, lambda: self.now)
+        self.handlers: dict[Any, Any] = {**store.table(), **self.ledger.table(), **self.role.handlers}
+        self.handlers[SendRequest] = self._request
+        self.handlers[AnnounceHead] = self._announce
+
+    def post(self, event: Event) -> None:
+        self.posted.append(event)
+        self.queue.append(event)
+
+    async def drive(self, until: Callable[[], bool]) -> None:
+        """Let the machine work until a condition holds."""
+        for _ in range(2_000):
+            if until():
+                return
+            if self.queue:
+                event = self.queue.popleft()
+            else:
+                self.now = max(self.now, self.timer)
+                event = TimerFired()
+            effects = self.role.machine.handle(event, self.now, self.start_ms + int(self.now * 1000))
+            for effect in sorted(effects, key=lambda effect: EXECUTION_ORDER[type(effect)]):
+                if isinstance(effect, SetTimer):
+                    self.timer = effect.at
+                elif type(effect) in self.handlers:
+                    await self.handlers[type(effect)](effect, self.queue.append)
+        raise AssertionError("the machine does not get there")
+
+    def hooks(self) -> LocalHooks:
+        identity = self.settled.identity
+        inbox = RolloutInbox(self.trust, self.metrics, lambda: self.now)
+        outbox = RolloutOutbox(self.settled.token.run_id, identity.peer_id, identity.sign, bytes, self.metrics)
+        self.outbox = outbox
+        hooks: LocalHooks = self.role.hooks(inbox=inbox, outbox=outbox, status=lambda: {"role": self.config.role})
+        return hooks
+
+    async def publish(self, model: Any, generation: int = 1) -> PublishDone:
+        offer = SnapshotOffer(generation, generation, model.table, model.region())
+        outcome = await self.hooks().on_snapshot(offer)
+        await self.drive(outcome.done)
+        if outcome.result().status is PublishStatus.COMMITTED:
+            await self.drive(lambda: bool(self.heads))
+        return outcome.result()
+
+    async def follow(self, upstream: Node) -> None:
+        """Hear of the upstream's newest version and get it."""
+        self.upstream = upstream
+        self.queue.append(PeerConnected(upstream.peer_id, (HERE,), outbound=True))
+        self.queue.append(HeadSeen(encode_signed(upstream.heads[-1]), upstream.peer_id))
+        version = upstream.role.machine.state.version
+        await self.drive(lambda: version.number in self.role.holdings().anchors)
+
+    async def _announce(self, effect: AnnounceHead, post: Any) -> None:
+        self.heads.append(effect.record)
+
+    async def _request(self, effect: SendRequest, post: Any) -> None:
+        assert self.upstream is not None
+        other = self.upstream
+        view = NodeView(other.store, other.trust, other.role.mesh, tuple, lambda: other.now)
+        for reply in respond(effect.message, view):
+            post(ReplyReceived(effect.request_id, effect.peer_id, reply))
+        if isinstance(effect.message, GetChunks):
+            post(RequestDone(effect.request_id, effect.peer_id))
+
+    def close(self) -> None:
+        if self.role is not None:
+            self.role.close()
+        self.threads.shutdown()
+        self.store.close()
+        self.settled.lock.release()
+
+
+class Swarm:
+    def __init__(self, home: Path, now_ms: int) -> None:
+        self.home, self.now_ms = home, now_ms
+        self.nodes: list[Node] = []
+
+    async def start(self, role: str, **changes: Any) -> Node:
+        node = Node(self.home, self.now_ms, role=role, **changes)
+        self.nodes.append(node)
+        await node.build()
+        return node
+
+    def stop(self, node: Node) -> None:
+        self.nodes.remove(node)
+        node.close()
+
+
+@pytest.fixture
+def swarm(tmp_path: Path, run: Any) -> Iterator[Swarm]:
+    made = Swarm(tmp_path / "home", run.now_ms)
+    yield made
+    for node in made.nodes:
+        node.close()
+
+
+def submission(run: Any) -> SubmitRollouts:
+    batch = run.batch(1)
+    return SubmitRollouts(**{name: getattr(batch, name) for name in SubmitRollouts.__dataclass_fields__})
+
+
+# Trainer
+
+
+def test_a_trainer_publishes_and_goes_on_after_a_restart(swarm: Swarm, hands: Any) -> None:
+    model = hands.Model()
+
+    async def scenario() -> None:
+        node = await swarm.start("trainer")
+        assert node.role.holdings() == Holdings()
+        first = await node.publish(model)
+        assert (first.status, first.version) == (PublishStatus.COMMITTED, Version(0, 1))
+        assert node.role.holdings() == Holdings(0, 1, 1, (1,))
+        swarm.stop(node)
+        again = await swarm.start("trainer")
+        assert again.role.holdings() == Holdings(0, 1, 1, (1,))
+        model.step()
+        second = await again.publish(model)
+        assert (second.status, second.version) == (PublishStatus.COMMITTED, Version(0, 2))
+        assert second.changed_count < second.element_count // 10, "the baseline was rebuilt: no second anchor"
+
+    asyncio.run(scenario())
+
+
+def test_a_trainer_that_may_not_publish_says_so(swarm: Swarm, hands: Any) -> None:
+    async def scenario() -> None:
+        await swarm.start("trainer")
+        second = await swarm.start("trainer")
+        done = await second.publish(hands.Model())
+        assert (done.status, done.version) == (PublishStatus.NOT_PUBLISHER, None)
+
+    asyncio.run(scenario())
+
+
+def test_a_trainer_has_nothing_for_engines(swarm: Swarm, run: Any) -> None:
+    async def scenario() -> None:
+        node = await swarm.start("trainer")
+        hooks = node.hooks()
+        assert await hooks.on_engine_request(None, 0.0) is None
+        await hooks.on_confirm(EngineConfirmation(Version(0, 1), True, Version(0, 1), ""))
+        taken = await hooks.on_rollouts(submission(run))
+        assert not taken.accepted
+        assert "submitted at an inferencer" in taken.reason
+        assert await hooks.on_take_rollouts(10, 0.0) == ()
+        assert await hooks.on_status() == {"role": "trainer"}
+        assert node.posted == []
+        node.role.start_engine()
+        node.role.stop_engine()
+
+    asyncio.run(scenario())
+
+
+# Inferencer and seed
+
+
+def test_an_inferencer_follows_a_trainer_and_serves_its_engine(swarm: Swarm, hands: Any) -> None:
+    async def scenario() -> None:
+        trainer = await swarm.start("trainer")
+        await trainer.publish(hands.Model())
+        node = await swarm.start("inferencer", engine="none")
+        assert await node.hooks().on_engine_request(None, 0.0) is None
+        await node.follow(trainer)
+        await node.drive(lambda: node.role._following._due is not None)
+        staged = await node.hooks().on_engine_request(None, 0.0)
+        assert staged is not None
+        assert (staged.kind, staged.version) == (UpdateKind.FULL, Version(0, 1))
+        staged.close()
+        assert staged.finish()
+        await node.hooks().on_confirm(EngineConfirmation(Version(0, 1), True, Version(0, 1), ""))
+        assert EngineApplied(Version(0, 1)) in node.posted
+        assert node.role.holdings().anchors == (1,)
+
+    asyncio.run(scenario())
+
+
+def test_a_restarted_inferencer_has_its_version_at_once(swarm: Swarm, hands: Any) -> None:
+    async def scenario() -> None:
+        trainer = await swarm.start("trainer")
+        await trainer.publish(hands.Model())
+        node = await swarm.start("inferencer", engine="none")
+        await node.follow(trainer)
+        await node.drive(lambda: node.role._mirror.held is not None)
+        swarm.stop(node)
+        again = await swarm.start("inferencer", engine="none")
+        assert again.role.holdings().anchors == (1,)
+        staged = await again.hooks().on_engine_request(None, 0.0)
+        assert staged is not None
+        assert staged.version == Version(0, 1)
+        staged.finish()
+
+    asyncio.run(scenario())
+
+
+def test_a_seed_stores_and_serves_without_a_mirror(swarm: Swarm, hands: Any) -> None:
+    async def scenario() -> None:
+        trainer = await swarm.start("trainer")
+        await trainer.publish(hands.Model())
+        seed = await swarm.start("seed", store_limit_bytes=10 << 20)
+        await seed.follow(trainer)
+        assert seed.role._mirror.held is None
+        assert not (seed.settled.data_directory / "weights").exists()
+        node = await swarm.start("inferencer", engine="none")
+        seed.heads = trainer.heads
+        node.upstream = seed
+        node.queue.append(PeerConnected(seed.peer_id, (HERE,), outbound=True))
+        node.queue.append(HeadSeen(encode_signed(trainer.heads[-1]), seed.peer_id))
+        await node.drive(lambda: node.role._mirror.held is not None)
+        seed.role.start_engine()
+        assert seed.role._engine_thread is None
+
+    asyncio.run(scenario())
+
+
+def test_an_inferencer_takes_rollouts_and_no_snapshots(swarm: Swarm, run: Any, hands: Any) -> None:
+    async def scenario() -> None:
+        await swarm.start("trainer")
+        node = await swarm.start("inferencer", engine="none")
+        model = hands.Model()
+        hooks = node.hooks()
+        done = await (await hooks.on_snapshot(SnapshotOffer(1, 1, model.table, model.region())))
+        assert (done.status, done.reason) == (PublishStatus.NOT_PUBLISHER, "this node is not a trainer")
+        assert (await hooks.on_rollouts(submission(run))).accepted
+        assert len(node.outbox) == 1
+        assert await hooks.on_take_rollouts(10, 0.0) == ()
+        assert await hooks.on_status() == {"role": "inferencer"}
+        node.role.start_engine()
+        assert node.role._engine_thread is None, "--engine none"
+
+    asyncio.run(scenario())
+
+
+# The files engine
+
+
+async def serve_files_engine(node: Node, until: Callable[[], bool]) -> None:
+    """Run the node's local socket and its files engine until a condition holds."""
+    local = LocalServer(node.settled.data_directory, node.hooks(), role="inferencer")
+    local.listen()
+    serving = asyncio.create_task(local.serve())
+    node.role.start_engine()
+    async with asyncio.timeout(20):
+        while not until():  # noqa: ASYNC110 - another thread makes it true
+            await asyncio.sleep(0.01)
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    await asyncio.to_thread(node.role.stop_engine)
+
+
+def test_the_files_engine_keeps_weights_current_in_the_node_directory(swarm: Swarm, hands: Any, tmp_path: Path) -> None:
+    companions = tmp_path / "model"
+    companions.mkdir()
+    (companions / "config.json").write_text("{}")
+
+    async def scenario() -> Path:
+        trainer = await swarm.start("trainer")
+        await trainer.publish(hands.Model())
+        node = await swarm.start("inferencer", companions=str(companions))
+        await node.follow(trainer)
+        await node.drive(lambda: node.role._following._due is not None)
+        await serve_files_engine(node, lambda: EngineApplied(Version(0, 1)) in node.posted)
+        return node.settled.data_directory / "weights" / "current"
+
+    current = asyncio.run(scenario())
+    assert list(current.glob("*.safetensors"))
+    assert (current / "config.json").exists()
+
+
+def test_a_files_engine_that_cannot_start_is_said_and_the_node_stays(
+    swarm: Swarm, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    async def scenario() -> None:
+        await swarm.start("trainer")
+        node = await swarm.start("inferencer", engine_dir=str(tmp_path / "file"))
+        node.role.start_engine()
+        await asyncio.to_thread(node.role._engine_thread.join, 10)
+        node.role.stop_engine()
+
+    asyncio.run(scenario())
+    assert "the files engine cannot start" in caplog.text
+
+
+def test_a_files_engine_without_its_node_gives_up(swarm: Swarm, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        await swarm.start("trainer")
+        node = await swarm.start("inferencer")
+        node.role.start_engine()
+        await asyncio.to_thread(node.role._engine_thread.join, 10)
+        assert not node.role._engine_thread.is_alive()
+
+    asyncio.run(scenario())
+    assert "the files engine stopped" in caplog.text
+
+
+# The mesh of every role
+
+
+def test_the_mesh_starts_from_options_and_token_and_tells_the_role(swarm: Swarm, run: Any) -> None:
+    one, two = run.owner.peer_id, run.second.peer_id
+    first, second = "/ip4/10.0.0.7/tcp/7", "/ip4/10.0.0.8/tcp/8"
+
+    async def scenario() -> None:
+        await swarm.start("trainer")
+        node = Node(swarm.home, swarm.now_ms, role="inferencer", engine="none", bootstrap=(join_address(first, one),))
+        swarm.nodes.append(node)
+        token = replace(node.settled.token, bootstraps=(join_address(second, one), join_address(second, two)))
+        node.settled = replace(node.settled, token=token)
+        await node.build()
+        effects = node.role.mesh.handle(TimerFired(), 0.0, swarm.now_ms)
+        dials = {effect.peer_id: set(effect.addresses) for effect in effects if isinstance(effect, DialPeer)}
+        assert dials == {one: {first, second}, two: {second}}
+        have = open_record(Have, decode_signed(node.role.mesh.own_have), verify, run_id=token.run_id)
+        assert (have.role, have.addresses) == ("inferencer", (HERE,))
+
+    asyncio.run(scenario())
+
+
+def test_a_damaged_address_book_is_said_and_costs_only_itself(swarm: Swarm, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        node = await swarm.start("trainer")
+        node.store.save_state(BOOK_KEY, b"\xc1 damaged")
+        swarm.stop(node)
+        await swarm.start("trainer")
+
+    asyncio.run(scenario())
+    assert "the remembered peers cannot be used" in caplog.text
