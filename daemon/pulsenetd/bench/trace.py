@@ -45,7 +45,7 @@ class Trace:
             offsets = {str(item["name"]): int(item["offset"]) for item in info["layout"]}
             self._starts = [offsets[spec.name] for spec in self.table.tensors]
             self._diffs = np.load(directory / f"diffs_{view}.npz")
-        except (ValueError, KeyError, TypeError, OSError, zipfile.BadZipFile) as error:
+        except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise self._damaged(error) from error
         self._flat = self._read_base(model)
 
@@ -64,7 +64,7 @@ class Trace:
                 gaps = np.ascontiguousarray(self._diffs[f"g{step}"].T).view(np.uint32).ravel()
                 bits = np.ascontiguousarray(self._diffs[f"v{step}"].T).view(np.uint16).ravel()
                 self._flat[np.cumsum(gaps, dtype=np.uint32)] = bits
-            except (ValueError, KeyError, IndexError, OSError, zipfile.BadZipFile) as error:
+            except (ValueError, KeyError, IndexError, OSError, EOFError, zipfile.BadZipFile) as error:
                 raise self._damaged(error) from error
             if old is not None:
                 yield Pair(self.table, old, self._region())

@@ -1,0 +1,354 @@
+"""One step of a 7B-size model, published and applied: seconds, bytes and memory against the limits.
+
+Usage: python tests/benchmarks/bench_7b.py [--gib 14.2] [--codec auto] [--directory DIR] [--memory auto|memfd|files]
+
+Weights are synthetic, with the share of changes by exponent that recorded runs have. Three processes run one after
+another: one writes both versions to files, one publishes them (an anchor, then a patch), one applies both to its
+mirror; publisher and mirror are those of the daemon. Disk needed: a bit more than three times the model.
+Where two versions do not fit in memory the publisher maps the files instead of shared memory, so that the system may
+write them out; its own memory is then all that counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from pulsenet import limits
+from pulsenet.chain.records import Kind, Manifest
+from pulsenet.chain.signing import seal
+from pulsenet.codec.patch import CODEC_CHOICES
+from pulsenet.ids import Digest, PeerId, RunId, Version
+from pulsenet.local.shared_memory import Region, create_memory, read_available_memory_bytes, seal_snapshot, write_at
+from pulsenet.node.effects import Commit, EncodeSnapshot
+from pulsenet.node.events import Committed, HopApplied, PatchEncoded
+from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
+from pulsenetd.bench.synthetic import draw_step
+from pulsenetd.mirror import Mirror
+from pulsenetd.publishing import Publisher
+from pulsenetd.storage import Store
+from pulsenetd.warm_up import warm_up
+
+GIB, MIB = 1 << 30, 1 << 20
+FULL_GIB = 14.2
+"""Qwen2.5-7B in BF16."""
+PAPER_MB = 108
+"""Of the PULSE paper, for a patch of a 7B model."""
+BUFFERS_MIB = 96
+"""What chunks, blocks in work and allocator slack may take beside the weights."""
+POOL_BLOCKS = 24
+"""How many different blocks the weights are made of: blocks are encoded one by one, so repeats change nothing."""
+LAYERS, WIDTH, MLP_WIDTH, KEY_WIDTH, VOCABULARY = 28, 3584, 18_944, 512, 152_064
+
+
+def make_7b_table(gib: float) -> ParameterTable:
+    """Return the tensors of a 7B model, all its sizes but the number of layers shrunk to about ``gib``."""
+    scale = math.sqrt(gib / FULL_GIB)
+
+    def shrink(size: int) -> int:
+        return max(8, round(size * scale / 8) * 8)
+
+    width, mlp, keys, vocabulary = (shrink(size) for size in (WIDTH, MLP_WIDTH, KEY_WIDTH, VOCABULARY))
+    shapes = {
+        "embed_tokens.weight": (vocabulary, width),
+        "lm_head.weight": (vocabulary, width),
+        "norm.weight": (width,),
+    }
+    for layer in range(LAYERS):
+        prefix = f"layers.{layer:02d}"
+        for name, rows in (("q", width), ("k", keys), ("v", keys), ("o", width)):
+            shapes[f"{prefix}.self_attn.{name}_proj.weight"] = (rows, width)
+        shapes[f"{prefix}.mlp.gate_proj.weight"] = shapes[f"{prefix}.mlp.up_proj.weight"] = (mlp, width)
+        shapes[f"{prefix}.mlp.down_proj.weight"] = (width, mlp)
+        shapes[f"{prefix}.input_layernorm.weight"] = shapes[f"{prefix}.post_attention_layernorm.weight"] = (width,)
+    return make_table(TensorSpec(name, "BF16", shape) for name, shape in shapes.items())
+
+
+# Stage 1: two versions on disk
+
+
+def write_versions(directory: Path, gib: float) -> dict[str, Any]:
+    """Write ``old.bin`` and ``new.bin`` in the dense layout, a block at a time."""
+    started = time.monotonic()
+    table = make_7b_table(gib)
+    generator = np.random.default_rng(7)
+    pool = [draw_step(generator, limits.BLOCK_ELEMENTS) for _ in range(POOL_BLOCKS)]
+    block_index = 0
+    with (directory / "old.bin").open("wb") as old_file, (directory / "new.bin").open("wb") as new_file:
+        for spec, offset in zip(table.tensors, table.offsets, strict=True):
+            _pad(old_file, offset)
+            _pad(new_file, offset)
+            for start in range(0, spec.element_count, limits.BLOCK_ELEMENTS):
+                count = min(limits.BLOCK_ELEMENTS, spec.element_count - start)
+                old, new = pool[block_index % POOL_BLOCKS]
+                old_file.write(old[:count].data)
+                new_file.write(new[:count].data)
+                block_index += 1
+    return {"seconds": time.monotonic() - started}
+
+
+def _pad(file: BinaryIO, offset: int) -> None:
+    file.write(bytes(offset - file.tell()))
+
+
+# Stage 2: publish
+
+
+class Sampler(threading.Thread):
+    """Keeps the highest private and shared resident memory of this process; the page cache is apart."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._idle_bytes = self._read()
+        self._peak_bytes = self._idle_bytes
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Sample until stopped."""
+        while not self._stopped.wait(0.02):
+            self._peak_bytes = max(self._peak_bytes, self._read())
+
+    def stop(self) -> float:
+        """Return the growth over idle in MiB."""
+        self._stopped.set()
+        self.join()
+        return (max(self._peak_bytes, self._read()) - self._idle_bytes) / MIB
+
+    @staticmethod
+    def _read() -> int:
+        fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return sum(int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem"))
+
+
+def open_version(path: Path, size_bytes: int, *, in_memory: bool) -> Region:
+    """Return a version as a region: copied to a sealed memfd as a training process does, or the mapped file."""
+    if not in_memory:
+        descriptor = os.open(path, os.O_RDONLY)
+        return Region(descriptor, mmap(descriptor, size_bytes, access=ACCESS_READ), writable=False)
+    descriptor = create_memory("pulsenet-bench", size_bytes)
+    offset = 0
+    with path.open("rb") as file:
+        while piece := file.read(8 * MIB):
+            write_at(descriptor, piece, offset)
+            offset += len(piece)
+    seal_snapshot(descriptor)
+    return Region.open_snapshot(descriptor, size_bytes)
+
+
+def publish_versions(directory: Path, gib: float, *, codec: str, in_memory: bool) -> dict[str, Any]:
+    """Publish both versions and commit them."""
+    table = make_7b_table(gib)
+    figures: dict[str, Any] = {"in_memory": in_memory}
+    store = Store.open(directory / "store")
+    warm_up()
+    sampler = Sampler()
+    sampler.start()
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        publisher = Publisher(store, directory / "spools", codec=codec, run_blocks=threads.map)
+        try:
+            manifest = None
+            for number, (name, kind) in enumerate((("old", Kind.ANCHOR), ("new", Kind.PATCH)), 1):
+                region = open_version(directory / f"{name}.bin", table.layout_size_bytes, in_memory=in_memory)
+                publisher.offer(number, table, region)
+                started = time.monotonic()
+                manifest = _publish(publisher, number, kind, table, manifest)
+                figures[f"{kind.value}_seconds"] = time.monotonic() - started
+                figures[f"{kind.value}_bytes"] = manifest.encoded_size_bytes
+            assert manifest is not None
+            figures["changes"] = manifest.changed_count
+            figures["codec_id"] = manifest.codec_id
+        finally:
+            publisher.close()
+            store.close()
+    return {**figures, "growth_mib": sampler.stop()}
+
+
+def _publish(
+    publisher: Publisher, generation: int, kind: Kind, table: ParameterTable, base: Manifest | None
+) -> Manifest:
+    event = publisher.encode_snapshot(EncodeSnapshot(generation, kind))
+    assert isinstance(event, PatchEncoded), event
+    manifest = Manifest(
+        run_id=RunId(bytes(32)),
+        revision=0,
+        term=0,
+        kind=kind,
+        base_version=None if base is None else base.version,
+        version=Version(0, generation),
+        base_root=None if base is None else base.root,
+        root=event.root,
+        table_digest=Digest(table.digest),
+        blob_id=event.blob_id,
+        raw_size_bytes=event.raw_size_bytes,
+        encoded_size_bytes=event.encoded_size_bytes,
+        changed_count=event.changed_count,
+        element_count=event.element_count,
+        codec_id=event.codec_id,
+        trainer_step=generation,
+        previous=None,
+    )
+    record = seal(manifest, lambda _: bytes(64), PeerId(bytes(32)))
+    answer = publisher.commit(Commit(generation, manifest.version, manifest.root, (record,), ()))
+    assert answer == Committed(manifest.version), answer
+    return manifest
+
+
+# Stage 3: apply
+
+
+def apply_versions(directory: Path) -> dict[str, Any]:
+    """Move a fresh mirror along both versions; the root of each is checked by the mirror."""
+    figures: dict[str, Any] = {}
+    # Publisher and mirror name their states differently, so the mirror starts empty in the publisher's store.
+    store = Store.open(directory / "store")
+    warm_up()
+    sampler = Sampler()
+    sampler.start()
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        mirror = Mirror(store, directory / "spools", run_blocks=threads.map)
+        try:
+            for _, manifest in sorted(store.manifests(), key=lambda item: item[1].version):
+                started = time.monotonic()
+                answer = mirror.apply_hop(manifest)
+                assert answer == HopApplied(manifest.version, manifest.root), answer
+                figures[f"{manifest.kind.value}_seconds"] = time.monotonic() - started
+            times = mirror.last_times
+            assert times is not None
+            figures |= {
+                "decode_seconds": times.decode_seconds,
+                "apply_seconds": times.apply_seconds,
+                "verify_seconds": times.verify_seconds,
+            }
+        finally:
+            mirror.close()
+            store.close()
+    return {**figures, "growth_mib": sampler.stop()}
+
+
+# All of it
+
+
+def run_stage(stage: str, arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    """Run one stage in a process of its own and return its figures."""
+    command = [sys.executable, __file__, "--stage", stage, "--directory", str(directory)]
+    command += ["--gib", str(arguments.gib), "--codec", arguments.codec, "--memory", arguments.memory]
+    print(f"{stage} ...", file=sys.stderr)
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    figures: dict[str, Any] = json.loads(output)
+    return figures
+
+
+def run_all(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run the three stages and return their figures and limits."""
+    table = make_7b_table(arguments.gib)
+    size_mib = table.layout_size_bytes / MIB
+    largest_mib = max(spec.size_bytes for spec in table.tensors) / MIB
+    with tempfile.TemporaryDirectory(dir=arguments.directory, prefix="pulsenet-7b-") as name:
+        directory = Path(name)
+        needed = 3.2 * table.layout_size_bytes
+        if shutil.disk_usage(directory).free < needed:
+            sys.exit(f"{needed / GIB:.1f} GiB of disk are needed in {directory}: name another with --directory")
+        write = run_stage("write", arguments, directory)
+        publish = run_stage("publish", arguments, directory)
+        apply = run_stage("apply", arguments, directory)
+    publish["limit_mib"] = BUFFERS_MIB + (2 * size_mib if publish["in_memory"] else 0)
+    apply["limit_mib"] = size_mib + 2 * largest_mib + BUFFERS_MIB
+    return {
+        "parameters": table.element_count,
+        "dense_bytes": table.size_bytes,
+        "codec": arguments.codec,
+        "write": write,
+        "publish": publish,
+        "apply": apply,
+        "ratio": table.size_bytes / publish["patch_bytes"],
+        "bits_per_change": publish["patch_bytes"] * 8 / publish["changes"],
+        "density_ratio": publish["changes"] / table.element_count,
+        "kept": all(part["growth_mib"] <= part["limit_mib"] for part in (publish, apply)),
+    }
+
+
+def format_report(figures: dict[str, Any]) -> str:
+    """Return the figures for people."""
+    publish, apply = figures["publish"], figures["apply"]
+    memory = "shared memory" if publish["in_memory"] else "mapped files"
+    factor = FULL_GIB * GIB / figures["dense_bytes"]
+    total = sum(
+        figures[stage][key]
+        for stage, keys in (
+            ("write", ("seconds",)),
+            ("publish", ("anchor_seconds", "patch_seconds")),
+            ("apply", ("anchor_seconds", "patch_seconds")),
+        )
+        for key in keys
+    )
+    return "\n".join(
+        (
+            f"model    {figures['parameters'] / 1e9:.2f} G parameters, {figures['dense_bytes'] / 1e6:,.0f} MB; "
+            f"{figures['density_ratio']:.3%} changed",
+            f"patch    {publish['patch_bytes'] / 1e6:,.1f} MB ({figures['codec']}), {figures['ratio']:.0f}x smaller, "
+            f"{figures['bits_per_change']:.2f} bits a change; at {FULL_GIB} GiB "
+            f"{publish['patch_bytes'] * factor / 1e6:,.0f} MB, the paper's {PAPER_MB} MB",
+            f"publish  anchor {publish['anchor_seconds']:.1f} s, patch {publish['patch_seconds']:.1f} s (compare, "
+            f"encode, store, read back, hash, commit) from {memory}",
+            f"apply    anchor {apply['anchor_seconds']:.1f} s, patch {apply['patch_seconds']:.1f} s (decode "
+            f"{apply['decode_seconds']:.1f}, write {apply['apply_seconds']:.1f}, check {apply['verify_seconds']:.1f})",
+            f"memory   publisher grew {publish['growth_mib']:,.0f} MiB of {publish['limit_mib']:,.0f}, "
+            f"mirror {apply['growth_mib']:,.0f} MiB of {apply['limit_mib']:,.0f}: "
+            f"{'kept' if figures['kept'] else 'BROKEN'}",
+            f"time     {total:.0f} s; at {FULL_GIB} GiB about {total * factor / 60:.0f} min",
+        )
+    )
+
+
+def main() -> int:
+    """Print the figures; fail if a memory limit was broken."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gib", type=float, default=FULL_GIB, help="size of the model")
+    parser.add_argument("--codec", choices=sorted(CODEC_CHOICES), default="auto")
+    parser.add_argument("--directory", type=Path, help="where the files go (default: the system's)")
+    parser.add_argument("--memory", choices=("auto", "memfd", "files"), default="auto")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--stage", choices=("write", "publish", "apply"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    stages: dict[str, Callable[[], dict[str, Any]]] = {
+        "write": lambda: write_versions(arguments.directory, arguments.gib),
+        "publish": lambda: publish_versions(
+            arguments.directory,
+            arguments.gib,
+            codec=arguments.codec,
+            in_memory=_fits(arguments),
+        ),
+        "apply": lambda: apply_versions(arguments.directory),
+    }
+    if arguments.stage:
+        print(json.dumps(stages[arguments.stage]()))
+        return 0
+    figures = run_all(arguments)
+    print(json.dumps(figures) if arguments.json else format_report(figures))
+    return 0 if figures["kept"] else 1
+
+
+def _fits(arguments: argparse.Namespace) -> bool:
+    """Return whether both versions are to be held in memory."""
+    if arguments.memory != "auto":
+        return bool(arguments.memory == "memfd")
+    return 2.5 * make_7b_table(arguments.gib).layout_size_bytes < read_available_memory_bytes()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""Timing repeats as often as it says, and memory work touches everything."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from pulsenet.tensors.params import ParameterTable
+from pulsenetd.bench.pairs import Pair
+from pulsenetd.bench.rates import (
+    REPEATS_MAX,
+    REPEATS_MIN,
+    all_cores,
+    compare_pair,
+    copy_memory,
+    count_cores,
+    measure_seconds,
+    one_core,
+    read_pair,
+)
+
+
+def test_quick_work_is_repeated_up_to_a_limit_and_prepared_each_time() -> None:
+    calls: list[str] = []
+    seconds = measure_seconds(lambda: calls.append("work"), seconds=1000.0, prepare=lambda: calls.append("prepare"))
+    assert calls == ["prepare", "work"] * REPEATS_MAX
+    assert 0 <= seconds < 1000
+
+
+def test_short_measurements_are_still_repeated() -> None:
+    calls: list[str] = []
+    measure_seconds(lambda: calls.append("work"), seconds=1e-3)
+    assert len(calls) >= REPEATS_MIN
+
+
+def test_work_that_takes_as_long_as_the_budget_is_done_once() -> None:
+    calls: list[str] = []
+    measure_seconds(lambda: calls.append("work"), seconds=1e-12)
+    assert len(calls) == 1
+
+
+def test_one_core_is_given_back() -> None:
+    before = os.sched_getaffinity(0)
+    with one_core() as run_blocks:
+        assert len(os.sched_getaffinity(0)) == 1
+        assert list(run_blocks(abs, [-1, 2])) == [1, 2]
+    assert os.sched_getaffinity(0) == before
+    assert count_cores() == len(before)
+
+
+def test_memory_work_goes_through_both_versions(
+    mixed_table: ParameterTable, make_pair: Callable[[ParameterTable, float], Pair]
+) -> None:
+    pair = make_pair(mixed_table, 0.1)
+    out = np.empty_like(pair.old)
+    with all_cores() as run_blocks:
+        copy_memory(pair, out, run_blocks)
+        read_pair(pair, run_blocks)
+        compare_pair(pair, run_blocks)
+    assert np.array_equal(out, pair.old)
