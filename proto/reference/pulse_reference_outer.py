@@ -1,0 +1,242 @@
+"""Slow, plain Python for spec-outer.md. Floats are exact fractions rounded once per operation; no numpy, no pulsenet.
+
+A value is the integer of its FP32 bits, everywhere.
+"""
+
+import math
+import struct
+from fractions import Fraction
+
+import xxhash
+from blake3 import blake3
+
+NAN = 0x7FC00000
+INFINITY = 0x7F800000
+SIGN = 0x80000000
+
+
+def is_nan(bits):
+    return (bits & 0x7FFFFFFF) > INFINITY
+
+
+def is_infinite(bits):
+    return (bits & 0x7FFFFFFF) == INFINITY
+
+
+def to_fraction(bits):
+    """The exact value of finite bits."""
+    sign = -1 if bits & SIGN else 1
+    exponent, mantissa = (bits >> 23) & 0xFF, bits & 0x7FFFFF
+    if exponent == 0:
+        return sign * Fraction(mantissa, 1 << 149)
+    return sign * Fraction((1 << 23) | mantissa) * Fraction(2) ** (exponent - 150)
+
+
+def from_fraction(value, zero_sign=0):
+    """Round to nearest, ties to even; subnormals kept; overflow to infinity."""
+    if value == 0:
+        return zero_sign
+    sign = SIGN if value < 0 else 0
+    value = abs(value)
+    exponent = -149
+    while value >= Fraction(2) ** (exponent + 24):
+        exponent += 1
+    scaled = value / Fraction(2) ** exponent
+    whole = scaled.numerator // scaled.denominator
+    rest = scaled - whole
+    if rest > Fraction(1, 2) or (rest == Fraction(1, 2) and whole & 1):
+        whole += 1
+    if whole == 1 << 24:
+        whole, exponent = 1 << 23, exponent + 1
+    if whole < 1 << 23:
+        return sign | whole
+    if exponent > 104:
+        return sign | INFINITY
+    return sign | (exponent + 150) << 23 | (whole & 0x7FFFFF)
+
+
+def add(a, b):
+    if is_nan(a) or is_nan(b):
+        return NAN
+    if is_infinite(a) or is_infinite(b):
+        if is_infinite(a) and is_infinite(b) and a != b:
+            return NAN
+        return a if is_infinite(a) else b
+    # Two negative zeros give a negative zero; an exact cancellation gives +0.
+    return from_fraction(to_fraction(a) + to_fraction(b), zero_sign=a & b & SIGN)
+
+
+def subtract(a, b):
+    return NAN if is_nan(b) else add(a, b ^ SIGN)
+
+
+def multiply(a, b):
+    sign = (a ^ b) & SIGN
+    if is_nan(a) or is_nan(b):
+        return NAN
+    if is_infinite(a) or is_infinite(b):
+        return NAN if (a & ~SIGN) == 0 or (b & ~SIGN) == 0 else sign | INFINITY
+    return from_fraction(to_fraction(a) * to_fraction(b), zero_sign=sign)
+
+
+def divide(a, count):
+    """a / count for a positive whole number."""
+    if is_nan(a):
+        return NAN
+    if is_infinite(a):
+        return a
+    return from_fraction(to_fraction(a) / count, zero_sign=a & SIGN)
+
+
+def bf16(bits):
+    if is_nan(bits):
+        return (bits >> 16) | 0x0040
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+
+
+def correct(theta, local, residual):
+    return [add(r, subtract(t, n)) for t, n, r in zip(theta, local, residual)]
+
+
+def gate(theta, local, residual):
+    """Sent positions and values."""
+    sent = [
+        (index, s)
+        for index, (t, s) in enumerate(zip(theta, correct(theta, local, residual)))
+        if bf16(t) != bf16(subtract(t, s))
+    ]
+    return [index for index, _ in sent], [value for _, value in sent]
+
+
+def split(value, scale):
+    """What is counted and what is held of one sent value."""
+    held = subtract(value, multiply(scale, value))
+    return subtract(value, held), held
+
+
+def settle(theta, local, residual, indices, values, scale, outcome):
+    """The residual after the round."""
+    if outcome == "rejected":
+        return list(residual)
+    settled = correct(theta, local, residual)
+    if outcome == "counted":
+        for index, value in zip(indices, values):
+            settled[index] = split(value, scale)[1]
+    return settled
+
+
+def mean(contributions, count):
+    """contributions: key -> (indices or None, values, scale). Returns positions (None: all) and means."""
+    sums, touched = [0] * count, set()
+    is_dense = False
+    for key in sorted(contributions):
+        indices, values, scale = contributions[key]
+        is_dense |= indices is None
+        for index, value in zip(range(count) if indices is None else indices, values):
+            sums[index] = add(sums[index], split(value, scale)[0])
+            touched.add(index)
+    positions = list(range(count)) if is_dense else sorted(touched)
+    return (None if is_dense else positions), [divide(sums[index], len(contributions)) for index in positions]
+
+
+def trimmed(contributions, count, trim_count):
+    """Dense contributions only: key -> values."""
+    means = []
+    for index in range(count):
+        column = [add(values[index], 0) for values in contributions.values()]
+        column.sort(key=lambda bits: to_fraction(bits))
+        kept = column[trim_count : len(column) - trim_count]
+        total = 0
+        for value in kept:
+            total = add(total, value)
+        means.append(divide(total, len(kept)))
+    return means
+
+
+def step(theta, momentum, gradient, learning_rate, momentum_factor):
+    new_theta, new_momentum = [], []
+    for t, v, g in zip(theta, momentum, gradient):
+        v = add(multiply(momentum_factor, v), g)
+        new_momentum.append(v)
+        new_theta.append(subtract(t, multiply(learning_rate, add(g, multiply(momentum_factor, v)))))
+    return new_theta, new_momentum
+
+
+def norm(values):
+    """FP64, one square and one addition at a time."""
+    total = 0.0
+    for bits in values:
+        value = struct.unpack("<f", struct.pack("<I", bits))[0]
+        total += value * value
+    return math.sqrt(total)
+
+
+def scales(norms, clip_multiple):
+    """FP32 bits of each contribution's scale."""
+    if clip_multiple == 0:
+        return [0x3F800000] * len(norms)
+    ranked = sorted(norms)
+    middle = len(ranked) // 2
+    median = ranked[middle] if len(ranked) % 2 else (ranked[middle - 1] + ranked[middle]) / 2
+    limit = clip_multiple * median
+    return [
+        struct.unpack("<I", struct.pack("<f", limit / one))[0] if limit and one > limit else 0x3F800000 for one in norms
+    ]
+
+
+def pack(values):
+    return struct.pack(f"<{len(values)}I", *values)
+
+
+def state_root(tensors, round_index, theta, momentum):
+    """tensors: [name, shape] ascending by name; theta and momentum: a list of bits each."""
+    hasher = blake3(b"pulsenet-state-v1\0" + struct.pack("<QI", round_index, len(tensors)))
+    for (name, shape), t, v in zip(tensors, theta, momentum):
+        raw = name.encode()
+        hasher.update(struct.pack("<H", len(raw)) + raw + struct.pack(f"<B{len(shape)}Q", len(shape), *shape))
+        hasher.update(xxhash.xxh3_128_digest(pack(t)) + xxhash.xxh3_128_digest(pack(v)))
+    return hasher.digest()
+
+
+SPECIALS = [0x00000001, 0x807FFFFF, 0x00800000, 0x80000000, 0x00000000, 0x3F808000, 0x3F818000, 0xBF7F8000]
+SCALES = [0x3F800000, 0x3E99999A, 0x3F400000]
+LEARNING_RATE, MOMENTUM_FACTOR = 0x3F333333, 0x3F666666
+
+
+def self_test_input():
+    state, arrays = 0x9E3779B97F4A7C15, []
+    for low, span in ((116, 12), (96, 24), (104, 16), (106, 16)):
+        bits = list(SPECIALS)
+        while len(bits) < 64:
+            state = (state + 0x9E3779B97F4A7C15) % 2**64
+            z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+            z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
+            z ^= z >> 31
+            bits.append((z >> 63) << 31 | (low + ((z >> 32) & 0xFFFF) % span) << 23 | (z & 0x7FFFFF))
+        arrays.append(roll(bits, 11 * len(arrays)))
+    return arrays
+
+
+def roll(values, count):
+    """Move every value ``count`` places up, the last ones to the front."""
+    return [values[(index - count) % len(values)] for index in range(len(values))]
+
+
+def self_test():
+    theta, momentum, residual, delta = self_test_input()
+    residuals = [roll(residual, 21 * trainer) for trainer in range(3)]
+    hasher = blake3(b"pulsenet-outer-self-test-v1\0")
+    for round_index in range(2):
+        contributions = {}
+        for trainer, scale in enumerate(SCALES):
+            local = [subtract(t, d) for t, d in zip(theta, roll(delta, 21 * trainer + round_index))]
+            indices, values = gate(theta, local, residuals[trainer])
+            residuals[trainer] = settle(theta, local, residuals[trainer], indices, values, scale, "counted")
+            contributions[bytes([trainer])] = (indices, values, scale)
+            hasher.update(struct.pack("<I", len(indices)) + pack(indices) + pack(values) + pack(residuals[trainer]))
+        gradient = [0] * 64
+        for index, value in zip(*mean(contributions, 64)):
+            gradient[index] = value
+        theta, momentum = step(theta, momentum, gradient, LEARNING_RATE, MOMENTUM_FACTOR)
+        hasher.update(pack(gradient) + pack(theta) + pack(momentum))
+    return hasher.digest()

@@ -1,0 +1,151 @@
+"""Is a contribution fit to be counted? The same checks before sending and after receiving (SPEC outer, "Checks")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from pulsenet.errors import LocalProtocolError, RemoteProtocolError
+from pulsenet.ids import Digest
+from pulsenet.outer.contribution import Contribution, Entries
+from pulsenet.outer.floats import FP32s
+from pulsenet.tensors.jit import compile_loop
+from pulsenet.tensors.params import ParameterTable
+
+
+class FaultCode(StrEnum):
+    """Stable reasons for which content is refused."""
+
+    ROUND = "contribution-round"
+    """Of another round than the one that is open."""
+    BASE = "contribution-base"
+    """Starts from another state: its sender diverged, or lags."""
+    SHAPE = "contribution-shape"
+    """Tensors, positions or counts that the table does not have, or sparse where dense is asked for."""
+    NOT_FINITE = "contribution-not-finite"
+    """A NaN or an infinity."""
+    NORM = "contribution-norm"
+    """Euclidean norm above the run's limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a contribution is refused."""
+
+    code: FaultCode
+    detail: str
+    """The offending value, for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What every contribution of the open round must be."""
+
+    table: ParameterTable
+    round_index: int
+    state_root: Digest
+    is_dense: bool
+    """All elements of all tensors (``diloco``), or only gated ones."""
+    norm_max: float
+    """Largest Euclidean norm; also keeps sums far from FP32's range."""
+
+
+def find_fault(contribution: Contribution, expected: Expected) -> Fault | None:
+    """Return the first thing that is wrong with ``contribution``, ``None`` if it may be counted."""
+    if contribution.round_index != expected.round_index:
+        return Fault(FaultCode.ROUND, f"{contribution.round_index}, not {expected.round_index}")
+    if contribution.state_root != expected.state_root:
+        return Fault(FaultCode.BASE, f"{contribution.state_root.hex()}, not {expected.state_root.hex()}")
+    tensors = expected.table.tensors
+    if len(contribution.entries) != len(tensors) or contribution.inner_step_count < 1:
+        return Fault(
+            FaultCode.SHAPE,
+            f"{len(contribution.entries)} of {len(tensors)} tensors after {contribution.inner_step_count} inner steps",
+        )
+    for tensor_index, entries in enumerate(contribution.entries):
+        detail = _shape_fault(entries, tensor_index, tensors[tensor_index].element_count, expected.is_dense)
+        if detail is not None:
+            return Fault(FaultCode.SHAPE, f"{tensors[tensor_index].name}: {detail}")
+    for tensor_index, entries in enumerate(contribution.entries):
+        if not bool(np.isfinite(entries.values).all()):
+            return Fault(FaultCode.NOT_FINITE, tensors[tensor_index].name)
+    norm = compute_norm(contribution)
+    if norm > expected.norm_max:
+        return Fault(FaultCode.NORM, f"{norm:g}, at most {expected.norm_max:g}")
+    return None
+
+
+def check_contribution(contribution: Contribution, expected: Expected) -> None:
+    """Refuse a peer's contribution that may not be counted.
+
+    Raises:
+        RemoteProtocolError: with the :class:`FaultCode` as its code.
+    """
+    fault = find_fault(contribution, expected)
+    if fault is not None:
+        raise RemoteProtocolError(fault.code, fault.detail)
+
+
+def sum_squares_twin(values: FP32s, start: float) -> float:
+    """Define the order of the norm's sum: FP64, one square and one addition at a time."""
+    total = start
+    for value in values.tolist():
+        total += value * value
+    return total
+
+
+@compile_loop
+def _sum_squares(values: FP32s, start: float) -> float:
+    total = start
+    for i in range(values.size):
+        value = np.float64(values[i])
+        total += value * value
+    return total
+
+
+def compute_norm(contribution: Contribution) -> float:
+    """Return the Euclidean norm of all sent values: an FP64 sum in table and position order, then its root."""
+    total = 0.0
+    for entries in contribution.entries:
+        total = float(_sum_squares(entries.values, total))
+    return math.sqrt(total)
+
+
+def compute_scales(norms: Sequence[float], *, clip_multiple: float) -> list[np.float32]:
+    """Return the scale of each contribution: 1, or what cuts its norm to a multiple of the round's median norm.
+
+    Args:
+        norms: Of the contributions to be listed, in any fixed order.
+        clip_multiple: At least 1; 0 clips nothing.
+
+    Raises:
+        LocalProtocolError: a multiple that would clip the median itself.
+    """
+    if clip_multiple == 0.0:
+        return [np.float32(1.0)] * len(norms)
+    if not clip_multiple >= 1.0:
+        raise LocalProtocolError(f"clipping to {clip_multiple} medians would clip every contribution")
+    ranked = sorted(norms)
+    middle = len(ranked) // 2
+    median = ranked[middle] if len(ranked) % 2 else (ranked[middle - 1] + ranked[middle]) / 2 if ranked else 0.0
+    limit = clip_multiple * median
+    # Where most send nothing the median is 0: one that does send is then not an outlier to be silenced.
+    return [np.float32(limit / norm) if limit and norm > limit else np.float32(1.0) for norm in norms]
+
+
+def _shape_fault(entries: Entries, tensor_index: int, element_count: int, is_dense: bool) -> str | None:
+    if entries.tensor_index != tensor_index:
+        return f"entries of tensor {entries.tensor_index} in place of {tensor_index}"
+    if (entries.indices is None) != is_dense:
+        return "dense where sparse is agreed" if entries.indices is None else "sparse where dense is agreed"
+    if entries.indices is None:
+        return None if len(entries) == element_count else f"{len(entries)} values for {element_count} elements"
+    indices: npt.NDArray[np.unsignedinteger] = entries.indices
+    if indices.size and (int(indices[-1]) >= element_count or not bool(np.all(indices[1:] > indices[:-1]))):
+        return f"positions not ascending inside {element_count} elements"
+    return None

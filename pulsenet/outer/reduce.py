@@ -1,0 +1,147 @@
+"""Combines a round's counted contributions: the same bits in any arrival order (SPEC outer, "Reduction").
+
+Per element: start at +0, one FP32 addition for each contribution that has an entry there, in ascending order of the
+senders' keys, then one division by the number of contributions. An entry that is absent and an entry of zero give
+the same sum, so sparse and dense contributions combine to the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pulsenet import limits
+from pulsenet.errors import LocalProtocolError
+from pulsenet.outer.contribution import Entries, Indices, index_dtype
+from pulsenet.outer.floats import FP32s, settle_nans
+from pulsenet.outer.residual import SCALE_ONE, split_scaled
+from pulsenet.tensors.jit import compile_loop
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counted:
+    """One contribution's entries of one tensor, with the scale its receipt gives."""
+
+    entries: Entries
+    scale: np.float32 = SCALE_ONE
+
+    def values(self) -> FP32s:
+        """Return what the round counts of the sent values."""
+        if self.scale == SCALE_ONE:
+            return self.entries.values
+        return split_scaled(self.entries.values, self.scale)[0]
+
+
+@compile_loop
+def _add_loop(sums: FP32s, touched: npt.NDArray[np.bool_], indices: Indices, values: FP32s, block_start: int) -> None:
+    for i in range(indices.size):
+        position = np.int64(indices[i]) - block_start
+        sums[position] += values[i]
+        touched[position] = True
+
+
+def reduce_mean(contributions: Mapping[bytes, Counted], *, tensor_index: int, element_count: int) -> Entries:
+    """Return the mean of one tensor's contributions: the union of their positions, dense if any of them is.
+
+    Args:
+        contributions: By sender's key, in any order.
+        tensor_index: The tensor all of them are of.
+        element_count: Its elements.
+
+    Raises:
+        LocalProtocolError: nothing to combine, another tensor, or entries outside it.
+    """
+    parts = _in_key_order(contributions, tensor_index=tensor_index, element_count=element_count)
+    values = [part.values() for part in parts]
+    is_dense = any(part.entries.indices is None for part in parts)
+    dtype = index_dtype(element_count)
+    found_indices, found_values = [np.empty(0, dtype)], [np.empty(0, np.float32)]
+    for start in range(0, element_count, limits.BLOCK_ELEMENTS):
+        end = min(start + limits.BLOCK_ELEMENTS, element_count)
+        sums, touched = np.zeros(end - start, np.float32), np.zeros(end - start, np.bool_)
+        with np.errstate(all="ignore"):
+            for part, sent in zip(parts, values, strict=True):
+                if part.entries.indices is None:
+                    sums += sent[start:end]
+                else:
+                    low, high = np.searchsorted(part.entries.indices, [start, end])
+                    _add_loop(sums, touched, part.entries.indices[low:high], sent[low:high], start)
+            positions = slice(None) if is_dense else np.flatnonzero(touched)
+            means = divide(sums[positions], len(parts))
+        found_values.append(means)
+        if not is_dense:
+            assert isinstance(positions, np.ndarray)
+            found_indices.append(positions.astype(dtype) + dtype.type(start))
+    indices = None if is_dense else np.concatenate(found_indices)
+    return Entries(tensor_index, indices, np.concatenate(found_values))
+
+
+def reduce_median(contributions: Mapping[bytes, Counted], *, tensor_index: int, element_count: int) -> Entries:
+    """Return the coordinate-wise median of one tensor's dense contributions; the mean of the middle two if even.
+
+    Raises:
+        LocalProtocolError: as :func:`reduce_mean`, or a contribution that is not dense.
+    """
+    count = len(contributions)
+    return reduce_trimmed(
+        contributions, tensor_index=tensor_index, element_count=element_count, trim_count=max(0, (count - 1) // 2)
+    )
+
+
+def reduce_trimmed(
+    contributions: Mapping[bytes, Counted], *, tensor_index: int, element_count: int, trim_count: int
+) -> Entries:
+    """Return the coordinate-wise mean without the ``trim_count`` smallest and largest of each element.
+
+    Those left are added in ascending order of value, from +0, and divided by their number. Only for dense
+    contributions: where few trainers send an entry, the median of the rest is zero and nothing would ever move.
+
+    Raises:
+        LocalProtocolError: as :func:`reduce_mean`, a contribution that is not dense, or nothing left.
+    """
+    parts = _in_key_order(contributions, tensor_index=tensor_index, element_count=element_count)
+    if any(part.entries.indices is not None for part in parts):
+        raise LocalProtocolError("median and trimmed mean need dense contributions")
+    kept_count = len(parts) - 2 * trim_count
+    if trim_count < 0 or kept_count < 1:
+        raise LocalProtocolError(f"{trim_count} trimmed on each side of {len(parts)} contributions")
+    values = [part.values() for part in parts]
+    found = [np.empty(0, np.float32)]
+    for start in range(0, element_count, limits.BLOCK_ELEMENTS):
+        block = np.stack([sent[start : start + limits.BLOCK_ELEMENTS] for sent in values])
+        # -0 and +0 sort as equals in any order, so the negative zeros go first: x + 0 == x for every other x.
+        block += np.float32(0.0)
+        block.sort(axis=0)
+        sums = np.zeros(block.shape[1], np.float32)
+        with np.errstate(all="ignore"):
+            for row in block[trim_count : trim_count + kept_count]:
+                sums += row
+            found.append(divide(sums, kept_count))
+    return Entries(tensor_index, None, np.concatenate(found))
+
+
+def divide(sums: FP32s, count: int) -> FP32s:
+    """Return ``sums / count``, a true FP32 division of each element."""
+    # By an array, as on every backend: dividing by a Python number makes CUDA multiply by the reciprocal.
+    return settle_nans(np.divide(sums, np.full_like(sums, count)))
+
+
+def _in_key_order(contributions: Mapping[bytes, Counted], *, tensor_index: int, element_count: int) -> list[Counted]:
+    if not contributions:
+        raise LocalProtocolError("a round without contributions has no aggregate")
+    parts = [contributions[key] for key in sorted(contributions)]
+    for part in parts:
+        entries = part.entries
+        if entries.tensor_index != tensor_index:
+            raise LocalProtocolError(f"entries of tensor {entries.tensor_index} among those of {tensor_index}")
+        is_outside = (
+            len(entries) != element_count
+            if entries.indices is None
+            else len(entries) > 0 and int(entries.indices[-1]) >= element_count
+        )
+        if is_outside:
+            raise LocalProtocolError(f"tensor {tensor_index}: entries do not fit {element_count} elements")
+    return parts

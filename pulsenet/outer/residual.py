@@ -1,0 +1,56 @@
+"""What a round's outcome does to the residual (SPEC outer, "Residual").
+
+Until the receipt is final nothing here is called: the residual of the round before, the masters at the round's
+start and the local masters stand still, and the corrected pseudo-gradient is computed again from them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pulsenet.errors import LocalProtocolError
+from pulsenet.outer.contribution import Entries
+from pulsenet.outer.floats import FP32s
+from pulsenet.outer.gate import correct_delta
+
+SCALE_ONE = np.float32(1.0)
+
+
+def split_scaled(values: FP32s, scale: np.float32) -> tuple[FP32s, FP32s]:
+    """Split sent values into what a round counts of them and what their sender keeps: ``(counted, held)``.
+
+    ``held = values - scale * values`` and ``counted = values - held``, each operation rounded by itself. Then
+    ``counted + held == values`` exactly: one of the two subtractions is exact for every scale from 0 to 1.
+
+    Raises:
+        LocalProtocolError: a scale outside 0 to 1.
+    """
+    if not 0.0 <= scale <= 1.0:
+        raise LocalProtocolError(f"a contribution is scaled by {scale}, which is not from 0 to 1")
+    held = values - np.float32(scale) * values
+    return values - held, held
+
+
+def settle_counted(
+    residual: FP32s, theta: FP32s, local: FP32s, sent: Entries, *, scale: np.float32 = SCALE_ONE
+) -> None:
+    """Step 4, counted: the residual becomes what was not sent, and what clipping held of what was sent. In place."""
+    correct_delta(theta, local, residual, out=residual)
+    clear_sent(residual, sent, scale=scale)
+
+
+def fold_back(residual: FP32s, theta: FP32s, local: FP32s) -> None:
+    """Step 4, absent or late: the residual becomes the whole corrected pseudo-gradient. In place."""
+    correct_delta(theta, local, residual, out=residual)
+
+
+def clear_sent(residual: FP32s, sent: Entries, *, scale: np.float32 = SCALE_ONE) -> None:
+    """Take out of the residual what a counted contribution sent: it is in the masters of the whole run now.
+
+    Also how a trainer restored from an older checkpoint avoids counting twice.
+    """
+    _, held = split_scaled(sent.values, scale)
+    if sent.indices is None:
+        residual[:] = held
+    else:
+        residual[sent.indices] = held

@@ -1,0 +1,132 @@
+"""The outer algorithm and its constants, as the run's descriptor signs them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+
+from pulsenet.errors import ConfigError
+from pulsenet.outer.floats import fp32_from_bits, fp32_to_bits
+
+
+class Algorithm(StrEnum):
+    """How trainers share what they learn."""
+
+    PULSELOCO = "pulseloco"
+    """Gated pseudo-gradients with error feedback, every H inner steps."""
+    DILOCO = "diloco"
+    """Dense pseudo-gradients every H inner steps; no gate."""
+    DDP = "ddp"
+    """The mean of the gradients before every inner step; no outer optimiser."""
+
+
+class Combination(StrEnum):
+    """How contributions become the aggregate."""
+
+    MEAN = "mean"
+    MEDIAN = "median"
+    TRIMMED = "trimmed"
+
+
+_REALS: Final = ("learning_rate", "momentum_factor", "clip_multiple", "norm_max")
+_COMBINATIONS: Final = tuple(Combination)
+
+
+@dataclass(frozen=True, slots=True)
+class OuterSettings:
+    """Constants of a run's rounds. Reals are rounded to FP32 when given: only their bits are signed.
+
+    Raises:
+        ConfigError: a value no run can have.
+    """
+
+    algorithm: Algorithm = Algorithm.PULSELOCO
+    inner_steps: int = 8
+    """Inner steps a round (H)."""
+    learning_rate: float = 0.7
+    """Of the outer optimiser."""
+    momentum_factor: float = 0.9
+    """Of the outer optimiser (mu)."""
+    missed_rounds_max: int = 2
+    """Rounds missed in a row after which the residual is given up and the state fetched anew."""
+    clip_multiple: float = 0.0
+    """Contributions are cut to this multiple of the round's median norm; 0 cuts none."""
+    norm_max: float = 1e18
+    """A contribution of a larger Euclidean norm is refused."""
+    combination: Combination = Combination.MEAN
+    trim_count: int = 0
+    """With ``trimmed``: contributions left out on each side of every element."""
+    state_anchor_interval: int = 16
+    """Rounds between state anchors (K)."""
+
+    def __post_init__(self) -> None:
+        for name in _REALS:
+            with np.errstate(all="ignore"):
+                rounded = float(np.float32(getattr(self, name)))
+            if not math.isfinite(rounded) or rounded < 0.0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, which is no finite FP32 value from 0")
+            object.__setattr__(self, name, rounded)
+        for name in ("inner_steps", "missed_rounds_max", "state_anchor_interval"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}: it is at least 1")
+        if self.momentum_factor >= 1.0:
+            raise ConfigError(f"momentum_factor is {self.momentum_factor}: it is below 1")
+        if 0.0 < self.clip_multiple < 1.0:
+            raise ConfigError(f"clip_multiple is {self.clip_multiple}: it is 0 or at least 1")
+        if not 0.0 < self.norm_max <= 1e30:
+            raise ConfigError(f"norm_max is {self.norm_max}: sums of contributions must stay inside FP32, so 1e30")
+        if self.trim_count < 0 or (self.trim_count and self.combination is not Combination.TRIMMED):
+            raise ConfigError(f"trim_count is {self.trim_count} with combination {self.combination}")
+        if self.combination is not Combination.MEAN and not self.is_dense:
+            raise ConfigError(
+                f"combination {self.combination} needs dense contributions: use the algorithm diloco, or mean"
+            )
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether contributions hold every element."""
+        return self.algorithm is not Algorithm.PULSELOCO
+
+    def to_constants(self) -> tuple[tuple[str, int], ...]:
+        """Return the descriptor's constants, ascending by name: integers as they are, reals as their FP32 bits."""
+        constants = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "algorithm":
+                continue
+            if field.name in _REALS:
+                value = fp32_to_bits(value)
+            elif isinstance(value, Combination):
+                value = _COMBINATIONS.index(value)
+            constants.append((field.name, value))
+        return tuple(sorted(constants))
+
+    @classmethod
+    def from_constants(cls, algorithm: str, constants: tuple[tuple[str, int], ...]) -> OuterSettings:
+        """Return the settings a descriptor signs; what it does not name has its default.
+
+        Raises:
+            ConfigError: an algorithm, name or value this code does not know: peers would step differently.
+        """
+        if algorithm not in tuple(Algorithm):
+            raise ConfigError(f"the run's outer algorithm {algorithm!r} is not one of {', '.join(Algorithm)}")
+        known = {field.name for field in fields(cls)} - {"algorithm"}
+        values: dict[str, object] = {}
+        for name, value in constants:
+            if name not in known:
+                raise ConfigError(f"the run has the outer constant {name!r}, which this version does not know")
+            if name in _REALS:
+                if not 0 <= value < 1 << 32:
+                    raise ConfigError(f"the outer constant {name!r} is {value}, not the bits of an FP32 value")
+                values[name] = float(fp32_from_bits(value))
+            elif name == "combination":
+                if not 0 <= value < len(_COMBINATIONS):
+                    raise ConfigError(f"the outer constant combination has the unknown value {value}")
+                values[name] = _COMBINATIONS[value]
+            else:
+                values[name] = value
+        return cls(algorithm=Algorithm(algorithm), **values)  # type: ignore[arg-type]
