@@ -216,8 +216,11 @@ def revise(
     if not records:
         raise ConfigError(f"no run in {run}; create it with 'pulsenet run create' on the owner's machine")
     current = decode_value(Descriptor, records[-1].payload)
-    if owner not in current.owners:
-        raise ConfigError(f"the key in {run / 'owner.key'} does not own this run; give --owner-key")
+    _check_owner(run, current, owner)
+    if len(records[-1].signers) < _judge(records).owner_threshold:
+        raise ConfigError(
+            f"revision {current.revision} lacks signatures: let the other owners 'pulsenet run countersign' it first"
+        )
     changed = replace(change(current), revision=current.revision + 1, previous=record_digest(records[-1]))
     signed = seal(changed, sign, owner)
     save_descriptor(run, signed)
@@ -225,10 +228,25 @@ def revise(
 
 
 def countersign(run: Path, *, sign: Callable[[bytes], bytes], owner: PeerId) -> int:
-    """Add an owner's signature to the newest revision; return how many it has now."""
+    """Add an owner's signature to the newest revision; return how many it has now.
+
+    Raises:
+        ConfigError: There is no run here, or the key is not one of its owners.
+    """
     records = load_descriptors(run)
     if not records:
         raise ConfigError(f"no run in {run}")
+    _check_owner(run, _judge(records), owner)
     signed = add_signature(records[-1], sign, owner)
     save_descriptor(run, signed)
     return len(signed.signers)
+
+
+def _judge(records: list[SignedRecord]) -> Descriptor:
+    """Return the descriptor whose owners have to sign the newest revision: the one before, or the genesis itself."""
+    return decode_value(Descriptor, records[max(len(records) - 2, 0)].payload)
+
+
+def _check_owner(run: Path, descriptor: Descriptor, owner: PeerId) -> None:
+    if owner not in descriptor.owners:
+        raise ConfigError(f"the key in {run / 'owner.key'} does not own this run; give --owner-key")

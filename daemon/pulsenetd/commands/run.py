@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pulsenet import limits
 from pulsenet.chain.records import Descriptor
@@ -21,6 +21,10 @@ from pulsenet.local.directories import data_home
 from pulsenet.wire.schema import decode_value
 from pulsenetd import config, runs
 from pulsenetd.disk import Disk, make_directory
+
+ANCHOR_INTERVAL_MAX: Final = 1_000_000
+PUBLISH_INTERVAL_SECONDS_MAX: Final = 86_400
+EXPIRES_HOURS_MAX: Final = 10 * 365 * 24
 
 
 def add_parser(commands: Any) -> None:
@@ -102,20 +106,28 @@ def _load_owner(path: Path) -> Any:
         raise ConfigError(f"no owner key at {path}; give --owner-key FILE") from None
 
 
-def _create(arguments: argparse.Namespace) -> int:
-    if arguments.anchor_interval < 1:
-        raise UsageError(f"--anchor-interval: {arguments.anchor_interval} is not at least 1")
-    if not 0 <= arguments.open_inferencers <= limits.KEYS_PER_ROLE_MAX:
-        raise UsageError(
-            f"--open-inferencers: {arguments.open_inferencers} is not from 0 to {limits.KEYS_PER_ROLE_MAX}"
-        )
+def _check_create(arguments: argparse.Namespace) -> None:
+    """Refuse, before anything is written, what no run can have."""
+    for name, least, most in (
+        ("anchor_interval", 1, ANCHOR_INTERVAL_MAX),
+        ("open_inferencers", 0, limits.KEYS_PER_ROLE_MAX),
+        ("publish_interval", 0, PUBLISH_INTERVAL_SECONDS_MAX),
+        ("expires", 0, EXPIRES_HOURS_MAX),
+    ):
+        value = getattr(arguments, name)
+        if not least <= value <= most:  # NaN is in no range
+            raise UsageError(f"{config.flag_name(name)}: {value} is not from {least} to {most}")
     if not arguments.authority:
         raise UsageError("--authority: name at least one key that may publish (make it with 'pulsenet keygen FILE')")
     config.resolve({"bootstrap": arguments.bootstrap}, {}, None)  # refuses what nobody could dial
+
+
+def _create(arguments: argparse.Namespace) -> int:
+    path = _run_path(arguments.name)
+    _check_create(arguments)
     authorities = [parse_key(key) for key in arguments.authority]
     trainers = [parse_key(key) for key in arguments.trainer] or authorities
     inferencers = [parse_key(key) for key in arguments.inferencer]
-    path = _run_path(arguments.name)
     make_directory(Disk(), path)
     owner = _owner(arguments, path)
     descriptor = runs.genesis(
@@ -213,8 +225,6 @@ def _revoke(descriptor: Descriptor, key: PeerId, role: str) -> Descriptor:
     )
     if not changed.authorities:
         raise UsageError("this is the last authority; promote another key before revoking it")
-    if changed == descriptor:
-        raise UsageError("this key has no role in the run; nothing was changed")
     return changed
 
 
@@ -235,9 +245,14 @@ def _change(arguments: argparse.Namespace) -> int:
     _, change = _CHANGES[arguments.action]
     role = getattr(arguments, "role", "")
     owner = _owner(arguments, path)
-    descriptor, complete = runs.revise(
-        path, lambda current: change(current, key, role), sign=owner.sign, owner=owner.peer_id
-    )
+
+    def apply(current: Descriptor) -> Descriptor:
+        changed = change(current, key, role)
+        if changed == current:
+            raise UsageError("the run says so already; nothing was changed")
+        return changed
+
+    descriptor, complete = runs.revise(path, apply, sign=owner.sign, owner=owner.peer_id)
     if arguments.json:
         print(json.dumps({"revision": descriptor.revision, "complete": complete}))
     elif complete:

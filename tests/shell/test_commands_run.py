@@ -1,0 +1,306 @@
+"""``pulsenet run``: a run is created, shown and changed, and every change is a revision the trust rules accept."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsenet.chain.records import Descriptor
+from pulsenet.chain.signing import record_digest
+from pulsenet.chain.token import decode_token
+from pulsenet.chain.trust import Trust
+from pulsenet.ids import RunId
+from pulsenetd import cli, runs
+from pulsenetd.identity import Identity, load_or_create, to_libp2p_text, verify
+
+PEER = "/ip4/10.0.0.1/tcp/4001/p2p/"
+
+
+class Shell:
+    """Runs commands on a machine of its own."""
+
+    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.home = directory / "data" / "pulsenet"
+        self.keys = directory / "keys"
+        self.keys.mkdir()
+        self._capsys = capsys
+
+    def key(self, name: str) -> Identity:
+        return load_or_create(self.keys / f"{name}.key")
+
+    def text(self, name: str) -> str:
+        return to_libp2p_text(self.key(name).peer_id)
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        code = cli.main(["run", *arguments])
+        printed = self._capsys.readouterr()
+        return code, printed.out, printed.err
+
+    def ok(self, *arguments: str) -> Any:
+        code, out, err = self.run(*arguments, "--json")
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+    def fails(self, code: int, text: str, *arguments: str) -> None:
+        found, out, err = self.run(*arguments)
+        assert (found, out) == (code, "")
+        assert text in err
+        assert len(err.splitlines()) == 1
+
+    def create(self, *arguments: str) -> Any:
+        return self.ok("create", "mine", "--authority", self.text("authority"), *arguments)
+
+    def trust(self, name: str = "mine") -> Trust:
+        """What a newcomer believes after walking the revisions on disk."""
+        records = runs.load_descriptors(self.home / name)
+        trust = Trust(RunId(record_digest(records[0])), verify)
+        for signed in records:
+            trust.accept_descriptor(signed)
+        return trust
+
+    def descriptor(self) -> Descriptor:
+        descriptor = self.trust().descriptor
+        assert descriptor is not None
+        return descriptor
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return Shell(tmp_path, capsys)
+
+
+# Creating
+
+
+def test_a_created_run_lists_its_keys_and_prints_a_token_that_names_it(shell: Shell) -> None:
+    bootstrap = PEER + shell.text("authority")
+    made = shell.create(
+        "--trainer", shell.text("trainer"), "--inferencer", shell.key("inferencer").peer_id.hex(),
+        "--open-inferencers", "3", "--private", "--anchor-interval", "7", "--publish-interval", "1.5",
+        "--bootstrap", bootstrap,
+    )  # fmt: skip
+    descriptor = shell.descriptor()
+    assert descriptor.authorities == (shell.key("authority").peer_id,)
+    assert descriptor.trainers == (shell.key("trainer").peer_id,)
+    assert descriptor.inferencers == (shell.key("inferencer").peer_id,)
+    assert (descriptor.open_inferencers_max, descriptor.private) == (3, True)
+    assert (descriptor.anchor_interval, descriptor.publish_interval_min_ms) == (7, 1500)
+    token = decode_token(made["token"])
+    assert token.run_id == shell.trust().run_id == bytes.fromhex(made["run_id"])
+    assert token.bootstraps == (bootstrap,)
+    assert (len(token.secret), token.expires_at_ms) == (16, None)
+    assert made["dir"] == str(shell.home / "mine")
+    owner = shell.home / "mine" / "owner.key"
+    assert owner.stat().st_mode & 0o777 == 0o600
+
+
+def test_authorities_contribute_unless_trainers_are_named(shell: Shell) -> None:
+    shell.create()
+    descriptor = shell.descriptor()
+    assert descriptor.trainers == descriptor.authorities
+    assert not descriptor.private
+    assert runs.read_run_file(shell.home / "mine" / "run.json").token.secret == b""
+
+
+def test_a_token_may_expire(shell: Shell) -> None:
+    before = time.time()
+    expires_at_ms = decode_token(shell.create("--expires", "2")["token"]).expires_at_ms
+    assert expires_at_ms is not None
+    assert 7_199 <= expires_at_ms / 1000 - before <= 7_260
+
+
+def test_people_are_told_what_to_keep_and_what_to_give_away(shell: Shell) -> None:
+    code, out, err = shell.run("create", "mine", "--authority", shell.text("authority"))
+    assert (code, err) == (0, "")
+    assert "owner.key safe" in out
+    assert "join token: pulse1" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["bad name"], "'bad name' is not a run name"),
+        (["mine"], "--authority: name at least one key"),
+        (["mine", "--authority", "12D3nonsense"], "'12D3nonsense' is not a key"),
+        (["mine", "--authority", "x" * 64], "is not a key"),
+        (["mine", "--authority", "OWN", "--trainer", "nobody"], "'nobody' is not a key"),
+        (["mine", "--authority", "OWN", "--anchor-interval", "0"], "--anchor-interval: 0"),
+        (["mine", "--authority", "OWN", "--anchor-interval", str(2**70)], "is not from 1 to"),
+        (["mine", "--authority", "OWN", "--open-inferencers", "-1"], "--open-inferencers: -1 is not from 0 to"),
+        (["mine", "--authority", "OWN", "--publish-interval", "-1"], "--publish-interval: -1"),
+        (["mine", "--authority", "OWN", "--publish-interval", "nan"], "--publish-interval: nan"),
+        (["mine", "--authority", "OWN", "--publish-interval", "inf"], "--publish-interval: inf"),
+        (["mine", "--authority", "OWN", "--expires", "-2"], "--expires: -2"),
+        (["mine", "--authority", "OWN", "--expires", "nan"], "--expires: nan"),
+        (["mine", "--authority", "OWN", "--bootstrap", "/ip4/10.0.0.1/tcp/1"], "--bootstrap"),
+    ],
+)
+def test_what_makes_no_run_is_refused_and_nothing_is_written(shell: Shell, arguments: list[str], text: str) -> None:
+    own = shell.text("authority")
+    shell.fails(2, text, "create", *(own if word == "OWN" else word for word in arguments))
+    assert not shell.home.exists()
+
+
+def test_a_run_is_never_created_over_another(shell: Shell) -> None:
+    made = shell.create()
+    shell.fails(78, "exists already", "create", "mine", "--authority", shell.text("authority"))
+    assert shell.ok("show", "mine")["run_id"] == made["run_id"]
+
+
+# Showing
+
+
+def test_a_run_is_shown_to_people_and_to_programs(shell: Shell) -> None:
+    made = shell.create()
+    table = shell.ok("show", "mine")
+    assert (table["run_id"], table["revision"]) == (made["run_id"], 0)
+    assert table["authorities"] == [shell.text("authority")]
+    assert table["token"] == made["token"]
+    code, out, err = shell.run("show", "mine")
+    assert (code, err) == (0, "")
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert lines["authorities"] == shell.text("authority")
+    assert lines["inferencers"] == "-"
+
+
+def test_a_shown_token_leads_to_the_nodes_that_run_here(shell: Shell) -> None:
+    shell.create()
+    path = shell.home / "mine" / "run.json"
+    live = PEER + shell.text("authority")
+    runs.write_run_file(path, replace(runs.read_run_file(path), bootstraps=(live,)))
+    assert decode_token(shell.ok("show", "mine")["token"]).bootstraps == (live,)
+
+
+def test_a_run_that_is_not_here_is_named_with_the_next_step(shell: Shell) -> None:
+    shell.fails(78, "create it with 'pulsenet run create' or join it first", "show", "nothing")
+    shell.fails(78, "create it with 'pulsenet run create' or join it first", "show")
+    shell.fails(78, "no owner key", "admit", "nothing", shell.text("x"), "--role", "trainer")
+
+
+# Changing
+
+
+def test_keys_are_admitted_promoted_and_revoked_revision_by_revision(shell: Shell) -> None:
+    shell.create()
+    new = shell.key("new").peer_id
+    done = shell.ok("admit", "mine", shell.text("new"), "--role", "trainer")
+    assert done == {"revision": 1, "complete": True}
+    assert new in shell.descriptor().trainers
+    shell.ok("admit", "mine", new.hex(), "--role", "inferencer")
+    assert shell.descriptor().inferencers == (new,)
+    shell.ok("promote", "mine", new.hex())
+    assert new in shell.descriptor().authorities
+    assert shell.ok("revoke", "mine", new.hex())["revision"] == 4
+    descriptor = shell.descriptor()
+    assert not {new} & {*descriptor.authorities, *descriptor.trainers, *descriptor.inferencers}
+    assert descriptor.revision == 4
+
+
+def test_people_are_told_that_running_nodes_follow(shell: Shell) -> None:
+    shell.create()
+    code, out, err = shell.run("promote", "mine", shell.text("new"))
+    assert (code, err) == (0, "")
+    assert "revision 1 signed; running nodes of this machine pass it on" in out
+
+
+def test_the_last_authority_stays_until_another_is_promoted(shell: Shell) -> None:
+    shell.create()
+    shell.fails(2, "promote another key before revoking it", "revoke", "mine", shell.text("authority"))
+    shell.ok("promote", "mine", shell.text("second"))
+    shell.ok("revoke", "mine", shell.text("authority"))
+    assert shell.descriptor().authorities == (shell.key("second").peer_id,)
+
+
+def test_a_change_that_changes_nothing_makes_no_revision(shell: Shell) -> None:
+    shell.create()
+    shell.fails(2, "nothing was changed", "revoke", "mine", shell.text("stranger"))
+    shell.fails(2, "nothing was changed", "promote", "mine", shell.text("authority"))
+    shell.fails(2, "nothing was changed", "admit", "mine", shell.text("authority"), "--role", "trainer")
+    assert shell.descriptor().revision == 0
+
+
+def test_only_the_owners_key_changes_a_run(shell: Shell) -> None:
+    shell.create()
+    arguments = ("promote", "mine", shell.text("new"), "--owner-key")
+    shell.fails(78, "does not own this run", *arguments, str(shell.key("stranger").path))
+    shell.fails(78, "no owner key at /nowhere/key", *arguments, "/nowhere/key")
+    moved = (shell.home / "mine" / "owner.key").rename(shell.keys / "safe.key")
+    shell.fails(78, "no owner key", *arguments[:3])
+    shell.ok(*arguments, str(moved))
+    assert shell.descriptor().revision == 1
+
+
+# Several owners
+
+
+def create_shared(shell: Shell) -> None:
+    """A run of two owners, both of whom have to sign."""
+    first, second = shell.key("first"), shell.key("second")
+    owners = tuple(sorted((first.peer_id, second.peer_id)))
+    authority = shell.key("authority").peer_id
+    genesis = runs.genesis(
+        "mine",
+        nonce=bytes(16),
+        owner=first.peer_id,
+        authorities=[authority],
+        trainers=[authority],
+        inferencers=[],
+        open_inferencers_max=0,
+        private=False,
+        anchor_interval=10,
+        publish_interval_min_ms=0,
+    )
+    shared = replace(genesis, owners=owners, owner_threshold=2)
+    path = shell.home / "mine"
+    runs.create_run(path, shared, sign=first.sign, owner=first.peer_id, bootstraps=(), secret=b"", expires_at_ms=None)
+    runs.countersign(path, sign=second.sign, owner=second.peer_id)
+
+
+def owner(shell: Shell, name: str) -> tuple[str, str]:
+    return ("--owner-key", str(shell.key(name).path))
+
+
+def test_a_revision_of_several_owners_waits_for_all_of_them(shell: Shell) -> None:
+    create_shared(shell)
+    code, out, _ = shell.run("promote", "mine", shell.text("new"), *owner(shell, "first"))
+    assert code == 0
+    assert "revision 1 needs more owners: 'pulsenet run countersign mine'" in out
+    assert shell.run("countersign", "mine", *owner(shell, "second"))[:2] == (0, "2 signatures\n")
+    assert shell.ok("countersign", "mine", *owner(shell, "second")) == {"signatures": 2}
+    assert shell.key("new").peer_id in shell.descriptor().authorities
+
+
+def test_a_stranger_cannot_spoil_a_revision_with_a_signature(shell: Shell) -> None:
+    create_shared(shell)
+    shell.run("promote", "mine", shell.text("new"), *owner(shell, "first"))
+    shell.fails(78, "does not own this run", "countersign", "mine", *owner(shell, "stranger"))
+    shell.ok("countersign", "mine", *owner(shell, "second"))
+    assert shell.descriptor().revision == 1
+
+
+def test_nothing_is_built_on_a_revision_that_lacks_signatures(shell: Shell) -> None:
+    """Only the newest revision can be countersigned: one below it would be lost for ever."""
+    create_shared(shell)
+    shell.run("promote", "mine", shell.text("new"), *owner(shell, "first"))
+    shell.fails(78, "revision 1 lacks signatures", "promote", "mine", shell.text("other"), *owner(shell, "first"))
+    shell.ok("countersign", "mine", *owner(shell, "second"))
+    shell.run("promote", "mine", shell.text("other"), *owner(shell, "first"))
+    shell.ok("countersign", "mine", *owner(shell, "second"))
+    assert shell.descriptor().revision == 2
+
+
+def test_a_run_that_is_not_here_cannot_be_countersigned(shell: Shell) -> None:
+    shell.fails(78, "no run in", "countersign", "mine", *owner(shell, "first"))
+
+
+def test_a_damaged_revision_is_named(shell: Shell) -> None:
+    shell.create()
+    path = shell.home / "mine" / "descriptors" / "000000.record"
+    path.write_bytes(path.read_bytes()[:-1])
+    shell.fails(6, "000000.record is damaged", "show", "mine")
