@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
-import urllib.error
+import sys
 import urllib.request
 from pathlib import Path
 from typing import Any, Final
 
 from pulsenet.errors import UnavailableError
 from pulsenet.local.directories import data_home
+from pulsenetd.logs import printable
 
 ANSWER_SECONDS_MAX: Final = 5.0
 ANSWER_SIZE_BYTES_MAX: Final = 4 << 20
@@ -40,13 +42,16 @@ def read_status(node: Path) -> dict[str, Any]:
         raise UnavailableError(f"no node runs in {node}; start it with 'pulsenet join --data-dir {node}'") from error
     if not isinstance(address, str) or not address.startswith("http://"):
         raise UnavailableError(f"{node / NODE_FILE} names no http address; restart the node")
+    # Nodes of this machine are never asked through a proxy of the environment.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        # The scheme was checked above; the file is the node's own and private to this user.
-        with urllib.request.urlopen(address + "/status", timeout=ANSWER_SECONDS_MAX) as answer:  # noqa: S310
-            status: dict[str, Any] = json.loads(answer.read(ANSWER_SIZE_BYTES_MAX))
-            return status
-    except (OSError, ValueError, urllib.error.URLError) as error:
+        with opener.open(address + "/status", timeout=ANSWER_SECONDS_MAX) as answer:
+            status = json.loads(answer.read(ANSWER_SIZE_BYTES_MAX))
+        if not isinstance(status, dict):
+            raise ValueError("what answers is no node")
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise UnavailableError(f"the node in {node} does not answer at {address} ({error}); is it running?") from error
+    return status
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -60,6 +65,8 @@ def _status(arguments: argparse.Namespace) -> int:
             problems.append(str(error))
     if arguments.data_dir and not nodes:
         raise UnavailableError(problems[0])
+    for problem in problems:
+        print(f"pulsenet: {printable(problem)}", file=sys.stderr)
     if arguments.json:
         print(json.dumps(nodes[0] if arguments.data_dir else {"nodes": nodes}, indent=2))
         return 0

@@ -1,0 +1,53 @@
+"""``pulsenet join`` and ``pulsenet demo`` hand over to what runs for long, with what was asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsenetd import app, cli, keeper
+from pulsenetd.config import Config
+from pulsenetd.demo import orchestrator
+
+
+def test_a_node_is_run_with_the_resolved_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Config] = []
+
+    def run_node(config: Config) -> int:
+        seen.append(config)
+        return 143
+
+    monkeypatch.setattr(app, "run_node", run_node)
+    monkeypatch.setenv("PULSENET_METRICS_PORT", "9100")
+    assert cli.main(["join", "--role", "seed", "--allow-uid", "1000", "--allow-uid", "1001"]) == 143
+    (config,) = seen
+    assert (config.role, config.metrics_port, config.allow_uid) == ("seed", 9100, ("1000", "1001"))
+
+
+def test_a_supervised_node_is_started_anew_with_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Sequence[str]] = []
+
+    def keep(arguments: Sequence[str]) -> int:
+        kept.append(arguments)
+        return 5
+
+    monkeypatch.setattr(keeper, "keep", keep)
+    monkeypatch.setattr(sys, "argv", ["pulsenet", "join", "--role", "seed", "--supervise"])
+    assert cli.main() == 5
+    assert kept == [["join", "--role", "seed", "--supervise"]]
+
+
+def test_the_demo_gets_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def run_demo(**options: Any) -> int:
+        seen.append(options)
+        return 0
+
+    monkeypatch.setattr(orchestrator, "run_demo", run_demo)
+    assert cli.main(["demo", "--model", "tiny", "--versions", "3", "--workdir", str(tmp_path), "--json"]) == 0
+    assert seen == [{"model": "tiny", "versions": 3, "inferencers": 2, "workdir": tmp_path, "json_output": True}]
