@@ -95,14 +95,14 @@ def bf16(bits):
 
 
 def correct(theta, local, residual):
-    return [add(r, subtract(t, n)) for t, n, r in zip(theta, local, residual)]
+    return [add(r, subtract(t, n)) for t, n, r in zip(theta, local, residual, strict=True)]
 
 
 def gate(theta, local, residual):
     """Sent positions and values."""
     sent = [
         (index, s)
-        for index, (t, s) in enumerate(zip(theta, correct(theta, local, residual)))
+        for index, (t, s) in enumerate(zip(theta, correct(theta, local, residual), strict=True))
         if bf16(t) != bf16(subtract(t, s))
     ]
     return [index for index, _ in sent], [value for _, value in sent]
@@ -120,7 +120,7 @@ def settle(theta, local, residual, indices, values, scale, outcome):
         return list(residual)
     settled = correct(theta, local, residual)
     if outcome == "counted":
-        for index, value in zip(indices, values):
+        for index, value in zip(indices, values, strict=True):
             settled[index] = split(value, scale)[1]
     return settled
 
@@ -132,7 +132,7 @@ def mean(contributions, count):
     for key in sorted(contributions):
         indices, values, scale = contributions[key]
         is_dense |= indices is None
-        for index, value in zip(range(count) if indices is None else indices, values):
+        for index, value in zip(range(count) if indices is None else indices, values, strict=True):
             sums[index] = add(sums[index], split(value, scale)[0])
             touched.add(index)
     positions = list(range(count)) if is_dense else sorted(touched)
@@ -155,7 +155,7 @@ def trimmed(contributions, count, trim_count):
 
 def step(theta, momentum, gradient, learning_rate, momentum_factor):
     new_theta, new_momentum = [], []
-    for t, v, g in zip(theta, momentum, gradient):
+    for t, v, g in zip(theta, momentum, gradient, strict=True):
         v = add(multiply(momentum_factor, v), g)
         new_momentum.append(v)
         new_theta.append(subtract(t, multiply(learning_rate, add(g, multiply(momentum_factor, v)))))
@@ -191,7 +191,7 @@ def pack(values):
 def state_root(tensors, round_index, theta, momentum):
     """tensors: [name, shape] ascending by name; theta and momentum: a list of bits each."""
     hasher = blake3(b"pulsenet-state-v1\0" + struct.pack("<QI", round_index, len(tensors)))
-    for (name, shape), t, v in zip(tensors, theta, momentum):
+    for (name, shape), t, v in zip(tensors, theta, momentum, strict=True):
         raw = name.encode()
         hasher.update(struct.pack("<H", len(raw)) + raw + struct.pack(f"<B{len(shape)}Q", len(shape), *shape))
         hasher.update(xxhash.xxh3_128_digest(pack(t)) + xxhash.xxh3_128_digest(pack(v)))
@@ -229,13 +229,13 @@ def self_test():
     for round_index in range(2):
         contributions = {}
         for trainer, scale in enumerate(SCALES):
-            local = [subtract(t, d) for t, d in zip(theta, roll(delta, 21 * trainer + round_index))]
+            local = [subtract(t, d) for t, d in zip(theta, roll(delta, 21 * trainer + round_index), strict=True)]
             indices, values = gate(theta, local, residuals[trainer])
             residuals[trainer] = settle(theta, local, residuals[trainer], indices, values, scale, "counted")
             contributions[bytes([trainer])] = (indices, values, scale)
             hasher.update(struct.pack("<I", len(indices)) + pack(indices) + pack(values) + pack(residuals[trainer]))
         gradient = [0] * 64
-        for index, value in zip(*mean(contributions, 64)):
+        for index, value in zip(*mean(contributions, 64), strict=True):
             gradient[index] = value
         theta, momentum = step(theta, momentum, gradient, LEARNING_RATE, MOMENTUM_FACTOR)
         hasher.update(pack(gradient) + pack(theta) + pack(momentum))
