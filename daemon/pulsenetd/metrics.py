@@ -34,6 +34,7 @@ REASONS: Final = frozenset(
         "base_mismatch", "root_mismatch", "structure", "engine",
         # publishing
         "not_publisher", "superseded", "authorities", "no_snapshot", "no_baseline", "no_base", "encode",
+        "cut_short", "dropped", "too_slow",
         # the disk
         "enospc", "readonly", "memory", "damaged", "locked", "io",
     }

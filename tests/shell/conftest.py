@@ -29,12 +29,13 @@ from pulsenet.chain.rules import entry_key
 from pulsenet.chain.signing import add_signature, encode_signed, record_digest, seal
 from pulsenet.chain.trust import Trust, entry_of
 from pulsenet.ids import Digest, PeerId, RunId, Version, compute_digest
-from pulsenet.local.shared_memory import Bytes, Region, write_snapshot
+from pulsenet.local.shared_memory import Bytes, Region, SnapshotWriter
 from pulsenet.node.events import Event
 from pulsenet.tensors.params import TensorSpec, make_table
 from pulsenetd import runs
 from pulsenetd.identity import Identity, load_or_create, verify
 from pulsenetd.logs import logger
+from pulsenetd.parts import PartQueue
 from pulsenetd.storage import Store
 
 NOW_MS = 1_800_000_000_000
@@ -65,9 +66,15 @@ class Model:
         for index, spec in enumerate(TABLE.tensors):
             self.table.view(self.bytes, index)[self._draw.random(spec.element_count) < 0.01] += 1
 
-    def region(self) -> Region:
-        pieces = ((index, 0, TABLE.view(self.bytes, index).tobytes()) for index in range(len(TABLE.tensors)))
-        return Region.open_snapshot(write_snapshot(TABLE, pieces), TABLE.layout_size_bytes)
+    def parts(self) -> PartQueue:
+        """The whole model, in one part for each tensor."""
+        queue = PartQueue(TABLE)
+        for index in range(len(TABLE.tensors)):
+            layout = queue.next_layout(1)
+            writer = SnapshotWriter(TABLE, layout)
+            writer.write_block(index, 0, TABLE.view(self.bytes, index).tobytes())
+            queue.put(layout, Region.open_snapshot(writer.seal(), layout.size_bytes))
+        return queue
 
 
 class Run:

@@ -46,7 +46,7 @@ class Upstream:
             number = len(self.manifests) + 1
             held = self.publisher.committed
             kind = Kind.ANCHOR if held is None else Kind.PATCH
-            self.publisher.offer(number, self.model.table, self.model.region())
+            self.publisher.offer(number, self.model.parts())
             encoded = self.publisher.encode_snapshot(EncodeSnapshot(number, kind))
             assert isinstance(encoded, PatchEncoded)
             manifest = self.run.manifest(

@@ -123,7 +123,7 @@ class Node:
         return hooks
 
     async def publish(self, model: Any, generation: int = 1) -> PublishDone:
-        offer = SnapshotOffer(generation, generation, model.table, model.region())
+        offer = SnapshotOffer(generation, generation, model.parts())
         outcome = await self.hooks().on_snapshot(offer)
         await self.drive(outcome.done)
         if outcome.result().status is PublishStatus.COMMITTED:
@@ -303,9 +303,10 @@ def test_an_inferencer_takes_rollouts_and_no_snapshots(swarm: Swarm, run: Any, h
     async def scenario() -> None:
         await swarm.start("trainer")
         node = await swarm.start("inferencer", engine="none")
-        model = hands.Model()
         hooks = node.hooks()
-        done = await (await hooks.on_snapshot(SnapshotOffer(1, 1, model.table, model.region())))
+        parts = hands.Model().parts()
+        done = await (await hooks.on_snapshot(SnapshotOffer(1, 1, parts)))
+        assert parts.waiting_count == 0
         assert (done.status, done.reason) == (PublishStatus.NOT_PUBLISHER, "this node is not a trainer")
         assert (await hooks.on_rollouts(submission(run))).accepted
         assert len(node.outbox) == 1
