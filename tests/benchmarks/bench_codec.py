@@ -4,7 +4,8 @@ Usage: python tests/benchmarks/bench_codec.py [--trace DIR] [--sizes-only] [--js
 
 Prints each promise with its figure and whether it is kept; exits 1 if one is broken. The trace is expected in
 shared/trace beside the checkout; without it there is nothing to measure against and the run is skipped (exit 0).
-One-core figures come from a thread held on one core, and threads of libraries are off. Let nothing else run.
+One-core figures are processor time of the whole process, and threads of libraries are off; those of all cores are
+wall time and need a quiet machine.
 """
 
 from __future__ import annotations

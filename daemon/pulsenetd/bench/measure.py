@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -26,8 +28,9 @@ from pulsenetd.bench.rates import (
 
 MB: Final = 1_000_000
 
-CORES: Final[dict[str, Callable[[], AbstractContextManager[RunBlocks]]]] = {"1": one_core, "all": all_cores}
-"""Ways to run, by the name the figures have."""
+Way = tuple[Callable[[], AbstractContextManager[RunBlocks]], Callable[[], float]]
+CORES: Final[dict[str, Way]] = {"1": (one_core, time.process_time), "all": (all_cores, time.perf_counter)}
+"""Ways to run and the clocks they are timed by."""
 
 
 @dataclass(slots=True)
@@ -121,17 +124,17 @@ def _time_memory(pair: Pair, region: Bytes, memory: _Sums, seconds: float) -> No
         "read": lambda run_blocks: read_pair(pair, run_blocks),
         "compare": lambda run_blocks: compare_pair(pair, run_blocks),
     }
-    for cores, context in CORES.items():
+    for cores, (context, clock) in CORES.items():
         with context() as run_blocks:
             for kind, work in works.items():
                 work(run_blocks)
-                memory.add(kind, cores, measure_seconds(lambda work=work: work(run_blocks), seconds=seconds))  # type: ignore[misc]
+                memory.add(kind, cores, measure_seconds(partial(work, run_blocks), seconds=seconds, clock=clock))
 
 
 def _time_contender(
     contender: Contender, pair: Pair, pieces: list[bytes], region: Bytes, own: _Sums, seconds: float
 ) -> None:
-    for cores, context in CORES.items():
+    for cores, (context, clock) in CORES.items():
         with context() as run_blocks:
 
             def encode(run_blocks: RunBlocks = run_blocks) -> None:
@@ -143,8 +146,8 @@ def _time_contender(
             def restore() -> None:
                 np.copyto(region, pair.old)
 
-            own.add("encode", cores, measure_seconds(encode, seconds=seconds))
-            own.add("decode", cores, measure_seconds(decode, seconds=seconds, prepare=restore))
+            own.add("encode", cores, measure_seconds(encode, seconds=seconds, clock=clock))
+            own.add("decode", cores, measure_seconds(decode, seconds=seconds, prepare=restore, clock=clock))
 
 
 def _rate(size_bytes: int, seconds: float | None) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -41,13 +41,21 @@ def test_work_that_takes_as_long_as_the_budget_is_done_once() -> None:
     assert len(calls) == 1
 
 
-def test_one_core_is_given_back() -> None:
-    before = os.sched_getaffinity(0)
+def test_the_clock_given_is_the_one_that_counts() -> None:
+    ticks = iter([0.0, 5.0, 10.0, 12.0, 20.0, 29.0])
+    assert measure_seconds(lambda: None, seconds=15.0, clock=lambda: next(ticks)) == 2.0
+
+
+def test_one_core_works_in_the_calling_thread_and_all_cores_in_others() -> None:
+    def name_thread(_: int) -> str:
+        return threading.current_thread().name
+
+    here = threading.current_thread().name
     with one_core() as run_blocks:
-        assert len(os.sched_getaffinity(0)) == 1
-        assert list(run_blocks(abs, [-1, 2])) == [1, 2]
-    assert os.sched_getaffinity(0) == before
-    assert count_cores() == len(before)
+        assert set(run_blocks(name_thread, range(8))) == {here}
+    with all_cores() as run_blocks:
+        assert here not in set(run_blocks(name_thread, range(8)))
+    assert count_cores() >= 1
 
 
 def test_memory_work_goes_through_both_versions(
