@@ -25,6 +25,7 @@ from pulsenet.local.shared_memory import Region
 from pulsenet.local.sockets import read_peer_uid, receive_part, socket_path, use_address
 from pulsenet.tensors.params import ParameterTable
 from pulsenetd.disk import Disk, describe_os_error, make_directory
+from pulsenetd.parts import PartQueue
 from pulsenetd.staging import StagedUpdate
 
 CONNECTIONS_MAX: Final = 64
@@ -41,13 +42,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOffer:
-    """Weights handed over by the training process: immutable, checked against the table, not yet looked at."""
+    """Weights that a training process hands over, part by part: immutable, and not yet looked at."""
 
     generation: int
     trainer_step: int
-    table: ParameterTable
-    region: Region
-    """Owned by whoever takes the offer."""
+    parts: PartQueue
+    """Owned by whoever takes the offer; parts go on coming in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +168,7 @@ class LocalServer:
         finally:
             self._connection_count -= 1
             link.close()
+            session.cut_publish()
             await session.give_back("engine_lost")
 
     async def _decode_table(self, data: bytes) -> ParameterTable:
@@ -187,6 +188,7 @@ class _Session:
         self._hooks = server._hooks
         self._link = link
         self._staged: tuple[int, StagedUpdate] | None = None
+        self._publish: _Publish | None = None
 
     async def run(self) -> None:
         first = await self._link.receive(FRAME_SECONDS_MAX)
@@ -208,7 +210,9 @@ class _Session:
     async def _answer(self, frame: Frame) -> None:
         match frame.message:
             case protocol.OfferSnapshot() as offer:
-                await self._take_snapshot(offer, frame)
+                await self._take_offer(offer)
+            case protocol.SnapshotPart() as part:
+                await self._take_part(part, frame)
             case protocol.RequestUpdate() as request:
                 await self._send_update(request)
             case protocol.ConfirmUpdate() as confirm:
@@ -223,19 +227,38 @@ class _Session:
             case _:
                 raise RemoteProtocolError("message-unexpected", type(frame.message).__name__)
 
-    async def _take_snapshot(self, offer: protocol.OfferSnapshot, frame: Frame) -> None:
+    async def _take_offer(self, offer: protocol.OfferSnapshot) -> None:
+        if self._publish is not None:
+            raise RemoteProtocolError("message-unexpected", "an offer inside another")
         table = await self._server._decode_table(offer.table)
-        if offer.size_bytes != table.layout_size_bytes:
-            raise RemoteProtocolError("handoff-size", f"{offer.size_bytes} bytes offered for this table")
+        generation = next(self._server._generations)
+        self._publish = publish = _Publish(generation, table, offer)
+        publish.follow(await self._hooks.on_snapshot(SnapshotOffer(generation, offer.trainer_step, publish.parts)))
+        await self._go_on(publish)
+
+    async def _take_part(self, message: protocol.SnapshotPart, frame: Frame) -> None:
+        publish = self._publish
+        if publish is None:
+            raise RemoteProtocolError("message-unexpected", "a part of nothing")
+        layout = publish.parts.next_layout(message.tensor_count)
         try:
-            region = Region.open_snapshot(frame.take_descriptor(), table.layout_size_bytes)
+            region = Region.open_snapshot(frame.take_descriptor(), layout.size_bytes)
         except StorageError as error:
             raise RemoteProtocolError("memory", str(error)) from error
-        generation = next(self._server._generations)
-        outcome = await self._hooks.on_snapshot(SnapshotOffer(generation, offer.trainer_step, table, region))
-        await self._link.send(protocol.SnapshotTaken(generation))
-        if offer.wait or outcome.done():
-            # Shielded: the publish goes on when the process that asked for it dies.
+        publish.parts.put(layout, region)
+        await self._go_on(publish)
+
+    async def _go_on(self, publish: _Publish) -> None:
+        """Ask for the next part once it may come, or say what became of the publish."""
+        if publish.is_blocking and not publish.parts.is_whole:
+            await self._link.unless_closed(publish.wait_for_room())
+        if not publish.is_over:
+            await self._link.send(protocol.PartWanted(publish.generation))
+            return
+        outcome = publish.outcome
+        self._publish = None
+        if publish.wait or outcome.done():
+            # Shielded: a publish that is whole goes on when the process that asked for it dies.
             await self._link.send(await asyncio.shield(outcome))
         else:
             await self._link.send(PublishDone(PublishStatus.QUEUED, None, 0, 0, 0, 0, ""))
@@ -278,6 +301,11 @@ class _Session:
         batches = await self._link.unless_closed(self._hooks.on_take_rollouts(request.count_max, seconds))
         await self._link.send(protocol.RolloutsReply(batches))
 
+    def cut_publish(self) -> None:
+        """Give up a publish whose parts did not all come."""
+        if self._publish is not None:
+            self._publish.parts.cut("cut_short")
+
     async def give_back(self, reason: str) -> None:
         """End a hand-over the engine did not confirm: what it holds is not known."""
         if self._staged is not None:
@@ -285,6 +313,42 @@ class _Session:
             staged.close()
             staged.finish()
             await self._hooks.on_confirm(EngineConfirmation(staged.version, False, None, reason))
+
+
+class _Publish:
+    """A publish whose parts are coming in."""
+
+    outcome: asyncio.Future[PublishDone]
+
+    def __init__(self, generation: int, table: ParameterTable, offer: protocol.OfferSnapshot) -> None:
+        self.generation = generation
+        self.is_blocking = offer.is_blocking
+        self.wait = offer.wait
+        self.parts = PartQueue(table, self._note_taken)
+        self._has_moved = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further part is wanted."""
+        return self.parts.is_whole or self.outcome.done()
+
+    def follow(self, outcome: asyncio.Future[PublishDone]) -> None:
+        """Learn where the outcome will be."""
+        self.outcome = outcome
+        outcome.add_done_callback(lambda _: self._has_moved.set())
+
+    def _note_taken(self) -> None:
+        # Called by the encoder's thread, which at shutdown may outlast the loop.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._has_moved.set)
+
+    async def wait_for_room(self) -> None:
+        """Wait until every part that came is in work or done with, or the publish ended."""
+        while self.parts.waiting_count and not self.outcome.done():
+            self._has_moved.clear()
+            if self.parts.waiting_count:
+                await self._has_moved.wait()
 
 
 class _Link:

@@ -1,26 +1,27 @@
-"""The publisher's pipeline: from a sealed snapshot to durable blobs, and the baseline that moves at the commit.
+"""The publisher's pipeline: from the parts of a snapshot to durable blobs, and the baseline that moves at the commit.
 
-The baseline is the memory of the last committed snapshot itself, sealed by the training process: nothing is
-copied. After a restart it is rebuilt from the newest anchor and the patches in the store.
+Each part is compared with the baseline, encoded, stored and let go while the next one arrives. The baseline is this
+process's own memory; what a patch changes is spooled, and written into it once the commit is durable. Whatever fails
+before leaves baseline and store as they were. After a restart the baseline is rebuilt from the newest anchor and the
+patches in the store.
 
-Methods take an effect and return the event that answers it. All block, and take turns: the memory is the
-baseline, the snapshot in work, and one that waits.
+Methods take an effect and return the event that answers it. All block, and take turns: the memory is the baseline
+and what has arrived and is not encoded yet.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from pulsenet.chain.records import Kind, Manifest
 from pulsenet.codec import anchor
-from pulsenet.codec.changes import Changes
+from pulsenet.codec.changes import Bits, Changes, apply_changes
 from pulsenet.codec.compare import find_changes
-from pulsenet.codec.patch import PatchTotals, RunBlocks, decode_patch, encode_absolute, encode_patch
-from pulsenet.errors import IntegrityError, PulsenetError, StorageError, UnavailableError
+from pulsenet.codec.patch import PatchTotals, RunBlocks, TensorPair, encode_absolute, encode_parts
+from pulsenet.errors import PulsenetError, StorageError, UnavailableError
 from pulsenet.ids import Digest, Version, short
 from pulsenet.local.shared_memory import Region
 from pulsenet.node.effects import Commit, EncodeSkip, EncodeSnapshot, StoreAnchor
@@ -32,49 +33,21 @@ from pulsenet.node.events import (
     PatchEncoded,
     SkipEncoded,
 )
-from pulsenet.tensors.digest import compute_root
+from pulsenet.tensors.digest import compute_root, hash_tensor
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.wire.chunks import ChunkList
 from pulsenet.wire.schema import decode_value
-from pulsenetd.rebuild import HeldVersion, Weights, hash_tensors, rebuild
-from pulsenetd.spools import Point, Spool, SpoolDirectory, compose_spools
+from pulsenetd.logs import logger
+from pulsenetd.parts import Part, PartQueue, PublishFailedError
+from pulsenetd.rebuild import HeldVersion, Weights, hash_tensors, load_anchor, rebuild, replay
+from pulsenetd.snapshots import SPOOL_RATIO_PUBLISHER, CheckedSpool, Snapshot
+from pulsenetd.spools import Point, SpoolDirectory, compose_spools
 from pulsenetd.storage import Store
 
 STATE_KEY: Final = "baseline"
 """Where the store keeps what was committed last: the target of a rebuild."""
 
 MEMORY_NAME: Final = "pulsenet-baseline"
-
-SPOOL_RATIO_PUBLISHER: Final = 1.0
-"""Spools kept for skip patches, together, up to this share of the model; older skips are made by comparing."""
-
-
-@dataclass(slots=True)
-class _Snapshot:
-    """Weights offered, and what was learned of them while encoding."""
-
-    table: ParameterTable
-    region: Region
-    hashes: list[bytes] | None = None
-    spool: Spool | None = None
-    """Changes since the baseline, once encoded as a patch."""
-
-    def close(self) -> None:
-        self.region.close()
-        self.drop_spool()
-
-    def drop_spool(self) -> None:
-        if self.spool is not None:
-            self.spool.remove()
-            self.spool = None
-
-
-class PublishFailedError(PulsenetError):
-    """Work was given up for a reason the machine knows by its ``code``."""
-
-    def __init__(self, code: str) -> None:
-        super().__init__(code)
-        self.code = code
 
 
 class Publisher:
@@ -96,8 +69,10 @@ class Publisher:
         self._run_blocks = run_blocks
         self._mutex = threading.Lock()
         self._snapshots_mutex = threading.Lock()
-        self._snapshots: dict[int, _Snapshot] = {}
+        self._snapshots: dict[int, Snapshot] = {}
         self._baseline: Weights | None = None
+        self.waited_seconds = 0.0
+        """How long the last encoding stood idle for want of a part."""
 
     @property
     def committed(self) -> HeldVersion | None:
@@ -122,10 +97,10 @@ class Publisher:
                 return None
             return target.version
 
-    def offer(self, generation: int, table: ParameterTable, region: Region) -> None:
-        """Take an immutable snapshot over, to be encoded or dropped."""
+    def offer(self, generation: int, parts: PartQueue) -> None:
+        """Take a snapshot over, to be encoded or dropped; its parts may come later."""
         with self._snapshots_mutex:
-            self._snapshots[generation] = _Snapshot(table, region)
+            self._snapshots[generation] = Snapshot(parts)
 
     def drop(self, generation: int) -> None:
         """Let go of a snapshot that will not be published; an unknown one is no error."""
@@ -135,25 +110,33 @@ class Publisher:
             snapshot.close()
 
     def encode_snapshot(self, effect: EncodeSnapshot) -> PatchEncoded | EncodeFailed:
-        """Encode an offered snapshot into the store; on failure it is dropped and nothing is left behind."""
+        """Encode an offered snapshot into the store as its parts arrive.
+
+        On failure, which includes parts that never come, it is dropped and nothing is left behind. What was encoded
+        as a patch may be encoded again as an anchor.
+        """
+        self.waited_seconds = 0.0
         with self._mutex:
             try:
                 snapshot = self._snapshots.get(effect.generation)
                 if snapshot is None:
                     raise PublishFailedError("no_snapshot")
-                if effect.kind is Kind.ANCHOR:
-                    return self._encode_anchor(effect.generation, snapshot)
-                return self._encode_patch(effect.generation, snapshot)
+                encode = self._encode_anchor if effect.kind is Kind.ANCHOR else self._encode_patch
+                answer = encode(effect.generation, snapshot)
             except PulsenetError as error:
                 self.drop(effect.generation)
                 return EncodeFailed(effect.generation, _reason(error))
+            self.waited_seconds = snapshot.parts.waited_seconds
+            return answer
 
     def store_anchor(self, effect: StoreAnchor) -> AnchorStored | ExtraFailed:
         """Write the committed version as an anchor."""
         with self._mutex:
             try:
                 baseline = self._require_baseline(effect.version)
-                chunk_list = self._write_anchor(baseline.table, baseline.region)
+                self._check_baseline(baseline)
+                views = self._views(baseline)
+                chunk_list = self._write_anchor(baseline.table, views)
             except PulsenetError as error:
                 return ExtraFailed(effect.version, _reason(error))
             return AnchorStored(effect.version, chunk_list.blob_id, chunk_list.size_bytes)
@@ -189,42 +172,79 @@ class Publisher:
         for generation in generations:
             self.drop(generation)
         with self._mutex:
-            if self._baseline is not None:
-                self._baseline.region.close()
-                self._baseline = None
-            self._spools.clear()
+            self._lose_baseline()
 
     # Inside
 
-    def _encode_anchor(self, generation: int, snapshot: _Snapshot) -> PatchEncoded:
-        snapshot.drop_spool()
-        snapshot.hashes = hash_tensors(snapshot.table, snapshot.region.bytes, run_blocks=self._run_blocks)
-        chunk_list = self._write_anchor(snapshot.table, snapshot.region)
-        return self._encoded(generation, snapshot, chunk_list, anchor.CODEC_ID, snapshot.table.element_count)
+    def _encode_anchor(self, generation: int, snapshot: Snapshot) -> PatchEncoded:
+        table = snapshot.table
+        if snapshot.is_read:
+            views = self._views_with_spool(snapshot)
+        else:
+            if self._baseline is None:
+                snapshot.region = Region.create(MEMORY_NAME, table.layout_size_bytes)
+            views = self._read_views(snapshot)
+        chunk_list = self._write_anchor(table, views)
+        return self._encoded(generation, snapshot, chunk_list, anchor.CODEC_ID, table.element_count)
 
-    def _encode_patch(self, generation: int, snapshot: _Snapshot) -> PatchEncoded:
+    def _read_views(self, snapshot: Snapshot) -> Iterator[Bits]:
+        """Yield the tensors as they arrive; without a baseline, the snapshot is to become it and is copied."""
+        for part in self._read_parts(snapshot):
+            for index in part.tensor_indices:
+                if snapshot.region is not None:
+                    snapshot.table.view(snapshot.region.bytes, index)[:] = part.view(index)
+                yield part.view(index)
+
+    def _views_with_spool(self, snapshot: Snapshot) -> Iterator[Bits]:
+        """Yield the tensors of a snapshot that was let go: the baseline's, with the spooled changes, one at a time."""
+        baseline = self._baseline
+        if baseline is None or snapshot.spool is None:
+            raise PublishFailedError("no_snapshot")
+        for index in range(len(baseline.table.tensors)):
+            view = baseline.table.view(baseline.region.bytes, index)
+            changes = snapshot.spool.read_tensor(index)
+            if changes is not None:
+                view = view.copy()
+                apply_changes(view, changes)
+            yield view
+
+    def _encode_patch(self, generation: int, snapshot: Snapshot) -> PatchEncoded:
         baseline = self._baseline
         if baseline is None:
             raise PublishFailedError("no_baseline")
-        if snapshot.table.digest != baseline.held.table_digest:
+        table = snapshot.table
+        if table.digest != baseline.held.table_digest:
             raise PublishFailedError("structure")
-        table, old, new = snapshot.table, baseline.region.bytes, snapshot.region.bytes
         totals = PatchTotals()
-        pieces = encode_patch(table, old, new, codec=self._codec, totals=totals, run_blocks=self._run_blocks)
-        chunk_list = self._write_patch(pieces)
-        try:
-            snapshot.drop_spool()
-            snapshot.spool = self._read_back(chunk_list, baseline, snapshot)
-            snapshot.hashes = hash_tensors(table, new, run_blocks=self._run_blocks)
-        except PulsenetError:
-            self._store.discard_blob(chunk_list.blob_id)
-            raise
+        with CheckedSpool(self._spools, table) as spooling, self._store.writing_blob() as writer:
+
+            def read_pairs() -> Iterator[list[TensorPair]]:
+                for part in self._read_parts(snapshot):
+                    spooling.part = part
+                    yield [(i, table.view(baseline.region.bytes, i), part.view(i)) for i in part.tensor_indices]
+
+            for piece in encode_parts(
+                table,
+                read_pairs(),
+                codec=self._codec,
+                totals=totals,
+                run_blocks=self._run_blocks,
+                on_changes=spooling.take,
+            ):
+                writer.feed(piece)
+            snapshot.spool = spooling.finish()
+            chunk_list = writer.finish()
         return self._encoded(generation, snapshot, chunk_list, totals.codec_id, totals.changed_count)
 
+    def _read_parts(self, snapshot: Snapshot) -> Iterator[Part]:
+        for part in snapshot.parts.take():
+            snapshot.hashes += self._run_blocks(hash_tensor, [part.view(index) for index in part.tensor_indices])
+            yield part
+
     def _encoded(
-        self, generation: int, snapshot: _Snapshot, chunk_list: ChunkList, codec_id: int, changed_count: int
+        self, generation: int, snapshot: Snapshot, chunk_list: ChunkList, codec_id: int, changed_count: int
     ) -> PatchEncoded:
-        assert snapshot.hashes is not None
+        snapshot.is_read = True
         return PatchEncoded(
             generation=generation,
             blob_id=chunk_list.blob_id,
@@ -235,31 +255,6 @@ class Publisher:
             changed_count=changed_count,
             element_count=snapshot.table.element_count,
         )
-
-    def _read_back(self, chunk_list: ChunkList, baseline: Weights, snapshot: _Snapshot) -> Spool:
-        """Decode the patch as a receiver will, and spool it.
-
-        Every change in it must be the snapshot's. That none is missing is not looked at: it would cost as much
-        as encoding, and receivers check the root.
-
-        Raises:
-            IntegrityError: A change gives other bits than the snapshot.
-            RemoteProtocolError: Our own patch does not decode.
-        """
-        table, old, new = snapshot.table, baseline.region.bytes, snapshot.region.bytes
-        writer = self._spools.begin(table)
-        changed = 0
-        try:
-            pieces = self._store.read_blob(chunk_list.blob_id)
-            for changes in decode_patch(pieces, table, old, run_blocks=self._run_blocks):
-                if (table.view(new, changes.tensor_index)[changes.indices] != changes.new_bits).any():
-                    raise IntegrityError(f"the patch {short(chunk_list.blob_id)} does not give the snapshot")
-                changed += len(changes)
-                writer.write(changes)
-            return writer.finish()
-        except BaseException:
-            writer.abandon()
-            raise
 
     def _encode_skip(self, effect: EncodeSkip) -> SkipEncoded:
         baseline = self._require_baseline(effect.version)
@@ -300,13 +295,32 @@ class Publisher:
         finally:
             old.region.close()
 
-    def _write_anchor(self, table: ParameterTable, region: Region) -> ChunkList:
+    def _views(self, weights: Weights) -> Iterator[Bits]:
+        return (weights.table.view(weights.region.bytes, index) for index in range(len(weights.table.tensors)))
+
+    def _check_baseline(self, baseline: Weights) -> None:
+        """Hash the baseline before it is written out for joiners: it was moved record by record.
+
+        Raises:
+            PublishFailedError: It does not have its root, and is lost: the next version stands on its own.
+        """
+        baseline.hashes = hash_tensors(baseline.table, baseline.region.bytes, run_blocks=self._run_blocks)
+        if compute_root(baseline.table, baseline.hashes) != baseline.held.root:
+            self._lose_baseline()
+            raise PublishFailedError("no_baseline")
+
+    def _write_anchor(self, table: ParameterTable, views: Iterable[Bits]) -> ChunkList:
         self._store.require_space(anchor.compute_anchor_size_bytes(table))
         with self._store.writing_blob() as writer:
-            for piece in anchor.encode_anchor(table, region.bytes):
-                if piece.starts_chunk:
-                    writer.boundary()
-                writer.feed(piece.data)
+            writer.feed(anchor.encode_anchor_start(table).data)
+            for view in views:
+                for piece in anchor.encode_anchor_tensor(view):
+                    if piece.starts_chunk:
+                        writer.boundary()
+                    writer.feed(piece.data)
+                    # Views keep a part's memory: let go of it before the next is waited for.
+                    del piece
+                del view
             return writer.finish()
 
     def _write_patch(self, pieces: Iterator[bytes]) -> ChunkList:
@@ -331,22 +345,61 @@ class Publisher:
     def _commit_snapshot(self, effect: Commit, generation: int) -> None:
         with self._snapshots_mutex:
             snapshot = self._snapshots.get(generation)
-        if snapshot is None or snapshot.hashes is None:
+        if snapshot is None or not snapshot.is_read:
             raise PublishFailedError("no_snapshot")
+        manifests = [record for record in effect.records if record.type == Manifest.TYPE]
+        if len(manifests) != 1:
+            raise PublishFailedError("no_snapshot")
+        manifest = decode_value(Manifest, manifests[0].payload)
         held = HeldVersion(effect.version, effect.root, Digest(snapshot.table.digest))
         self._store.commit(effect.records, [*effect.state, (STATE_KEY, held.encode())])
         # Durable: from here on nothing may fail, or memory and disk would disagree.
         with self._snapshots_mutex:
             del self._snapshots[generation]
-        before, self._baseline = self._baseline, Weights(snapshot.table, snapshot.region, snapshot.hashes, held)
-        if before is not None:
-            before.region.close()
-        if before is None or snapshot.spool is None:
-            self._spools.clear()
+        try:
+            self._move_baseline(snapshot, manifest, held)
+        except PulsenetError as error:
+            logger.warning("the committed weights are lost (%s): the next version will be an anchor", error)
+            self._lose_baseline()
+        finally:
+            snapshot.close()
+
+    def _move_baseline(self, snapshot: Snapshot, manifest: Manifest, held: HeldVersion) -> None:
+        """Bring the baseline to what was just committed: by the spool if there is one, else from the store."""
+        if snapshot.region is not None:
+            assert self._baseline is None
+            self._baseline = Weights(snapshot.table, snapshot.region, snapshot.hashes, held)
+            snapshot.region = None
             return
-        base = Point(before.held.version, before.held.root)
-        size_bytes_max = int(snapshot.table.size_bytes * SPOOL_RATIO_PUBLISHER)
-        self._spools.keep(base, Point(held.version, held.root), snapshot.spool, size_bytes_max=size_bytes_max)
+        baseline = self._baseline
+        assert baseline is not None
+        base = Point(baseline.held.version, baseline.held.root)
+        if snapshot.spool is not None:
+            for changes in snapshot.spool.read_blocks():
+                apply_changes(baseline.table.view(baseline.region.bytes, changes.tensor_index), changes)
+        elif manifest.kind is Kind.PATCH:
+            replay(self._store, manifest, baseline, self._run_blocks)
+        elif manifest.table_digest == baseline.held.table_digest:
+            load_anchor(self._store, manifest, name=MEMORY_NAME, into=baseline)
+        else:
+            self._lose_baseline()
+            self._baseline = baseline = load_anchor(self._store, manifest, name=MEMORY_NAME)
+        baseline.hashes, baseline.held = snapshot.hashes, held
+        self._keep_spool(snapshot, manifest, base)
+
+    def _keep_spool(self, snapshot: Snapshot, manifest: Manifest, base: Point) -> None:
+        if manifest.kind is Kind.ANCHOR:
+            self._spools.clear()
+        elif snapshot.spool is not None:
+            spool, snapshot.spool = snapshot.spool, None
+            size_bytes_max = int(snapshot.table.size_bytes * SPOOL_RATIO_PUBLISHER)
+            self._spools.keep(base, Point(manifest.version, manifest.root), spool, size_bytes_max=size_bytes_max)
+
+    def _lose_baseline(self) -> None:
+        baseline, self._baseline = self._baseline, None
+        if baseline is not None:
+            baseline.region.close()
+        self._spools.clear()
 
 
 def _reason(error: PulsenetError) -> str:

@@ -117,7 +117,7 @@ def _build(
                 if weights is None:
                     weights = load_anchor(store, manifest, name=name)
                 else:
-                    _replay(store, manifest, weights, run_blocks)
+                    replay(store, manifest, weights, run_blocks)
             except StorageError as error:
                 if error.reason != "damaged":
                     raise
@@ -137,8 +137,16 @@ def _build(
         raise
 
 
-def _replay(store: Store, manifest: Manifest, weights: Weights, run_blocks: RunBlocks) -> None:
-    """Apply a hop without a spool: if it fails, the whole rebuild is given up."""
+def replay(store: Store, manifest: Manifest, weights: Weights, run_blocks: RunBlocks) -> None:
+    """Move weights along a patch whose blob is whole, without a spool; if it fails they are of no more use.
+
+    Hashes are left as they were.
+
+    Raises:
+        PatchMismatchError: The weights are not the patch's base.
+        RemoteProtocolError: The blob is no patch.
+        StorageError: A chunk is missing or damaged (reason ``damaged``).
+    """
     if manifest.table_digest != weights.held.table_digest or manifest.base_root != weights.held.root:
         raise PatchMismatchError(f"the hop to {manifest.version} starts from other weights")
     table, region = weights.table, weights.region.bytes

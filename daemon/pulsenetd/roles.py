@@ -378,7 +378,7 @@ async def _no_rollouts(count_max: int, wait_seconds: float) -> tuple[()]:
 
 
 async def _refuse_snapshot(offer: SnapshotOffer) -> asyncio.Future[PublishDone]:
-    offer.region.close()
+    offer.parts.close()
     outcome: asyncio.Future[PublishDone] = asyncio.get_running_loop().create_future()
     outcome.set_result(PublishDone(PublishStatus.NOT_PUBLISHER, None, 0, 0, 0, 0, "this node is not a trainer"))
     return outcome

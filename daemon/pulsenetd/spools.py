@@ -100,6 +100,11 @@ class SpoolWriter:
         except OSError as error:
             raise describe_os_error("create", path, error) from error
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes written so far."""
+        return self._end_bytes
+
     def write(self, changes: Changes) -> None:
         """Append records; tensors ascending.
 

@@ -11,17 +11,20 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from pulsenet.chain.records import RolloutBatch
 from pulsenet.codec.changes import Changes, decode_changes
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError, UnavailableError
 from pulsenet.ids import Digest, Version
 from pulsenet.local import protocol
+from pulsenet.local.handover import REPLY_SECONDS_MAX, Reply, expect, hand_over
+from pulsenet.local.handover import PublishResult as PublishResult
+from pulsenet.local.parts import PartLayout, SealedPart
 from pulsenet.local.protocol import LocalMessage, PublishStatus, UpdateKind
 from pulsenet.local.rollouts import ReceivedRollouts, unpack_rollouts
 from pulsenet.local.shared_memory import Region, check_snapshot
@@ -31,33 +34,12 @@ from pulsenet.wire.schema import decode_value
 
 SOFTWARE: Final = "pulsenet-python"
 
-REPLY_SECONDS_MAX: Final = 30.0
-"""The daemon answers at once, apart from the waiting a request asks for."""
-
 CONNECT_SECONDS_MAX: Final = 5.0
 """A Unix socket connects immediately, unless its owner is stopped."""
 
 RECONNECT_SECONDS_MIN: Final = 0.05
 RECONNECT_SECONDS_MAX: Final = 2.0
 """Back-off between tries to reach a daemon that is away, doubled each time."""
-
-Reply = TypeVar("Reply")
-
-
-@dataclass(frozen=True, slots=True)
-class PublishResult:
-    """What became of one publish. Sizes and version are set once committed."""
-
-    status: PublishStatus
-    version: Version | None = None
-    raw_size_bytes: int = 0
-    """Bytes of the whole version, dense."""
-    encoded_size_bytes: int = 0
-    """Bytes that travel."""
-    changed_count: int = 0
-    element_count: int = 0
-    reason: str = ""
-    """Why not, for a person; begins with a stable code and a colon."""
 
 
 @dataclass(slots=True)
@@ -192,40 +174,65 @@ class Client:
             check_snapshot(descriptor, table.layout_size_bytes)
         except RemoteProtocolError as error:
             raise LocalProtocolError(f"not a snapshot of this table: {error}") from error
+        whole = PartLayout(table, 0, len(table.tensors))
+
+        def make_parts() -> Generator[SealedPart]:
+            part = SealedPart(whole, os.dup(descriptor))
+            try:
+                yield part
+            finally:
+                part.close()
+
+        return self.publish_parts(table, make_parts, trainer_step, wait, timeout_seconds=timeout_seconds)
+
+    def publish_parts(
+        self,
+        table: ParameterTable,
+        make_parts: Callable[[], Generator[SealedPart]],
+        trainer_step: int,
+        wait: bool = False,
+        *,
+        is_blocking: bool = False,
+        is_repeatable: bool = True,
+        timeout_seconds: float | None = None,
+    ) -> PublishResult:
+        """Hand weights over part by part; the daemon encodes each while the next is made.
+
+        Trouble with the daemon is a result, not an exception: a training loop goes on.
+
+        Args:
+            table: The tensors.
+            make_parts: Makes them, as :func:`~pulsenet.local.shared_memory.write_parts` does; called once the daemon
+                wants them, and anew at each try.
+            trainer_step: As in :meth:`publish`.
+            wait: As there; implied by ``is_blocking``.
+            is_blocking: Let the daemon take each part into work before the next but one is made: two parts are in
+                memory at most, whatever the size of the model.
+            is_repeatable: Whether ``make_parts`` may be called a second time.
+            timeout_seconds: When waiting, how long at most in all.
+        """
+        wait = wait or is_blocking
         now = time.monotonic()
         # Without ``wait`` one try has to do: the optimiser must not stand still because the daemon is away.
         give_up_at = now if not wait else float("inf") if timeout_seconds is None else now + timeout_seconds
-        offer = protocol.OfferSnapshot(trainer_step, table.encode(), table.layout_size_bytes, wait)
+        offer = protocol.OfferSnapshot(trainer_step, table.encode(), is_blocking, wait)
+        try_count = 0
+
+        def begin() -> Generator[SealedPart]:
+            nonlocal try_count
+            try_count += 1
+            return make_parts()
+
         while True:
             try:
                 with self._channel(give_up_at) as channel:
-                    channel.send(offer, descriptor=descriptor, timeout_seconds=REPLY_SECONDS_MAX)
-                    taken = channel.receive(REPLY_SECONDS_MAX).message
-                    _expect(taken, protocol.SnapshotTaken)
-                    return self._await_outcome(channel, wait, timeout_seconds)
+                    return hand_over(channel, offer, begin, len(table.tensors), give_up_at)
             except UnavailableError as error:
-                if self._is_closed or time.monotonic() >= give_up_at:
+                is_over = try_count > 0 and not is_repeatable
+                if self._is_closed or is_over or time.monotonic() >= give_up_at:
                     return PublishResult(PublishStatus.FAILED, reason=f"unreachable: {error}")
             except RemoteProtocolError as error:
                 return PublishResult(PublishStatus.FAILED, reason=str(error))
-
-    def _await_outcome(self, channel: Channel, wait: bool, timeout_seconds: float | None) -> PublishResult:
-        try:
-            frame = channel.receive(timeout_seconds if wait else REPLY_SECONDS_MAX)
-        except UnavailableError as error:
-            channel.close()
-            text = f"outcome_unknown: {error}; if it was not committed, the next publish carries its changes"
-            return PublishResult(PublishStatus.FAILED, reason=text)
-        done = _expect(frame.message, protocol.PublishDone)
-        return PublishResult(
-            status=done.status,
-            version=done.version,
-            raw_size_bytes=done.raw_size_bytes,
-            encoded_size_bytes=done.encoded_size_bytes,
-            changed_count=done.changed_count,
-            element_count=done.element_count,
-            reason=done.reason,
-        )
 
     def take_rollouts(self, count_max: int = 64, timeout_seconds: float = 0.0) -> list[ReceivedRollouts]:
         """Return up to ``count_max`` verified batches, oldest first, waiting for the first one if there is none.
@@ -272,7 +279,7 @@ class Client:
         if isinstance(frame.message, protocol.NoUpdate):
             return None
         try:
-            reply = _expect(frame.message, protocol.UpdateReply)
+            reply = expect(frame.message, protocol.UpdateReply)
             table = ParameterTable.decode(reply.table)
             update = Update(
                 generation=reply.generation,
@@ -314,7 +321,7 @@ class Client:
             self._generation = None
             try:
                 self._engine.send(request, timeout_seconds=REPLY_SECONDS_MAX)
-                reply = _expect(self._engine.receive(REPLY_SECONDS_MAX).message, protocol.Confirmed)
+                reply = expect(self._engine.receive(REPLY_SECONDS_MAX).message, protocol.Confirmed)
             except (UnavailableError, RemoteProtocolError):
                 self._drop_engine()
                 raise
@@ -346,7 +353,7 @@ class Client:
     def _request(self, message: LocalMessage, reply_type: type[Reply], timeout_seconds: float) -> Reply:
         with self._channel(time.monotonic() + timeout_seconds) as channel:
             channel.send(message, timeout_seconds=REPLY_SECONDS_MAX)
-            return _expect(channel.receive(timeout_seconds + REPLY_SECONDS_MAX).message, reply_type)
+            return expect(channel.receive(timeout_seconds + REPLY_SECONDS_MAX).message, reply_type)
 
     @contextmanager
     def _channel(self, give_up_at: float) -> Iterator[Channel]:
@@ -390,7 +397,7 @@ class Client:
         try:
             attach = protocol.Attach(protocol.PROTOCOL_VERSION, self._software)
             channel.send(attach, timeout_seconds=CONNECT_SECONDS_MAX)
-            attached = _expect(channel.receive(REPLY_SECONDS_MAX).message, protocol.Attached)
+            attached = expect(channel.receive(REPLY_SECONDS_MAX).message, protocol.Attached)
         except BaseException:
             channel.close()
             raise
@@ -401,19 +408,6 @@ class Client:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
-
-
-def _expect(message: LocalMessage, message_type: type[Reply]) -> Reply:
-    """Return the message if it is of this type.
-
-    Raises:
-        RemoteProtocolError: A refusal, under its code, or another message (``message-unexpected``).
-    """
-    if isinstance(message, message_type):
-        return message
-    if isinstance(message, protocol.LocalRefusal):
-        raise RemoteProtocolError(message.code, message.detail)
-    raise RemoteProtocolError("message-unexpected", type(message).__name__)
 
 
 def _milliseconds(seconds: float) -> int:

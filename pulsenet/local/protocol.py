@@ -2,8 +2,11 @@
 
 Framing on a Unix stream socket: u32 little-endian size of the body, u8 message number, u8 count of file
 descriptors that travel with the frame's first byte (0 or 1), then the body in canonical msgpack. A
-process opens a connection, sends :class:`Attach`, then one request after another. Each request has one
-reply; :class:`OfferSnapshot` has two, :class:`SnapshotTaken` and :class:`PublishDone`.
+process opens a connection, sends :class:`Attach`, then one request after another. Each request has one reply.
+
+A publish is :class:`OfferSnapshot` and then one :class:`SnapshotPart` after another until the table is covered. Each
+is answered by :class:`PartWanted`, or by :class:`PublishDone`: after the last part, or as soon as the publish ended
+otherwise. A connection that closes before the last part gives the publish up.
 
 This is no wire format of the swarm: both ends belong to one installation on one machine.
 """
@@ -21,7 +24,7 @@ from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.wire.schema import CountMax, SizeMax, decode_value, encode_value
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 
 FRAME_SIZE_BYTES_MAX: Final = limits.TABLE_SIZE_BYTES_MAX + (1 << 20)
 """The largest body: a parameter table, or a reply full of rollout batches."""
@@ -80,26 +83,34 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class OfferSnapshot:
-    """Publish the weights in the sealed memfd that comes with this frame."""
+    """Publish weights of this table; their parts follow."""
 
     trainer_step: int
     table: Table
-    size_bytes: int
-    """Of the memfd: the table's dense layout."""
+    is_blocking: bool
+    """Ask for a part only once the one before is in work: at most two are in memory, and the sender waits."""
     wait: bool
     """Send :class:`PublishDone` only once the outcome is known."""
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotTaken:
-    """The daemon holds the snapshot; its outcome follows."""
+class PartWanted:
+    """Send the next part."""
 
     generation: int
+    """Names the publish, in logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPart:
+    """The next tensors, in the sealed memfd that comes with this frame (see :mod:`pulsenet.local.parts`)."""
+
+    tensor_count: int
 
 
 @dataclass(frozen=True, slots=True)
 class PublishDone:
-    """Outcome of an :class:`OfferSnapshot`; sizes are 0 unless committed."""
+    """Outcome of a publish; sizes are 0 unless committed."""
 
     status: PublishStatus
     version: Version | None
@@ -230,7 +241,8 @@ LocalMessage = (
     Attach
     | Attached
     | OfferSnapshot
-    | SnapshotTaken
+    | PartWanted
+    | SnapshotPart
     | PublishDone
     | RequestUpdate
     | UpdateReply
@@ -250,7 +262,7 @@ MESSAGE_TYPES: Final[dict[int, type[LocalMessage]]] = {
     1: Attach,
     2: Attached,
     3: OfferSnapshot,
-    4: SnapshotTaken,
+    4: PartWanted,
     5: PublishDone,
     6: RequestUpdate,
     7: UpdateReply,
@@ -264,6 +276,7 @@ MESSAGE_TYPES: Final[dict[int, type[LocalMessage]]] = {
     15: GetStatus,
     16: StatusReply,
     17: LocalRefusal,
+    18: SnapshotPart,
 }
 
 _NUMBERS: Final = {cls: number for number, cls in MESSAGE_TYPES.items()}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -309,12 +309,17 @@ def write_snapshot(table: ParameterTable, blocks: Iterable[tuple[int, int, Buffe
         writer.close()
 
 
-def write_parts(table: ParameterTable, blocks: Iterator[tuple[int, int, Buffer]]) -> Iterator[SealedPart]:
+def write_parts(
+    table: ParameterTable,
+    blocks: Iterator[tuple[int, int, Buffer]],
+    on_tensor: Callable[[int], None] | None = None,
+) -> Generator[SealedPart]:
     """Copy a version into sealed parts, one at a time: the next is begun, and the last let go, when it is asked for.
 
     Args:
         table: The version's tensors.
         blocks: ``(tensor_index, offset_bytes, data)``, ascending and without gaps; read no further than needed.
+        on_tensor: Told the position of each tensor once it is copied.
 
     Raises:
         LocalProtocolError: While iterating: a tensor is not whole, or its blocks are out of order.
@@ -328,6 +333,8 @@ def write_parts(table: ParameterTable, blocks: Iterator[tuple[int, int, Buffer]]
                 while missing_size_bytes > 0 and (block := next(blocks, None)) is not None:
                     writer.write_block(*block)
                     missing_size_bytes -= len(_as_view(block[2]))
+                if on_tensor is not None and missing_size_bytes == 0:
+                    on_tensor(tensor_index)
             part = SealedPart(layout, writer.seal())
         finally:
             writer.close()

@@ -10,8 +10,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -23,9 +22,11 @@ import torch
 from pulsenet.errors import LocalProtocolError
 from pulsenet.local.client import Client, PublishResult
 from pulsenet.local.directories import RUN_NAME_DEFAULT, find_data_directory
+from pulsenet.local.parts import SealedPart
 from pulsenet.local.protocol import PublishStatus
 from pulsenet.local.rollouts import ReceivedRollouts
-from pulsenet.local.shared_memory import SnapshotWriter
+from pulsenet.local.shared_memory import Bytes, write_parts
+from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.snapshot import ComputeDtype, Sharded, Snapshot, take_snapshot
 
 CONNECT_SECONDS_MAX: Final = 10.0
@@ -78,13 +79,14 @@ class Publisher:
         *,
         step: int,
         wait: bool = False,
+        blocking: bool = False,
         timeout_seconds: float | None = None,
     ) -> PublishResult:
         """Copy the model's weights out and have the daemon publish them as the next version.
 
-        Returns after the copy; comparing, encoding and storing go on in the daemon while training continues. While
-        one publish is in work there, a newer one replaces the one waiting. Nothing of the model is changed or kept.
-        Trouble with the daemon is a result, never an exception, so that training goes on.
+        Returns after the copy; the daemon compares and encodes while the copy goes on and after it, while training
+        continues. While one publish is in work there, a newer one replaces the one waiting. Nothing of the model is
+        changed or kept. Trouble with the daemon is a result, never an exception, so that training goes on.
 
         Under ``torch.distributed`` every rank calls this; rank 0 publishes, the others take part in the gathering
         of sharded tensors and get ``not_publisher``.
@@ -93,7 +95,9 @@ class Publisher:
             model: The module, wrapped or not, or a state dict.
             step: Optimiser steps so far.
             wait: Return only once the version is committed, replaced or given up.
-            timeout_seconds: With ``wait``, how long at most.
+            blocking: Where memory is short: wait, and copy no faster than the daemon encodes, so that beside its own
+                copy of the weights no more than twice the largest tensor is in memory.
+            timeout_seconds: With ``wait`` or ``blocking``, how long at most.
 
         Raises:
             ConfigError: The model cannot be published as it is; the message says what to do.
@@ -103,11 +107,25 @@ class Publisher:
         if self._client is None:
             _take_part(snapshot)
             return PublishResult(PublishStatus.NOT_PUBLISHER, reason="rank: only rank 0 publishes")
-        descriptor = self._copy_out(snapshot)
+        # Every rank takes part in a gather, so it happens once and to its end, whatever becomes of the publish.
+        gathered = snapshot.blocks() if any(isinstance(source, Sharded) for source in snapshot.sources) else None
+
+        def make_parts() -> Generator[SealedPart]:
+            return self._write_parts(snapshot.table, snapshot.blocks() if gathered is None else gathered)
+
         try:
-            return self._client.publish(snapshot.table, descriptor, step, wait, timeout_seconds=timeout_seconds)
+            return self._client.publish_parts(
+                snapshot.table,
+                make_parts,
+                step,
+                wait,
+                is_blocking=blocking,
+                is_repeatable=gathered is None,
+                timeout_seconds=timeout_seconds,
+            )
         finally:
-            os.close(descriptor)
+            for _ in gathered or ():
+                pass
 
     def rollouts(self, *, count_max: int = 64, timeout_seconds: float | None = None) -> Iterator[ReceivedRollouts]:
         """Yield verified rollout batches as they come in, each once.
@@ -160,29 +178,25 @@ class Publisher:
             raise LocalProtocolError("this rank only takes part in gathering: ask on rank 0")
         return self._client
 
-    def _copy_out(self, snapshot: Snapshot) -> int:
-        """Copy the weights into sealed shared memory and return its descriptor, which the caller closes."""
-        table = snapshot.table
-        writer = SnapshotWriter(table)
+    def _write_parts(self, table: ParameterTable, blocks: Iterator[tuple[int, int, Bytes]]) -> Generator[SealedPart]:
+        """Copy weights out part by part, and tell the user of each tensor that is through."""
         copied_size_bytes = 0
-        try:
-            for tensor_index, offset_bytes, data in snapshot.blocks():
-                writer.write_block(tensor_index, offset_bytes, data)
-                copied_size_bytes += data.size
-                spec = table.tensors[tensor_index]
-                if self._on_progress is not None and offset_bytes + data.size == spec.size_bytes:
-                    self._on_progress(
-                        CopyProgress(
-                            tensor_name=spec.name,
-                            tensor_count=tensor_index + 1,
-                            tensor_count_total=len(table.tensors),
-                            copied_size_bytes=copied_size_bytes,
-                            size_bytes=table.size_bytes,
-                        )
-                    )
-            return writer.seal()
-        finally:
-            writer.close()
+
+        def report(tensor_index: int) -> None:
+            nonlocal copied_size_bytes
+            spec = table.tensors[tensor_index]
+            copied_size_bytes += spec.size_bytes
+            if self._on_progress is not None:
+                progress = CopyProgress(
+                    tensor_name=spec.name,
+                    tensor_count=tensor_index + 1,
+                    tensor_count_total=len(table.tensors),
+                    copied_size_bytes=copied_size_bytes,
+                    size_bytes=table.size_bytes,
+                )
+                self._on_progress(progress)
+
+        return write_parts(table, blocks, report)
 
 
 def attach(

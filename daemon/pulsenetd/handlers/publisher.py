@@ -72,21 +72,22 @@ class PublisherHandlers:
         }
 
     async def offer(self, offer: SnapshotOffer) -> asyncio.Future[PublishDone]:
-        """Take a snapshot from the training process; the future resolves with its outcome."""
+        """Take a snapshot whose parts come in from now on; the future resolves with its outcome."""
         outcome: asyncio.Future[PublishDone] = asyncio.get_running_loop().create_future()
         if len(self._outcomes) >= OFFERS_MAX:
-            offer.region.close()
+            offer.parts.close()
             outcome.set_result(_done(PublishStatus.FAILED, "busy"))
             return outcome
         self._outcomes[offer.generation] = outcome
-        self._publisher.offer(offer.generation, offer.table, offer.region)
-        self._post(SnapshotOffered(offer.generation, offer.trainer_step, offer.table.digest))
+        self._publisher.offer(offer.generation, offer.parts)
+        self._post(SnapshotOffered(offer.generation, offer.trainer_step, offer.parts.table.digest))
         return outcome
 
     async def _encode_snapshot(self, effect: EncodeSnapshot, post: Post) -> None:
         started = self._monotonic()
         answer = await self._run(lambda: self._publisher.encode_snapshot(effect))
-        seconds = self._monotonic() - started
+        # A training process that is slow to hand over is no slow encoder.
+        seconds = self._monotonic() - started - self._publisher.waited_seconds
         self._metrics.observe("encode", seconds)
         if isinstance(answer, PatchEncoded):
             self._encoded[effect.generation] = (answer, seconds)

@@ -23,6 +23,7 @@ from pulsenet.tensors.digest import compute_region_root
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.snapshot import take_snapshot
 from pulsenetd.local_server import EngineConfirmation, LocalHooks, LocalServer, SnapshotOffer
+from pulsenetd.parts import PublishFailedError
 from pulsenetd.staging import StagedUpdate
 
 
@@ -31,7 +32,9 @@ class Node:
     """Answers a local server's questions from lists."""
 
     offers: list[tuple[int, ParameterTable, bytes]] = field(default_factory=list)
-    """Step, table and bytes of each snapshot."""
+    """Step, table and bytes of each snapshot that came whole."""
+    failures: list[str] = field(default_factory=list)
+    """Why the others did not."""
     outcome: PublishDone = field(
         default_factory=lambda: PublishDone(PublishStatus.COMMITTED, Version(0, 1), 10, 5, 1, 5, "")
     )
@@ -42,10 +45,26 @@ class Node:
     batches: list[protocol.SignedBatch] = field(default_factory=list)
 
     async def on_snapshot(self, offer: SnapshotOffer) -> asyncio.Future[PublishDone]:
-        self.offers.append((offer.trainer_step, offer.table, offer.region.bytes.tobytes()))
-        offer.region.close()
-        outcome: asyncio.Future[PublishDone] = asyncio.get_running_loop().create_future()
-        outcome.set_result(self.outcome)
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[PublishDone] = loop.create_future()
+        if self.outcome.status is PublishStatus.NOT_PUBLISHER:
+            outcome.set_result(self.outcome)
+            return outcome
+
+        def read() -> None:
+            table = offer.parts.table
+            weights = np.zeros(table.layout_size_bytes, np.uint8)
+            try:
+                for part in offer.parts.take():
+                    for index in part.tensor_indices:
+                        table.view(weights, index)[:] = part.view(index)
+            except PublishFailedError as error:
+                self.failures.append(error.code)
+                return
+            self.offers.append((offer.trainer_step, table, weights.tobytes()))
+            loop.call_soon_threadsafe(outcome.set_result, self.outcome)
+
+        loop.run_in_executor(None, read)
         return outcome
 
     async def on_engine_request(self, held: Version | None, timeout_seconds: float) -> StagedUpdate | None:

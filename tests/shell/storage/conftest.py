@@ -14,11 +14,12 @@ import pytest
 from pulsenet.chain.records import Kind, Manifest, SignedRecord
 from pulsenet.chain.signing import seal
 from pulsenet.ids import Digest, PeerId, RunId, Version
-from pulsenet.local.shared_memory import Bytes, Region, write_snapshot
+from pulsenet.local.shared_memory import Bytes, Region, SnapshotWriter
 from pulsenet.node.effects import Commit, EncodeSkip, EncodeSnapshot, StoreAnchor
 from pulsenet.node.events import AnchorStored, Committed, PatchEncoded, SkipEncoded
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
 from pulsenetd.disk import Data, Disk
+from pulsenetd.parts import PartQueue
 from pulsenetd.publishing import Publisher
 from pulsenetd.storage import Store
 
@@ -150,14 +151,19 @@ class Model:
             changed = self._draw.random(spec.element_count) < share
             view[changed] += 1
 
-    def snapshot(self) -> int:
-        return write_snapshot(
-            self.table,
-            ((index, 0, self.table.view(self.bytes, index).tobytes()) for index in range(len(self.table.tensors))),
-        )
+    def parts(self) -> PartQueue:
+        """The whole model, in one part for each tensor."""
+        queue = PartQueue(self.table)
+        for index in range(len(self.table.tensors)):
+            self.put_part(queue, index)
+        return queue
 
-    def region(self) -> Region:
-        return Region.open_snapshot(self.snapshot(), self.table.layout_size_bytes)
+    def put_part(self, queue: PartQueue, index: int) -> None:
+        layout = queue.next_layout(1)
+        assert layout.first == index
+        writer = SnapshotWriter(self.table, layout)
+        writer.write_block(index, 0, self.table.view(self.bytes, index).tobytes())
+        queue.put(layout, Region.open_snapshot(writer.seal(), layout.size_bytes))
 
 
 class Node:
@@ -177,7 +183,7 @@ class Node:
 
     def encode(self, model: Model, kind: Kind | None = None) -> PatchEncoded:
         self.generation += 1
-        self.publisher.offer(self.generation, model.table, model.region())
+        self.publisher.offer(self.generation, model.parts())
         chosen = kind or (Kind.ANCHOR if self.version is None else Kind.PATCH)
         event = self.publisher.encode_snapshot(EncodeSnapshot(self.generation, chosen))
         assert isinstance(event, PatchEncoded), event

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pulsenet.chain.records import Kind
-from pulsenet.codec.patch import decode_patch, encode_patch
+from pulsenet.codec.patch import decode_patch, encode_parts
 from pulsenet.ids import Version
 from pulsenet.node.effects import Commit, EncodeSkip, EncodeSnapshot, StoreAnchor
 from pulsenet.node.events import EncodeFailed, ExtraFailed
@@ -110,7 +110,7 @@ def test_nothing_is_restored_from_an_empty_store_or_a_broken_chain(tmp_path: Pat
     node = kit.Node(tmp_path)
     assert node.publisher.restore() is None
     node.generation = 10
-    node.publisher.offer(10, model.table, model.region())
+    node.publisher.offer(10, model.parts())
     assert node.publisher.encode_snapshot(EncodeSnapshot(10, Kind.PATCH)) == EncodeFailed(10, "no_baseline")
     node.close()
 
@@ -168,7 +168,7 @@ def test_another_table_needs_an_anchor(node: Any, kit: Any) -> None:
     node.publish(kit.Model())
     other = kit.Model(table=make_table([TensorSpec("w", "BF16", (10,))]))
     node.generation = 50
-    node.publisher.offer(50, other.table, other.region())
+    node.publisher.offer(50, other.parts())
     assert node.publisher.encode_snapshot(EncodeSnapshot(50, Kind.PATCH)) == EncodeFailed(50, "structure")
     manifest = node.publish(other, Kind.ANCHOR)
     assert manifest.root == compute_region_root(other.table, other.bytes)
@@ -227,14 +227,16 @@ def test_a_patch_that_does_not_give_the_snapshot_is_never_signed(node: Any, kit:
     first = node.publish(model)
     before = node.store.usage().chunk_count
 
-    def encode_other_weights(table: Any, old: Any, new: Any, **options: Any) -> Iterator[bytes]:
-        other = np.array(new)
-        table.view(other, 0)[3] ^= 1
-        return encode_patch(table, old, other, **options)
+    def encode_other_weights(table: Any, parts: Any, **options: Any) -> Iterator[bytes]:
+        def spoil() -> Iterator[Any]:
+            for pairs in parts:
+                yield [(index, old, new ^ new.dtype.type(index == 0)) for index, old, new in pairs]
 
-    monkeypatch.setattr(publishing, "encode_patch", encode_other_weights)
+        return encode_parts(table, spoil(), **options)
+
+    monkeypatch.setattr(publishing, "encode_parts", encode_other_weights)
     model.step()
-    node.publisher.offer(70, model.table, model.region())
+    node.publisher.offer(70, model.parts())
     assert node.publisher.encode_snapshot(EncodeSnapshot(70, Kind.PATCH)) == EncodeFailed(70, "encode")
     monkeypatch.undo()
     assert node.store.usage().chunk_count == before
@@ -258,7 +260,7 @@ def test_a_full_disk_fails_the_publish_and_leaves_no_chunk(node: Any, kit: Any, 
     first = node.publish(model)
     before = node.store.usage().chunk_count
     monkeypatch.setattr("pulsenetd.disk.free_size_bytes", lambda _: 0)
-    node.publisher.offer(90, model.table, model.region())
+    node.publisher.offer(90, model.parts())
     assert node.publisher.encode_snapshot(EncodeSnapshot(90, Kind.ANCHOR)) == EncodeFailed(90, "enospc")
     assert node.store.usage().chunk_count == before
     assert node.version == first.version

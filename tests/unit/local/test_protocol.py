@@ -17,8 +17,8 @@ ONE, TWO = Version(0, 1), Version(3, 2)
 EXAMPLES: list[LocalMessage] = [
     protocol.Attach(1, "test"),
     protocol.Attached(1, "trainer"),
-    protocol.OfferSnapshot(7, b"table", 64, True),
-    protocol.SnapshotTaken(3),
+    protocol.OfferSnapshot(7, b"table", False, True),
+    protocol.PartWanted(3),
     protocol.PublishDone(protocol.PublishStatus.COMMITTED, ONE, 10, 2, 1, 5, ""),
     protocol.RequestUpdate(None, 100),
     protocol.RequestUpdate(TWO, 100),
@@ -33,6 +33,7 @@ EXAMPLES: list[LocalMessage] = [
     protocol.GetStatus(),
     protocol.StatusReply('{"a": 1}'),
     protocol.LocalRefusal("version", "why"),
+    protocol.SnapshotPart(5),
 ]
 
 
