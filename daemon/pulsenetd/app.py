@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from typing import Any, Final
 from pulsenet.chain.records import Descriptor, JoinToken
 from pulsenet.chain.token import encode_token
 from pulsenet.ids import PeerId
+from pulsenet.local.sockets import socket_path
 from pulsenet.wire.messages import GetDescriptors, PushReply, PushRollouts, RecordsReply
 from pulsenetd import addresses, chores, logs
 from pulsenetd.admin import AdminServer
@@ -56,13 +58,14 @@ HEARTBEAT_MISSED_SECONDS: Final = 15.0
 """An event loop that did not turn for so long is stuck, and ``/livez`` says so."""
 
 STOP_SECONDS_MAX: Final = 8.0
+"""A node leaves within 10 s of SIGTERM; what is not done by then is redone at the next start."""
+
 REQUEST_SECONDS: Final = 10.0
 """For one question of the shell's own to a peer."""
-"""A node leaves within 10 s of SIGTERM; what is not done by then is redone at the next start."""
 
 
 def run_node(config: Config) -> int:
-    """Run a node until SIGINT or SIGTERM; return its exit code."""
+    """Run a node until SIGINT, SIGTERM or SIGHUP (its terminal closed); return its exit code."""
     import uvloop
 
     logs.set_up(config.log_level, as_json=config.log_json)
@@ -80,15 +83,25 @@ async def _run_until_signal(config: Config, settled: Settled) -> int:
     loop = asyncio.get_running_loop()
     received: list[int] = []
 
+    def leave_now(code: int) -> None:
+        node.abandon()
+        os._exit(code)
+
     def stop(number: int) -> None:
         if received:
-            os._exit(128 + number)  # the second signal means: at once
+            leave_now(128 + number)  # the second signal means: at once
         received.append(number)
+        logger.info("stopping; a second signal ends the node at once")
         work.cancel()
-        loop.call_later(STOP_SECONDS_MAX, os._exit, 128 + number)
+        # Not a timer of the loop: it has to fire even where the loop stands still or is gone.
+        limit = threading.Timer(STOP_SECONDS_MAX, leave_now, (128 + number,))
+        limit.daemon = True
+        limit.start()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Under nohup or in the background of a script, the shell has decided that a signal does not count.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, stop, number)
     try:
         await work
     except asyncio.CancelledError:
@@ -133,6 +146,7 @@ class Node:
         self._read_threads = ThreadPoolExecutor(4, "serve")
         self._addresses: tuple[str, ...] = ()
         self._local_addresses: tuple[str, ...] = ()
+        self._transport: Transport | None = None
 
     async def run(self) -> None:
         """Start, work until cancelled, stop."""
@@ -143,10 +157,21 @@ class Node:
         try:
             await self._run_with_store(store)
         finally:
-            for pool in (self._work_threads, self._block_threads, self._read_threads, self._disk_thread):
-                pool.shutdown(wait=True, cancel_futures=True)
+            # Off the loop: while it turns, a second signal is heard.
+            await asyncio.to_thread(self._end_threads)
             store.close()
             (self._settled.data_directory / NODE_FILE).unlink(missing_ok=True)
+
+    def _end_threads(self) -> None:
+        for pool in (self._work_threads, self._block_threads, self._read_threads, self._disk_thread):
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def abandon(self) -> None:
+        """Leave no process and no socket behind, without waiting; what is committed is durable already."""
+        if self._transport is not None:
+            self._transport.abandon()
+        for path in (socket_path(self._settled.data_directory), self._settled.data_directory / NODE_FILE):
+            path.unlink(missing_ok=True)
 
     def _open_store(self) -> Store:
         return Store.open(self._settled.data_directory, lock=self._settled.lock)
@@ -183,7 +208,7 @@ class Node:
 
     def _build_network(self) -> Network:
         config, settled = self._config, self._settled
-        transport = Transport(
+        self._transport = transport = Transport(
             P2pdSettings(
                 identity_path=settled.identity.path,
                 socket_directory=settled.data_directory / "p2pd",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
 from pulsenet import limits
-from pulsenet.errors import ConfigError, RemoteProtocolError, UnavailableError
+from pulsenet.errors import ConfigError, RemoteProtocolError, StorageError, UnavailableError
 from pulsenet.ids import PeerId
 from pulsenet.node.events import Event, HaveSeen, HeadSeen, PeerConnected, PeerLost
 from pulsenetd import addresses, runs
@@ -27,12 +28,23 @@ DESCRIPTORS_SECONDS: Final = 15.0
 
 
 async def repeat(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-    """Do ``work`` again and again, waiting so many seconds in between; the network may be away for a while."""
+    """Do ``work`` again and again, waiting so many seconds in between.
+
+    The network may be away for a while, the disk may refuse, and a file of the run may be damaged: none of it ends
+    a node that works, and the operator is told once.
+    """
+    last_text = ""
     while True:
         try:
             await work()
         except UnavailableError as error:
             logger.debug("a chore waits: %s", error)
+        except (StorageError, ConfigError, RemoteProtocolError) as error:
+            text = str(error)
+            logger.log(logging.DEBUG if text == last_text else logging.WARNING, "%s", text)
+            last_text = text
+        else:
+            last_text = ""
         await asyncio.sleep(seconds)
 
 

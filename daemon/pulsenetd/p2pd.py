@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import logging
 import os
+import signal
 import socket
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -207,12 +208,22 @@ class P2pd:
             protocol.Request(type=protocol.Request.STREAM_HANDLER, streamHandler=registration), _REGISTER_SECONDS
         )
 
+    def abandon(self) -> None:
+        """Kill the process and remove its sockets, without waiting: this process is about to end."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process_id, signal.SIGKILL)
+        remove_sockets(self._socket_directory)
+
     async def close(self) -> None:
         """End the process and remove its sockets; a process that does not react is killed."""
         child = self._p2p._child
         if self._server is not None:
             self._server.close()
+        control = self._p2p._client.control
+        loose = [task for task in (control._read_task, control._write_task) if task is not None]
         self._p2p._terminate()
+        # hivemind never looks at these: one that failed with its p2pd would be printed when it is forgotten
+        await asyncio.gather(*loose, return_exceptions=True)
         try:
             async with asyncio.timeout(_EXIT_WAIT_SECONDS):
                 await child.wait()

@@ -120,6 +120,11 @@ class Transport:
         if running is not None:
             await running.close()
 
+    def abandon(self) -> None:
+        """Leave no p2pd and no socket of it behind, without waiting: this process is about to end."""
+        if self._p2pd is not None:
+            self._p2pd.abandon()
+
     async def reopen(self, on_progress: Callable[[str], None] = lambda _: None) -> None:
         """Replace a p2pd that died or hangs by a new one with the same key, ports and handlers.
 

@@ -27,6 +27,5 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
     if report.failed and "e2e" in item.keywords:
         for opened in open_swarms:
-            for name, tail in opened.describe():
-                report.sections.append((f"log of {name}", tail))
+            report.sections.extend(opened.describe())
     return report

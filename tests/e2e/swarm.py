@@ -273,9 +273,13 @@ class Swarm:
             node.clean_up()
 
     def describe(self) -> Iterator[tuple[str, str]]:
-        """Return the end of every log, for a failed test."""
+        """Return the end of every log and the status of what runs, for a failed test."""
         for name, node in self.nodes.items():
-            yield name, "\n".join(node.log.splitlines()[-LOG_TAIL_LINES:])
+            yield f"log of {name}", "\n".join(node.log.splitlines()[-LOG_TAIL_LINES:])
+            status = node.read_status() if node.is_running else None
+            if status is not None:
+                shown = {key: value for key, value in status.items() if key != "versions"}
+                yield f"status of {name}", json.dumps(shown, indent=1)
 
 
 @contextmanager

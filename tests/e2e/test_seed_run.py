@@ -45,6 +45,14 @@ def read_address(node: Node) -> str:
     return lines[0]
 
 
+def wait_stored(seed: Node, number: int) -> None:
+    """Wait until the seed holds everything that leads to a version; patches come before their anchor."""
+    seed.wait_status(
+        f"all of version {number} is stored",
+        lambda status: status["phase"] == "current" and status["latest_seen_version"] == number,
+    )
+
+
 def make_batch(number: int) -> Any:
     version = Version(0, number)
     return pack_rollouts(version, version, [Sample([1, 2], [3, 4, 5], [-0.1, -0.2, -0.3], 1.0)], {"origin": "test"})
@@ -84,8 +92,8 @@ def test_a_seed_keeps_a_public_run_alive_and_only_listed_inferencers_rollouts_co
         for node in (worker, seed):
             node.wait_status("the revision arrived", lambda status: status["revision"] == 1)
         _check_counted_rollouts(client, worker)
-    for node in (worker, seed):
-        node.wait_applied(6)
+    worker.wait_applied(6)
+    wait_stored(seed, 6)
     assert trainer.stop()[0] == 143
     assert worker.stop()[0] == 143
     follow_from_seed_alone(swarm, "open", token, seed, model, 6)
@@ -124,7 +132,7 @@ def test_a_seed_keeps_a_private_run_alive(swarm: Swarm) -> None:
     with connect(trainer.data_dir) as client:
         assert model.publish_step(client) == 1
         assert model.publish_step(client) == 2
-    seed.wait_applied(2)
+    wait_stored(seed, 2)
     trainer.kill()
     follow_from_seed_alone(swarm, "closed", token, seed, model, 2)
     run_file = json.loads(Path(seed.data_dir.parent / "run.json").read_text())

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pulsenet import limits
-from pulsenet.errors import RemoteProtocolError, UnavailableError
+from pulsenet.errors import ConfigError, RemoteProtocolError, StorageError, UnavailableError
 from pulsenet.ids import PeerId
 from pulsenet.node.events import Event, HaveSeen, HeadSeen, PeerConnected, PeerLost
-from pulsenetd import runs
+from pulsenetd import logs, runs
 from pulsenetd.addresses import join_address
 from pulsenetd.chores import DirectoryReader, LinkWatch, RunFileKeeper, repeat
 from pulsenetd.transport import PeerLink
@@ -75,6 +75,27 @@ def test_work_is_repeated_through_outages_and_its_own_errors_end_it(hands: Any) 
     with pytest.raises(ValueError, match="a bug"):
         hands.run_quickly(lambda: repeat(20.0, work))
     assert [round(later - at[0]) for later in at] == [0, 20, 40, 60]
+
+
+def test_a_disk_that_refuses_and_a_damaged_file_end_no_node_and_are_told_once(
+    hands: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs.logger, "propagate", True)
+    damaged = StorageError("000001.record is damaged; delete it", "damaged")
+    faults: list[Exception | None] = [damaged, damaged, None, damaged, ConfigError("no run file"), ValueError("a bug")]
+
+    async def work() -> None:
+        fault = faults.pop(0)
+        if fault is not None:
+            raise fault
+
+    with pytest.raises(ValueError, match="a bug"):
+        hands.run_quickly(lambda: repeat(20.0, work))
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "000001.record is damaged; delete it",
+        "000001.record is damaged; delete it",
+        "no run file",
+    ]
 
 
 # Links
