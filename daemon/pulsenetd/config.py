@@ -21,7 +21,7 @@ ENVIRONMENT_PREFIX: Final = "PULSENET_"
 ROLES: Final = ("trainer", "inferencer", "seed")
 ENGINES: Final = ("files", "none")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
-CODECS: Final = ("auto", "plain", "absolute", "dense")
+CODECS: Final = ("auto", "tight", "plain", "absolute", "dense")
 
 _SIZE_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 

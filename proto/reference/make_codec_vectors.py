@@ -13,8 +13,10 @@ import zstandard
 sys.path.insert(0, str(Path(__file__).parent))
 import pulse_reference_codec as reference
 
-AUTO = {reference.ABSOLUTE, reference.PLAIN, reference.DENSE}
-ALLOWED = {"auto": AUTO, "plain": AUTO, "absolute": {reference.ABSOLUTE, reference.DENSE}, "dense": {reference.DENSE}}
+PLAIN = {reference.ABSOLUTE, reference.PLAIN, reference.DENSE}
+TIGHT = PLAIN | {reference.TIGHT}
+ALLOWED = {"auto": TIGHT, "tight": TIGHT, "plain": PLAIN, "absolute": {reference.ABSOLUTE, reference.DENSE}}
+ALLOWED["dense"] = {reference.DENSE}
 
 
 def expand(segments):
@@ -159,7 +161,9 @@ def patch_vectors():
         base,
         [steps.get(index, value) if index != 300 else 0xC000 for index, value in enumerate(base)],
         "Steps of one, and one exception at rank 8 of the changes.",
+        "plain",
     )
+    yield from tight_vectors()
     dense = [(value * 40503 + index) & 0xFFFF for index, value in enumerate(base)]
     yield pair("dense-block", base, dense, "Every element changes at random: dense is the shortest.")
     yield pair("absolute-form", base, [steps.get(i, v) for i, v in enumerate(base)], "No plain allowed.", "absolute")
@@ -173,7 +177,7 @@ def patch_vectors():
         [["00" * 8, 1], ["ff" * 8, 1]],
         [["013c", 1], ["003c", 4], ["003d", 1]],
     ]
-    fields = {"tensors": MIXED, "codec": "auto", "old": old, "new": new}
+    fields = {"tensors": MIXED, "codec": "plain", "old": old, "new": new}
     yield vector(
         "mixed-dtypes", "patch", fields, "A-DT-1, A-DT-2: each dtype keeps its bits; scalar and empty tensors."
     )
@@ -185,6 +189,92 @@ def patch_vectors():
         "new": [[["00", 70_000], ["01", 1], ["00", (1 << 20) - 70_001], ["02", 1], ["00", 8]]],
     }
     yield vector("two-blocks", "patch", fields, "A wide gap in the first block, position 0 in the second.")
+
+
+def tight_vectors():
+    def pair(name, dtype, old, edits, comment):
+        size = reference.ELEMENT_SIZES[dtype]
+        new = [edits.get(index, value) for index, value in enumerate(old)]
+        packed = [[b"".join(value.to_bytes(size, "little") for value in part).hex(), 1] for part in (old, new)]
+        fields = {"tensors": [["w", dtype, [len(old)]]], "codec": "tight", "old": [packed[:1]], "new": [packed[1:]]}
+        made = vector(name, "patch", fields, comment)
+        assert made["output"]["blob"][80:82] == "04", f"{name}: another codec is shorter"
+        return made
+
+    def scatter(index, end):
+        return (index * index * 2654435761 + 12345 * index >> 7) % end
+
+    # Three exponents, mixed; steps of one at irregular places.
+    mixed = [0x3F00 - 0x80 * scatter(index, 3) + index % 5 for index in range(900)]
+    chosen = [index for index in range(900) if scatter(index, 19) == 4]
+    ones = {index: mixed[index] + (1 if scatter(index, 2) else -1) for index in chosen}
+    yield pair("tight-classes", "BF16", mixed, ones, "Three classes, gaps counted in each, steps of one.")
+    sparse = {**ones, chosen[5]: mixed[chosen[5]] + 2, chosen[9]: mixed[chosen[9]] - 40}
+    yield pair("tight-sparse", "BF16", mixed, sparse, "Two larger steps are listed as exceptions.")
+    small = [0x3000 + index % 50 for index in range(400)]
+    many = {index: small[index] + (scatter(index, 23) - 11 or 3) for index in range(400) if scatter(index, 3) == 1}
+    yield pair("tight-sizes", "BF16", small, many, "Most steps are larger than one: sizes are Rice codes.")
+    ends = [0x7FFF, 0xFFFF, 0x8000, 0x0000, 0x7F80, 0xFF80, 0x0001, 0x7FC0] * 50
+    step = {i: 1 if scatter(i, 2) else -1 for i in range(400) if scatter(i, 9) == 3}
+    wraps = {i: reference.step_from(ends[i], step[i], 16) for i in step}
+    yield pair("tight-ends", "BF16", ends, wraps, "Wrapping steps, signed zeros, infinities, NaN payloads.")
+    bits8 = [0x30 + scatter(index, 16) + 0x80 * scatter(index, 2) for index in range(600)]
+    for dtype in ("F8_E4M3", "F8_E5M2"):
+        edits = {
+            i: reference.step_from(bits8[i], 1 if scatter(i, 2) else -1, 8) for i in range(600) if scatter(i, 17) == 5
+        }
+        yield pair(f"tight-{dtype[3:].lower()}", dtype, bits8, edits, "Eight bits, both signs.")
+    halves = [0x3000 + index * 11 % 0x900 for index in range(500)]
+    edits = {i: halves[i] - 1 + 2 * scatter(i, 2) for i in range(500) if scatter(i, 17) == 8}
+    yield pair("tight-f16", "F16", halves, edits, "F16 has sixteen classes.")
+    singles = [0x3D000000 + index * 0x9E3779 % 0x2000000 for index in range(200)]
+    edits = {i: singles[i] + (scatter(i, 9000) - 4500 or 1) for i in range(1, 200)}
+    yield pair(
+        "tight-f32", "F32", singles, edits, "FP32 after an optimiser step: nearly all change, by thousands of steps."
+    )
+    far = {7: singles[7] ^ 0x80000000, **{i: singles[i] + 1 for i in range(9, 200) if scatter(i, 7) == 3}}
+    yield pair("tight-f32-far", "F32", singles, far, "A changed sign among steps of one.")
+
+
+def tight_faults(refused, one):
+    varint = reference.varint
+    # Elements are 64 ones of class 0. Gap 5, up: zeros, one, one.
+    sound = varint(1) + b"\1" + varint(1) + b"\0" + bytes([0b1100000])
+    fields = {"tensors": WEIGHT, "old": [u16(*ONES)], "blob": one(4, sound).hex()}
+    yield vector("decode-tight", "decode", fields, "The body that the refused ones below differ from in one point.")
+    for name, expect, body, comment in (
+        ("tight-no-changes", "patch-count", b"\0\0", "No change at all."),
+        ("tight-classes-beyond", "patch-values", varint(1) + varint(1 << 20) + sound[2:], "Class 20."),
+        (
+            "tight-class-empty",
+            "patch-count",
+            varint(1) + b"\1" + varint(0) + sound[3:],
+            "A listed class without changes.",
+        ),
+        ("tight-class-count", "patch-count", varint(2) + sound[1:], "Two changes stated, one in the classes."),
+        ("tight-mode", "patch-values", sound[:3] + b"\x60" + sound[4:], "Step mode 3."),
+        ("tight-parameter", "patch-values", sound[:3] + b"\x40\x20" + sound[4:], "Parameter 32."),
+        (
+            "tight-no-exceptions",
+            "patch-count",
+            sound[:3] + b"\x20\0\0\0" + sound[4:],
+            "Mode sparse without exceptions.",
+        ),
+        ("tight-exceptions", "patch-count", sound[:3] + b"\x20\2\0\0" + sound[4:], "Two exceptions among one change."),
+        ("tight-head-cut", "patch-truncated", sound[:3], "The head is cut."),
+        ("tight-stream-cut", "patch-truncated", sound[:4], "The stream is missing."),
+        ("tight-code-open", "patch-truncated", sound[:4] + bytes(3), "Zeros without a one."),
+        ("tight-padding", "patch-trailing", sound[:4] + bytes([0b11100000]), "A bit after the last code."),
+        ("tight-byte-more", "patch-trailing", sound + b"\0", "A byte after the last code."),
+        ("tight-gap-beyond", "patch-gaps", sound[:4] + bytes(8) + b"\3", "A-APP-5: gap 64 of 64 elements."),
+        ("tight-gap-huge", "patch-gaps", sound[:3] + b"\x1f" + bytes([2, 0, 0, 0, 1]), "A gap of 2^31."),
+        ("tight-rank-beyond", "patch-values", sound[:3] + b"\x20\1\0\0" + bytes([0b10100011, 1]), "Rank 2 of 1."),
+        ("tight-size-beyond", "patch-values", sound[:3] + b"\x40\x0f" + bytes([0b1011, 0, 8]), "A step of 2^15 + 1."),
+    ):
+        yield refused(name, expect, one(4, body), comment)
+    # Class 1 has no element in this base.
+    other = varint(1) + b"\2" + varint(1) + b"\0" + bytes([0b11])
+    yield refused("tight-class-missing", "patch-mismatch", one(4, other), "The base has no element of class 1.")
 
 
 def decode_vectors():
@@ -200,7 +290,7 @@ def decode_vectors():
     def one(codec, body):
         # The end record agrees with the body, so that the body's fault stays the only one.
         try:
-            count = reference.Reader(body).varint() >> (codec != reference.DENSE)
+            count = reference.Reader(body).varint() >> (codec in (reference.ABSOLUTE, reference.PLAIN))
         except reference.Refused:
             count = 1
         return blob(reference.record(codec, 0, body), count=count)
@@ -219,8 +309,9 @@ def decode_vectors():
     yield refused("body-cut", "patch-truncated", good[:44], "The blob ends inside a body.")
     yield refused("end-missing", "patch-truncated", good[:-3], "The end record is missing.")
     yield refused("trailing-byte", "patch-trailing", good + b"\0", "A-MSG-5: a byte after the end record.")
-    yield refused("tight", "codec-unknown", one(4, sound), "Codec 4 is kept for later.")
+    yield refused("codec-unknown", "codec-unknown", one(5, sound), "Codec 5 is kept for later.")
     yield refused("plain-in-absolute", "codec-unsuitable", blob(reference.record(2, 0, sound), form=1), "Form 1.")
+    yield refused("tight-in-absolute", "codec-unsuitable", blob(reference.record(4, 0, sound), form=1), "Form 1.")
     yield refused("block-outside", "patch-block", blob(reference.record(1, 1, sound)), "Block 1 of 1.")
     twice = blob(reference.record(1, 0, sound), reference.record(1, 0, sound), count=2)
     yield refused("block-twice", "patch-block", twice, "A second record can only name a later block.")
@@ -243,6 +334,7 @@ def decode_vectors():
     yield refused("same-bits", "patch-mismatch", good, "The base already holds the new bits.", old=[0x3F81] * 64)
     yield from dense_and_plain_faults(refused, one)
     yield from frame_faults(refused, one)
+    yield from tight_faults(refused, one)
 
 
 def dense_and_plain_faults(refused, one):

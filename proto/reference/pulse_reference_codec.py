@@ -15,8 +15,11 @@ from blake3 import blake3
 BLOCK_ELEMENTS = 1 << 20
 ELEMENT_SIZES = {"BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BF16": 2, "F16": 2, "I16": 2, "U16": 2}
 ELEMENT_SIZES |= {"F32": 4, "I32": 4, "U32": 4, "F64": 8, "I64": 8, "U64": 8}
-TWO_BYTE_FLOATS = ("BF16", "F16")
-END, ABSOLUTE, PLAIN, DENSE = 0, 1, 2, 3
+FLOAT_FIELDS = {"BF16": (8, 7), "F16": (5, 10), "F32": (8, 23), "F8_E4M3": (4, 3), "F8_E5M2": (5, 2)}
+"""Bits of exponent and mantissa."""
+END, ABSOLUTE, PLAIN, DENSE, TIGHT = 0, 1, 2, 3, 4
+CLASSES = 20
+ONES, SPARSE, RICE = 0, 1, 2
 NARROW, WIDE = 0xFF, 0xFFFF
 ENTRIES_MAX, NAME_SIZE_MAX, DIMENSIONS_MAX, ELEMENTS_MAX, TABLE_SIZE_MAX = 65_536, 512, 8, 1 << 48, 16 << 20
 
@@ -162,7 +165,7 @@ def decode_anchor(blob):
     return tensors, aliases, excluded, contents
 
 
-# BF16 and the ordered integer.
+# BF16, floats and the ordered integer.
 
 
 def cast_to_bf16(bits):
@@ -172,12 +175,18 @@ def cast_to_bf16(bits):
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
 
 
-def to_ordered(bits):
-    return 0xFFFF - bits if bits >= 0x8000 else bits + 0x8000
+def to_ordered(bits, width=16):
+    half = 1 << width - 1
+    return 2 * half - 1 - bits if bits >= half else bits + half
 
 
-def from_ordered(ordered):
-    return ordered - 0x8000 if ordered >= 0x8000 else 0xFFFF - ordered
+def from_ordered(ordered, width=16):
+    half = 1 << width - 1
+    return ordered - half if ordered >= half else 2 * half - 1 - ordered
+
+
+def float_width(dtype):
+    return 1 + sum(FLOAT_FIELDS[dtype])
 
 
 # Numbers.
@@ -316,17 +325,180 @@ def absolute_body(positions, values, size):
     return positions_body(positions) + integer_planes(values, size)
 
 
-def plain_body(positions, old_values, new_values):
-    steps = [(to_ordered(new) - to_ordered(old)) % 0x10000 for old, new in zip(old_values, new_values, strict=True)]
+def steps_between(old_values, new_values, width):
+    """Return the steps, each above -2^(width - 1) and at most that high."""
+    steps = []
+    for old, new in zip(old_values, new_values, strict=True):
+        step = (to_ordered(new, width) - to_ordered(old, width)) % (1 << width)
+        steps.append(step if step <= 1 << width - 1 else step - (1 << width))
+    return steps
+
+
+def step_from(old, step, width):
+    return from_ordered((to_ordered(old, width) + step) % (1 << width), width)
+
+
+def plain_body(dtype, positions, old_values, new_values):
+    steps = steps_between(old_values, new_values, float_width(dtype))
     ups = bytearray((len(steps) + 7) // 8)
     for i, step in enumerate(steps):
         ups[i // 8] |= (step == 1) << i % 8
-    exceptions = [i for i, step in enumerate(steps) if step not in (1, 0xFFFF)]
+    exceptions = [i for i, step in enumerate(steps) if step not in (1, -1)]
     body = positions_body(positions) + plane(ups) + varint(len(exceptions))
     if exceptions:
         body += plane(b"".join(varint(gap) for gap in gaps(exceptions)))
-        body += integer_planes([new_values[i] for i in exceptions], 2)
+        body += integer_planes([new_values[i] for i in exceptions], ELEMENT_SIZES[dtype])
     return body
+
+
+# Tight.
+
+
+def rice(value, parameter):
+    return [0] * (value >> parameter) + [1] + [value >> bit & 1 for bit in range(parameter)]
+
+
+def best_parameter(values):
+    return min(range(32), key=lambda parameter: (rice_size(values, parameter), parameter))
+
+
+def rice_size(values, parameter):
+    return sum((value >> parameter) + 1 + parameter for value in values)
+
+
+def class_of(dtype, bits):
+    exponent_bits, mantissa_bits = FLOAT_FIELDS[dtype]
+    exponent = bits >> mantissa_bits & (1 << exponent_bits) - 1
+    return min(max((1 << exponent_bits - 1) - 1 - exponent, 0), CLASSES - 1)
+
+
+def tight_body(dtype, old, new):
+    gaps_by_class, steps_by_class, unchanged = {}, {}, [0] * CLASSES
+    for before, after in zip(old, new, strict=True):
+        index = class_of(dtype, before)
+        if before == after:
+            unchanged[index] += 1
+        else:
+            gaps_by_class.setdefault(index, []).append(unchanged[index])
+            steps_by_class.setdefault(index, []).extend(steps_between([before], [after], float_width(dtype)))
+            unchanged[index] = 0
+    head = varint(sum(len(listed) for listed in gaps_by_class.values()))
+    head += varint(sum(1 << index for index in gaps_by_class))
+    stream = []
+    for index in sorted(gaps_by_class):
+        gap_list, steps = gaps_by_class[index], steps_by_class[index]
+        parameter = best_parameter(gap_list)
+        mode, mode_head, mode_bits = tight_sizes([abs(step) - 1 for step in steps])
+        head += varint(len(gap_list)) + bytes([mode * 32 + parameter]) + mode_head
+        for gap in gap_list:
+            stream += rice(gap, parameter)
+        stream += [int(step > 0) for step in steps] + mode_bits
+    return head + pack_bits(stream)
+
+
+def tight_sizes(extras):
+    """Return (mode, its part of the head, its bits) for step sizes less 1."""
+    exceptions = [i for i, extra in enumerate(extras) if extra > 0]
+    if not exceptions:
+        return ONES, b"", []
+    rank_gaps, rests = gaps(exceptions), [extras[i] - 1 for i in exceptions]
+    ranks_with, rests_with, all_with = best_parameter(rank_gaps), best_parameter(rests), best_parameter(extras)
+    sparse_head = varint(len(exceptions)) + bytes([ranks_with, rests_with])
+    sparse_size = len(sparse_head) * 8 + rice_size(rank_gaps, ranks_with) + rice_size(rests, rests_with)
+    if sparse_size <= 8 + rice_size(extras, all_with):
+        bits = [bit for gap in rank_gaps for bit in rice(gap, ranks_with)]
+        return SPARSE, sparse_head, bits + [bit for rest in rests for bit in rice(rest, rests_with)]
+    return RICE, bytes([all_with]), [bit for extra in extras for bit in rice(extra, all_with)]
+
+
+def pack_bits(bits):
+    packed = bytearray((len(bits) + 7) // 8)
+    for i, bit in enumerate(bits):
+        packed[i // 8] |= bit << i % 8
+    return bytes(packed)
+
+
+class BitReader:
+    def __init__(self, data):
+        self.bits = [byte >> bit & 1 for byte in data for bit in range(8)]
+        self.offset = 0
+
+    def bit(self):
+        refuse_unless(self.offset < len(self.bits), "patch-truncated")
+        self.offset += 1
+        return self.bits[self.offset - 1]
+
+    def rice(self, parameter, largest, code):
+        zeros = 0
+        while not self.bit():
+            zeros += 1
+        value = zeros << parameter
+        for low in range(parameter):
+            value += self.bit() << low
+        refuse_unless(value <= largest, code)
+        return value
+
+
+def read_tight(dtype, reader, old):
+    """Return (positions, new values, count)."""
+    plans, count = read_tight_head(reader, len(old))
+    bits, width = BitReader(reader.take(len(reader.data) - reader.offset)), float_width(dtype)
+    queues, passed = {}, 0
+    for index, changed, parameter, mode, exception_count, ranks_with, sizes_with in plans:
+        gap_list = [bits.rice(parameter, BLOCK_ELEMENTS - 1, "patch-gaps") for _ in range(changed)]
+        passed += sum(gap_list) + changed
+        ups = [bits.bit() for _ in range(changed)]
+        extras = [0] * changed
+        if mode == RICE:
+            extras = [bits.rice(sizes_with, (1 << width - 1) - 1, "patch-values") for _ in range(changed)]
+        if mode == SPARSE:
+            rank_gaps = [bits.rice(ranks_with, changed - 1, "patch-values") for _ in range(exception_count)]
+            rests = [bits.rice(sizes_with, (1 << width - 1) - 2, "patch-values") for _ in range(exception_count)]
+            rank = 0
+            for gap, rest in zip(rank_gaps, rests, strict=True):
+                refuse_unless(rank + gap < changed, "patch-values")
+                extras[rank + gap] = rest + 1
+                rank += gap + 1
+        steps = [extra + 1 if up else -extra - 1 for up, extra in zip(ups, extras, strict=True)]
+        queues[index] = list(zip(gap_list, steps, strict=True))
+    refuse_unless(passed <= len(old), "patch-gaps")
+    refuse_unless(len(bits.bits) - bits.offset < 8 and not any(bits.bits[bits.offset :]), "patch-trailing")
+    positions, values = [], []
+    for position, before in enumerate(old):
+        queue = queues.get(class_of(dtype, before))
+        if queue and queue[0][0] == 0:
+            positions.append(position)
+            values.append(step_from(before, queue.pop(0)[1], width))
+        elif queue:
+            queue[0] = (queue[0][0] - 1, queue[0][1])
+    return positions, values, count
+
+
+def read_tight_head(reader, block_elements):
+    count = reader.varint()
+    refuse_unless(0 < count <= block_elements, "patch-count")
+    present, plans = reader.varint(), []
+    refuse_unless(present < 1 << CLASSES, "patch-values")
+    for index in range(CLASSES):
+        if present >> index & 1:
+            changed = reader.varint()
+            refuse_unless(0 < changed <= count, "patch-count")
+            packed = reader.take(1)[0]
+            mode, exception_count, ranks_with, sizes_with = packed >> 5, 0, 0, 0
+            refuse_unless(mode in (ONES, SPARSE, RICE), "patch-values")
+            if mode == SPARSE:
+                exception_count, ranks_with = reader.varint(), reader.take(1)[0]
+                sizes_with = reader.take(1)[0]
+                refuse_unless(0 < exception_count <= changed, "patch-count")
+            if mode == RICE:
+                sizes_with = reader.take(1)[0]
+            refuse_unless(ranks_with < 32 and sizes_with < 32, "patch-values")
+            plans.append((index, changed, packed & 31, mode, exception_count, ranks_with, sizes_with))
+    refuse_unless(sum(plan[1] for plan in plans) == count, "patch-count")
+    return plans, count
+
+
+# Dense, and the choice.
 
 
 def dense_body(changed_count, new, size):
@@ -343,8 +515,10 @@ def encode_block(dtype, old, new, allowed):
     bodies = {}
     if ABSOLUTE in allowed:
         bodies[ABSOLUTE] = absolute_body(positions, new_values, size)
-    if PLAIN in allowed and dtype in TWO_BYTE_FLOATS:
-        bodies[PLAIN] = plain_body(positions, old_values, new_values)
+    if PLAIN in allowed and dtype in FLOAT_FIELDS:
+        bodies[PLAIN] = plain_body(dtype, positions, old_values, new_values)
+    if TIGHT in allowed and dtype in FLOAT_FIELDS:
+        bodies[TIGHT] = tight_body(dtype, old, new)
     shortest = min((len(body) for body in bodies.values()), default=len(old) * size)
     if DENSE in allowed and shortest * 8 > len(old) * size:
         bodies[DENSE] = dense_body(len(positions), new, size)
@@ -360,31 +534,33 @@ def decode_block(dtype, codec, body, old):
         new = read_integers(reader, size, len(old))
         positions = [i for i in range(len(old)) if old[i] != new[i]]
         values = [new[i] for i in positions]
+    elif codec == TIGHT:
+        positions, values, count = read_tight(dtype, reader, old)
     else:
         positions = read_positions(reader, len(old))
         count = len(positions)
         if codec == ABSOLUTE:
             values = read_integers(reader, size, count)
         else:
-            values = _read_plain_values(reader, [old[i] for i in positions])
+            values = _read_plain_values(dtype, reader, [old[i] for i in positions])
     refuse_unless(reader.at_end(), "patch-trailing")
     refuse_unless(len(positions) == count, "patch-mismatch")
     refuse_unless(all(old[i] != value for i, value in zip(positions, values, strict=True)), "patch-mismatch")
     return [(i, old[i], value) for i, value in zip(positions, values, strict=True)]
 
 
-def _read_plain_values(reader, old_values):
-    count = len(old_values)
+def _read_plain_values(dtype, reader, old_values):
+    count, width = len(old_values), float_width(dtype)
     ups = read_plane(reader, (count + 7) // 8, (count + 7) // 8)
     up = [ups[i // 8] >> i % 8 & 1 for i in range(len(ups) * 8)]
     refuse_unless(not any(up[count:]), "patch-values")
     exception_count = reader.varint()
     refuse_unless(exception_count <= count, "patch-count")
-    values = [from_ordered((to_ordered(old) + (1 if up[i] else -1)) % 0x10000) for i, old in enumerate(old_values)]
+    values = [step_from(old, 1 if up[i] else -1, width) for i, old in enumerate(old_values)]
     if exception_count:
         ranks = read_ranks(read_plane(reader, exception_count, 3 * exception_count), count, exception_count)
         refuse_unless(not any(up[rank] for rank in ranks), "patch-values")
-        for rank, value in zip(ranks, read_integers(reader, 2, exception_count), strict=True):
+        for rank, value in zip(ranks, read_integers(reader, width // 8, exception_count), strict=True):
             values[rank] = value
     return values
 
@@ -436,7 +612,7 @@ def encode_patch(tensors, old, new, allowed):
         block = encode_block(dtype, before, after, allowed)
         if block is not None:
             encoded.append((number, block))
-    return write_patch(tensors, 0 if PLAIN in allowed else 1, encoded)
+    return write_patch(tensors, 0 if allowed & {PLAIN, TIGHT} else 1, encoded)
 
 
 def encode_absolute(tensors, changes):
@@ -466,12 +642,12 @@ def decode_patch(blob, tensors, old):
         refuse_unless(number < len(numbered), "patch-block")
         index, start, count = numbered[number]
         dtype = tensors[index][1]
-        refuse_unless(codec in (ABSOLUTE, PLAIN, DENSE), "codec-unknown")
-        refuse_unless(codec != PLAIN or (dtype in TWO_BYTE_FLOATS and form == 0), "codec-unsuitable")
+        refuse_unless(codec in (ABSOLUTE, PLAIN, DENSE, TIGHT), "codec-unknown")
+        refuse_unless(codec in (ABSOLUTE, DENSE) or (dtype in FLOAT_FIELDS and form == 0), "codec-unsuitable")
         size = reader.varint()
         refuse_unless(size <= count * ELEMENT_SIZES[dtype] + count // 4 + 64, "patch-size")
         body = reader.take(size)
-        changed_count = Reader(body).varint() >> (codec != DENSE)
+        changed_count = Reader(body).varint() >> (codec in (ABSOLUTE, PLAIN))
         refuse_unless(0 < changed_count <= count, "patch-count")
         old_values = elements(old[index], dtype, start, count)
         changes += [

@@ -28,18 +28,25 @@ from pulsenet.codec.indices import (
     encode_gaps,
     encode_ranks,
 )
+from pulsenet.codec.tight import decode_tight, encode_tight
 from pulsenet.codec.values import join_steps, split_steps
 from pulsenet.codec.varint import BodyReader, encode_varint
 from pulsenet.errors import PatchMismatchError, RemoteProtocolError
-from pulsenet.tensors.params import TWO_BYTE_FLOATS, ParameterTable, TensorSpec
+from pulsenet.tensors.floats import FLOAT_FORMATS
+from pulsenet.tensors.params import ParameterTable, TensorSpec
 
 
 class Codec(IntEnum):
-    """Ids of block codecs. 0 ends a patch; 4 is kept for *tight*; receivers refuse what they do not know."""
+    """Ids of block codecs. 0 ends a patch; receivers refuse what they do not know."""
 
     ABSOLUTE = 1
     PLAIN = 2
     DENSE = 3
+    TIGHT = 4
+
+
+RELATIVE_CODECS: Final = frozenset({Codec.PLAIN, Codec.TIGHT})
+"""Codecs that need the old bits to decode, and a float format."""
 
 
 DENSE_TRIED_DIVISOR: Final = 8
@@ -127,9 +134,13 @@ def encode_block(block: Block, old: Bits, new: Bits, allowed: frozenset[Codec]) 
     head = _encode_positions(encoder, positions)
     if Codec.ABSOLUTE in allowed:
         tried.append(EncodedBlock(Codec.ABSOLUTE, positions.size, head + encoder.encode_integers(new_bits)))
-    if Codec.PLAIN in allowed and block.spec.dtype in TWO_BYTE_FLOATS:
+    number_format = FLOAT_FORMATS.get(block.spec.dtype)
+    if Codec.PLAIN in allowed and number_format is not None:
         steps = _encode_steps(encoder, old[positions], new_bits)
         tried.append(EncodedBlock(Codec.PLAIN, positions.size, head + steps))
+    if Codec.TIGHT in allowed and number_format is not None:
+        body = encode_tight(number_format, old, positions, new_bits)
+        tried.append(EncodedBlock(Codec.TIGHT, positions.size, body))
     shortest = min((len(encoded.body) for encoded in tried), default=block.size_bytes)
     if Codec.DENSE in allowed and shortest * DENSE_TRIED_DIVISOR > block.size_bytes:
         body = encode_varint(positions.size) + encoder.encode_integers(new)
@@ -185,8 +196,8 @@ def check_codec(block: Block, codec_id: int, *, is_absolute: bool) -> None:
         RemoteProtocolError: ``codec-unknown``, or ``codec-unsuitable`` for the tensor's dtype or the patch's form.
     """
     _decoder(block, codec_id)
-    if is_absolute and codec_id == Codec.PLAIN:
-        raise RemoteProtocolError("codec-unsuitable", "plain in an absolute patch")
+    if is_absolute and codec_id in RELATIVE_CODECS:
+        raise RemoteProtocolError("codec-unsuitable", f"{Codec(codec_id).name.lower()} in an absolute patch")
 
 
 def read_changed_count(codec_id: int, body: bytes | bytearray | memoryview) -> int:
@@ -196,7 +207,7 @@ def read_changed_count(codec_id: int, body: bytes | bytearray | memoryview) -> i
         RemoteProtocolError: ``patch-truncated`` or ``patch-varint``.
     """
     count = BodyReader(body).read_varint()
-    return count if codec_id == Codec.DENSE else count >> 1
+    return count if codec_id in (Codec.DENSE, Codec.TIGHT) else count >> 1
 
 
 Decoder = Callable[[Block, PlaneReader, Bits], tuple[UInt32s, Bits]]
@@ -206,8 +217,8 @@ def _decoder(block: Block, codec_id: int) -> Decoder:
     decoder = _DECODERS.get(codec_id)
     if decoder is None:
         raise RemoteProtocolError("codec-unknown", f"codec {codec_id}")
-    if codec_id == Codec.PLAIN and block.spec.dtype not in TWO_BYTE_FLOATS:
-        raise RemoteProtocolError("codec-unsuitable", f"plain for {block.spec.dtype}")
+    if codec_id in RELATIVE_CODECS and block.spec.dtype not in FLOAT_FORMATS:
+        raise RemoteProtocolError("codec-unsuitable", f"{Codec(codec_id).name.lower()} for {block.spec.dtype}")
     return decoder
 
 
@@ -236,7 +247,7 @@ def _decode_plain(block: Block, reader: PlaneReader, old: Bits) -> tuple[UInt32s
             raise RemoteProtocolError("patch-values", "ranks of exceptions do not decode")
         if np.any(ups[ranks >> 3] >> (ranks & 7).astype(np.uint8) & 1):
             raise RemoteProtocolError("patch-values", "the step bit of an exception is set")
-        new_bits[ranks] = reader.read_integers(size_bytes=2, count=exception_count)
+        new_bits[ranks] = reader.read_integers(size_bytes=block.spec.element_size_bytes, count=exception_count)
     reader.expect_end()
     return positions, new_bits
 
@@ -255,10 +266,15 @@ def _decode_dense(block: Block, reader: PlaneReader, old: Bits) -> tuple[UInt32s
     return positions, new[positions]
 
 
+def _decode_tight(block: Block, reader: PlaneReader, old: Bits) -> tuple[UInt32s, Bits]:
+    return decode_tight(FLOAT_FORMATS[block.spec.dtype], reader, old)
+
+
 _DECODERS: Final[dict[int, Decoder]] = {
     Codec.ABSOLUTE: _decode_absolute,
     Codec.PLAIN: _decode_plain,
     Codec.DENSE: _decode_dense,
+    Codec.TIGHT: _decode_tight,
 }
 
 

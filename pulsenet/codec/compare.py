@@ -16,35 +16,50 @@ from pulsenet.errors import LocalProtocolError
 from pulsenet.tensors.jit import compile_loop
 
 _WORD_SIZE_BYTES: Final = 8
+_GROUP_WORDS: Final = 8
+_TILE_GROUPS: Final = 1024
+"""Groups of one tile: 64 KiB of each view, so that later sieves find them in the cache."""
+
+Words = npt.NDArray[np.uint64]
 
 
 @compile_loop
-def _find_in_words(
-    old: npt.NDArray[np.uint64], new: npt.NDArray[np.uint64], element_bits: int, out: npt.NDArray[np.uint32]
-) -> int:
-    """Write the positions of elements that differ, little-endian words of 64 / ``element_bits`` each; count them."""
-    lane_count = 64 // element_bits
-    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - element_bits)
+def _find_in_words(old_words: Words, new_words: Words, old: Bits, new: Bits, out: npt.NDArray[np.uint32]) -> int:
+    """Write the positions of elements that differ, in whole groups of words; count them.
+
+    Three sieves, tile by tile: groups that differ, words of those, elements of those. Each writes every candidate
+    and moves on only if it differs: changes lie at random, so a branch on them would often be mispredicted.
+    """
+    groups = np.empty(_TILE_GROUPS, np.int64)
+    words = np.empty(_TILE_GROUPS * _GROUP_WORDS, np.int64)
+    group_count = old_words.size // _GROUP_WORDS
+    lane_count = old.size // old_words.size if old_words.size else 0
     count = 0
-    word_count = old.size
-    start = 0
-    while start < word_count:
-        end = min(start + 8, word_count)
-        differs = np.uint64(0)
-        if end - start == 8:
-            for i in range(8):
-                differs |= old[start + i] ^ new[start + i]
-        else:
-            differs = np.uint64(1)
-        if differs != np.uint64(0):
-            for i in range(start, end):
-                word = old[i] ^ new[i]
-                if word != np.uint64(0):
-                    for lane in range(lane_count):
-                        if (word >> np.uint64(lane * element_bits)) & mask != np.uint64(0):
-                            out[count] = i * lane_count + lane
-                            count += 1
-        start = end
+    for tile in range(0, group_count, _TILE_GROUPS):
+        kept_groups = 0
+        for group in range(tile, min(tile + _TILE_GROUPS, group_count)):
+            i = group * _GROUP_WORDS
+            differs = (
+                (old_words[i] ^ new_words[i])
+                | (old_words[i + 1] ^ new_words[i + 1])
+                | (old_words[i + 2] ^ new_words[i + 2])
+                | (old_words[i + 3] ^ new_words[i + 3])
+                | (old_words[i + 4] ^ new_words[i + 4])
+                | (old_words[i + 5] ^ new_words[i + 5])
+                | (old_words[i + 6] ^ new_words[i + 6])
+                | (old_words[i + 7] ^ new_words[i + 7])
+            )
+            groups[kept_groups] = i
+            kept_groups += differs != 0
+        kept_words = 0
+        for k in range(kept_groups):
+            for i in range(groups[k], groups[k] + _GROUP_WORDS):
+                words[kept_words] = i * lane_count
+                kept_words += old_words[i] != new_words[i]
+        for k in range(kept_words):
+            for i in range(words[k], words[k] + lane_count):
+                out[count] = i
+                count += old[i] != new[i]
     return count
 
 
@@ -91,15 +106,17 @@ def find_changes(old_view: Bits, new_view: Bits) -> Indices:
 
 def _find_in_block(old: Bits, new: Bits) -> npt.NDArray[np.uint32]:
     # Pages of this buffer that no change reaches are never touched, so its size costs nothing.
-    out = np.empty(old.size, np.uint32)
+    # One place more, because the sieves write a candidate before they know whether it differs.
+    out = np.empty(old.size + 1, np.uint32)
     element_size = old.dtype.itemsize
-    whole = old.size * element_size // _WORD_SIZE_BYTES * _WORD_SIZE_BYTES // element_size
+    group_size_bytes = _WORD_SIZE_BYTES * _GROUP_WORDS
+    whole = old.size * element_size // group_size_bytes * group_size_bytes // element_size
     old_words, new_words = _as_words(old[:whole]), _as_words(new[:whole])
     count = 0
     if old_words is None or new_words is None:
         whole = 0
     else:
-        count = _find_in_words(old_words, new_words, element_size * 8, out)
+        count = _find_in_words(old_words, new_words, old[:whole], new[:whole], out)
     count = _find_in_elements(old, new, whole, out, count)
     return out[:count].copy()
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from pulsenet import limits
 from pulsenet.codec.blocks import (
+    RELATIVE_CODECS,
     Block,
     BlockMap,
     Codec,
@@ -38,15 +39,17 @@ __all__ = [
     "encode_patch",
     "list_records",
     "peek_header",
+    "resolve_codec",
 ]
 
 CODEC_CHOICES: Final[dict[str, frozenset[Codec]]] = {
-    "auto": frozenset({Codec.ABSOLUTE, Codec.PLAIN, Codec.DENSE}),
+    "auto": frozenset(Codec),
+    "tight": frozenset(Codec),
     "plain": frozenset({Codec.ABSOLUTE, Codec.PLAIN, Codec.DENSE}),
     "absolute": frozenset({Codec.ABSOLUTE, Codec.DENSE}),
     "dense": frozenset({Codec.DENSE}),
 }
-"""Codecs each block may choose from, by the name an operator gives."""
+"""Codecs each block may choose from, by the name an operator gives. See :func:`resolve_codec` for *auto*."""
 
 BATCH_SIZE_BYTES: Final = 64 << 20
 """Blocks go to ``run_blocks`` together up to what these bytes can hold: all cores stay busy, memory stays small."""
@@ -72,6 +75,24 @@ class PatchTotals:
     encoded_size_bytes: int = 0
     codec_id: int = 0
     """Highest codec id used: what a receiver must know. 0 for a patch without changes."""
+
+
+def resolve_codec(codec: str, *, is_cpu_scarce: bool) -> str:
+    """Return the name to encode with: *auto* is *tight*, or *plain* where the caller says that CPU is scarce.
+
+    The budget: *tight* takes about 0.6 ns an element more to encode and 0.7 ns more to decode on one core than
+    *plain*, and saves a third of its bytes (measured at 0.6 % density). That pays on links below about 20 Mbit/s for
+    each core that works on it; a publisher shares its link among its readers. Whatever was chosen, each block still
+    falls back to whatever is shorter.
+
+    Raises:
+        LocalProtocolError: an unknown codec.
+    """
+    if codec not in CODEC_CHOICES:
+        raise LocalProtocolError(f"codec {codec!r} is none of {', '.join(CODEC_CHOICES)}")
+    if codec != "auto":
+        return codec
+    return "plain" if is_cpu_scarce else "tight"
 
 
 def encode_patch(
@@ -122,10 +143,8 @@ def encode_parts(
         LocalProtocolError: an unknown codec.
         RemoteProtocolError: while iterating with ``on_changes``, an encoding that does not decode.
     """
-    if codec not in CODEC_CHOICES:
-        raise LocalProtocolError(f"codec {codec!r} is none of {', '.join(CODEC_CHOICES)}")
-    allowed = CODEC_CHOICES[codec]
-    form = Form.RELATIVE if Codec.PLAIN in allowed else Form.ABSOLUTE
+    allowed = CODEC_CHOICES[resolve_codec(codec, is_cpu_scarce=False)]
+    form = Form.RELATIVE if allowed & RELATIVE_CODECS else Form.ABSOLUTE
     records = _encode_pairs(table, parts, allowed, run_blocks, on_changes)
     return _write_patch(table, form, records, totals)
 

@@ -54,11 +54,21 @@ class BodyReader:
 
     def read_varint(self) -> int:
         """Return the next number."""
+        byte = self.read_byte()
+        if byte < 0x80:
+            return byte
         parser = VarintParser()
-        while True:
-            value = parser.feed(self.take(1)[0])
-            if value is not None:
-                return value
+        value = parser.feed(byte)
+        while value is None:
+            value = parser.feed(self.read_byte())
+        return value
+
+    def read_byte(self) -> int:
+        """Return the next byte."""
+        if self._offset == len(self._body):
+            raise RemoteProtocolError("patch-truncated", f"a body of {self._offset} bytes")
+        self._offset += 1
+        return self._body[self._offset - 1]
 
     def take(self, size_bytes: int) -> memoryview:
         """Return the next ``size_bytes`` bytes without copying them."""
@@ -68,6 +78,10 @@ class BodyReader:
         taken = self._body[self._offset : end]
         self._offset = end
         return taken
+
+    def take_rest(self) -> memoryview:
+        """Return all bytes that are left without copying them."""
+        return self.take(len(self._body) - self._offset)
 
     def expect_end(self) -> None:
         """Refuse bytes after the last field (``patch-trailing``)."""

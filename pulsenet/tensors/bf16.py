@@ -1,11 +1,9 @@
-"""BF16 as bits: the cast from FP32, the way back, and the ordered integer (SPEC codec, "Ordered integer").
+"""BF16 as bits: the cast from FP32, and the way back (SPEC codec, "Floats and the ordered integer").
 
 Nothing here does float arithmetic, so NaN payloads, signed zeros and subnormals survive.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,20 +54,3 @@ def cast_to_bf16_bits(values: npt.NDArray[np.float32]) -> UInt16s:
 def bits_to_float32(bits: UInt16s) -> npt.NDArray[np.float32]:
     """Return the FP32 values that BF16 ``bits`` stand for, same shape; exact for every input."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def to_ordered(bits: npt.NDArray[Any]) -> UInt16s:
-    """Map 16-bit float bits to integers that rise with the value: -0 is 0x7FFF, +0 is 0x8000.
-
-    Works on sign-magnitude formats of 16 bits (BF16, F16); a bijection on all 65,536 patterns.
-    """
-    unsigned = bits.astype(np.uint16, copy=False)
-    negative = unsigned >= np.uint16(0x8000)
-    return np.where(negative, ~unsigned, unsigned | np.uint16(0x8000)).astype(np.uint16)
-
-
-def from_ordered(ordered: npt.NDArray[Any]) -> UInt16s:
-    """Undo :func:`to_ordered`."""
-    unsigned = ordered.astype(np.uint16, copy=False)
-    positive = unsigned >= np.uint16(0x8000)
-    return np.where(positive, unsigned & np.uint16(0x7FFF), ~unsigned).astype(np.uint16)

@@ -44,9 +44,6 @@ ELEMENT_SIZES_BYTES: Final = {
 }
 """Bytes of one element by dtype, under the names safetensors uses."""
 
-TWO_BYTE_FLOATS: Final = frozenset({"BF16", "F16"})
-"""Dtypes that have an ordered integer and so the *plain* codec."""
-
 TENSOR_ALIGNMENT_BYTES: Final = 64
 """Every tensor of the dense layout starts at a multiple of this."""
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsenet import limits
-from pulsenet.codec import indices, values
+from pulsenet.codec import classes, indices, rice, values
 from pulsenet.codec.blocks import Block, Codec, decode_block
 from pulsenet.codec.changes import (
     Changes,
@@ -26,7 +26,8 @@ from pulsenet.codec.compare import find_changes, find_changes_twin
 from pulsenet.codec.patch import CODEC_CHOICES, decode_patch, encode_absolute, encode_patch
 from pulsenet.codec.stream import Form, PatchHeader
 from pulsenet.errors import PatchMismatchError, RemoteProtocolError
-from pulsenet.tensors.bf16 import cast_to_bf16_bits, cast_to_bf16_bits_twin, from_ordered, to_ordered
+from pulsenet.tensors.bf16 import cast_to_bf16_bits, cast_to_bf16_bits_twin
+from pulsenet.tensors.floats import from_ordered, to_ordered
 from pulsenet.tensors.params import ELEMENT_SIZES_BYTES, ParameterTable, TensorSpec, make_table
 
 law = settings(derandomize=True, deadline=None, max_examples=60)
@@ -278,6 +279,111 @@ def test_step_loops_equal_their_twins_and_come_back(old_list: list[int], steps: 
     assert np.array_equal(joined, values.join_steps_twin(old, ups))
     joined[exceptions] = new[exceptions]
     assert np.array_equal(joined, new)
+
+
+numbers32 = st.one_of(st.integers(0, 40), st.integers(0, 0xFFFFFFFF))
+
+
+@law
+@given(st.lists(numbers32, max_size=40))
+def test_best_parameter_equals_its_twin(listed: list[int]) -> None:
+    numbers = np.array(listed, np.uint32)
+    assert rice.choose_parameter(numbers) == rice.choose_parameter_twin(numbers)
+
+
+@law
+@given(st.lists(st.integers(0, 400), max_size=40), st.integers(0, 31), st.integers(0, 20))
+def test_rice_codes_equal_their_twins_and_come_back(listed: list[int], parameter: int, start_bit: int) -> None:
+    numbers = np.array(listed, np.uint32)
+    room = np.zeros(3 + sum((number >> parameter) + 1 + parameter for number in listed) // 8 + 1, np.uint8)
+    other = room.copy()
+    end_bit = rice.write_codes(numbers, parameter, room, start_bit)
+    assert end_bit == rice.write_codes_twin(numbers, parameter, other, start_bit)
+    assert np.array_equal(room, other)
+    found = np.empty_like(numbers)
+    assert rice.read_codes(room, start_bit, parameter, 400, found) == end_bit
+    assert np.array_equal(found, numbers)
+
+
+@law
+@given(st.binary(max_size=24), st.integers(0, 30), st.integers(0, 31), st.integers(0, 9), numbers32)
+def test_rice_reader_refuses_exactly_what_its_twin_refuses(
+    data: bytes, start_bit: int, parameter: int, count: int, value_max: int
+) -> None:
+    raw = np.frombuffer(data, np.uint8)
+    start_bit = min(start_bit, 8 * raw.size)
+    found, twin_found = np.zeros(count, np.uint32), np.zeros(count, np.uint32)
+    outcome = rice.read_codes(raw, start_bit, parameter, value_max, found)
+    assert outcome == rice.read_codes_twin(raw, start_bit, parameter, value_max, twin_found)
+    assert outcome < 0 or np.array_equal(found, twin_found)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(gaps, ups, extras, starts) of a few classes."""
+    counts = draw(st.lists(st.integers(0, 12), min_size=1, max_size=5))
+    total = sum(counts)
+    extra = draw(st.sampled_from([st.just(0), st.sampled_from([0] * 9 + [1, 70]), numbers32]))
+    columns = [draw(st.lists(kind, min_size=total, max_size=total)) for kind in (numbers32, st.integers(0, 1), extra)]
+    gaps, ups, extras = (np.array(column, np.uint32) for column in columns)
+    return gaps, ups.astype(np.uint8), extras, np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+
+
+@law
+@given(streams(), st.data())
+def test_tight_streams_equal_their_twins_and_come_back(
+    parts: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], data: st.DataObject
+) -> None:
+    gaps, ups, extras, starts = parts
+    plans, size_bits = rice.plan_stream(gaps, extras, starts)
+    twin_plans, twin_size_bits = rice.plan_stream_twin(gaps, extras, starts)
+    assert np.array_equal(plans, twin_plans)
+    assert size_bits == twin_size_bits
+    stream = rice.write_stream(gaps, ups, extras, starts, plans, size_bits)
+    assert np.array_equal(stream, rice.write_stream_twin(gaps, ups, extras, starts, plans, size_bits))
+    end_bit, *found = rice.read_stream(stream, plans, (1 << 32) - 1, (1 << 32) - 1)
+    assert end_bit == size_bits
+    assert all(np.array_equal(a, b) for a, b in zip(found, (gaps, ups, extras), strict=True))
+    damaged = np.array(data.draw(st.lists(st.integers(0, 255), max_size=stream.size + 4)), np.uint8)
+    gap_max, extra_max = data.draw(numbers32), data.draw(numbers32)
+    outcome, *found = rice.read_stream(damaged, plans, gap_max, extra_max)
+    twin_outcome, *twin_found = rice.read_stream_twin(damaged, plans, gap_max, extra_max)
+    assert outcome == twin_outcome
+    assert outcome < 0 or all(np.array_equal(a, b) for a, b in zip(found, twin_found, strict=True))
+
+
+@law
+@given(st.lists(st.integers(0, 19), min_size=1, max_size=60), st.data())
+def test_class_walks_equal_their_twins_and_come_back(listed: list[int], data: st.DataObject) -> None:
+    kinds = np.array(listed, np.uint8)
+    chosen = data.draw(st.lists(st.integers(0, kinds.size - 1), min_size=1, unique=True))
+    positions = np.array(sorted(chosen), np.uint32)
+    gaps = classes.count_gaps(kinds, positions)
+    assert np.array_equal(gaps, classes.count_gaps_twin(kinds, positions))
+    order = np.argsort(kinds[positions], kind="stable")
+    starts = np.concatenate(([0], np.cumsum(np.bincount(kinds[positions], minlength=20)))).astype(np.int64)
+    other = np.array(data.draw(st.lists(st.integers(0, 19), max_size=60)), np.uint8)
+    for walked in (kinds, other):
+        found = classes.find_members(walked, gaps[order], starts)
+        twin_found = classes.find_members_twin(walked, gaps[order], starts)
+        assert (found is None) == (twin_found is None)
+        assert found is None or twin_found is None or all(map(np.array_equal, found, twin_found))
+    found = classes.find_members(kinds, gaps[order], starts)
+    assert found is not None
+    assert np.array_equal(found[0], positions)
+
+
+@law
+@given(st.lists(st.tuples(numbers32, numbers32), max_size=40), st.sampled_from([np.uint8, np.uint16, np.uint32]))
+def test_measured_steps_equal_their_twins_and_come_back(pairs: list[tuple[int, int]], width: type) -> None:
+    listed = np.array(pairs, np.uint32).reshape(-1, 2).astype(width)
+    old, new = listed[listed[:, 0] != listed[:, 1]].T.copy()
+    ups, extras = values.measure_steps(old, new)
+    twin_ups, twin_extras = values.measure_steps_twin(old, new)
+    assert np.array_equal(ups, twin_ups)
+    assert np.array_equal(extras, twin_extras)
+    for take in (values.take_steps, values.take_steps_twin):
+        assert np.array_equal(take(old, ups, extras), new)
 
 
 @law

@@ -16,8 +16,9 @@ from pulsenet.codec.anchor import AnchorReader, compute_anchor_size_bytes, encod
 from pulsenet.codec.changes import Changes, apply_changes, decode_changes, encode_changes
 from pulsenet.codec.patch import decode_patch, encode_absolute, encode_patch
 from pulsenet.errors import PatchMismatchError, RemoteProtocolError
-from pulsenet.tensors.bf16 import cast_to_bf16_bits, from_ordered, to_ordered
+from pulsenet.tensors.bf16 import cast_to_bf16_bits
 from pulsenet.tensors.digest import compute_region_root, compute_root, hash_tensor
+from pulsenet.tensors.floats import from_ordered, to_ordered
 from pulsenet.tensors.params import ParameterTable, TensorSpec
 
 PROTO = Path(__file__).parents[2] / "proto"

@@ -15,6 +15,7 @@ from pulsenet.codec.blocks import (
 from pulsenet.codec.compress import PlaneEncoder
 from pulsenet.codec.varint import encode_varint
 from pulsenet.errors import PatchMismatchError, RemoteProtocolError
+from pulsenet.tensors.floats import FLOAT_FORMATS
 from pulsenet.tensors.params import ELEMENT_SIZES_BYTES, TensorSpec, make_table
 
 ALL = frozenset(Codec)
@@ -73,7 +74,9 @@ def test_blocks_of_a_tensor_beyond_2_to_the_32_start_where_they_should() -> None
 
 
 @pytest.mark.parametrize("dtype", sorted(ELEMENT_SIZES_BYTES))
-@pytest.mark.parametrize("allowed", [ALL, {Codec.ABSOLUTE}, {Codec.DENSE}, {Codec.PLAIN, Codec.DENSE}])
+@pytest.mark.parametrize(
+    "allowed", [ALL, {Codec.ABSOLUTE}, {Codec.DENSE}, {Codec.PLAIN, Codec.DENSE}, {Codec.TIGHT, Codec.DENSE}]
+)
 @pytest.mark.parametrize("positions", [[0], [999], [0, 1, 2, 3], list(range(0, 1000, 3)), list(range(1000))])
 def test_every_dtype_and_codec_gives_the_changes_back(dtype: str, allowed: set[Codec], positions: list[int]) -> None:
     block = block_of(1000, dtype, start=2000)
@@ -96,8 +99,9 @@ def test_equal_blocks_have_no_encoding() -> None:
 
 
 def test_shortest_codec_wins() -> None:
-    old = bits(4000, "BF16")
-    sparse = encode_block(block_of(4000), old, stepped(old, list(range(0, 4000, 200))), ALL)
+    old = bits(4000, "BF16") | np.uint16(0x3F00)
+    scattered = np.flatnonzero(np.random.default_rng(8).random(4000) < 0.02).tolist()
+    sparse = encode_block(block_of(4000), old, stepped(old, scattered), ALL)
     other = old.copy()
     other[::200] = bits(20, "BF16", seed=1)
     jumping = encode_block(block_of(4000), old, other, ALL)
@@ -105,7 +109,19 @@ def test_shortest_codec_wins() -> None:
     assert sparse is not None
     assert jumping is not None
     assert random is not None
-    assert (sparse.codec, jumping.codec, random.codec) == (Codec.PLAIN, Codec.ABSOLUTE, Codec.DENSE)
+    assert (sparse.codec, jumping.codec, random.codec) == (Codec.TIGHT, Codec.ABSOLUTE, Codec.DENSE)
+    without = encode_block(block_of(4000), old, stepped(old, scattered), ALL - {Codec.TIGHT})
+    assert without is not None
+    assert without.codec == Codec.PLAIN
+    assert len(without.body) > len(sparse.body)
+
+
+def test_regular_changes_are_left_to_the_codec_that_sees_them_repeat() -> None:
+    old = np.full(100_000, 0x3F80, np.uint16)
+    encoded = encode_block(block_of(100_000), old, stepped(old, list(range(0, 100_000, 5))), ALL)
+    assert encoded is not None
+    assert encoded.codec != Codec.TIGHT
+    assert len(encoded.body) < 100
 
 
 def test_a_few_changes_cost_a_few_bytes() -> None:
@@ -137,16 +153,20 @@ def test_absolute_bodies_of_any_density_fit_the_receivers_bound() -> None:
 def test_unknown_and_unsuitable_codecs_are_refused() -> None:
     for codec_id, dtype, is_absolute, code in (
         (0, "BF16", False, "codec-unknown"),
-        (4, "BF16", False, "codec-unknown"),
+        (5, "BF16", False, "codec-unknown"),
         (255, "BF16", False, "codec-unknown"),
-        (2, "F32", False, "codec-unsuitable"),
+        (2, "F64", False, "codec-unsuitable"),
         (2, "I16", False, "codec-unsuitable"),
         (2, "BF16", True, "codec-unsuitable"),
+        (4, "U8", False, "codec-unsuitable"),
+        (4, "BF16", True, "codec-unsuitable"),
     ):
         with pytest.raises(RemoteProtocolError) as raised:
             check_codec(block_of(10, dtype), codec_id, is_absolute=is_absolute)
         assert raised.value.code == code
-    check_codec(block_of(10, "F16"), 2, is_absolute=False)
+    for dtype in FLOAT_FORMATS:
+        check_codec(block_of(10, dtype), 2, is_absolute=False)
+        check_codec(block_of(10, dtype), 4, is_absolute=False)
 
 
 def test_another_base_is_noticed_where_the_body_allows_it() -> None:

@@ -23,6 +23,7 @@ from pulsenet.codec.patch import (
     encode_patch,
     list_records,
     peek_header,
+    resolve_codec,
 )
 from pulsenet.codec.stream import Form
 from pulsenet.errors import LocalProtocolError, PatchMismatchError, RemoteProtocolError
@@ -195,6 +196,15 @@ def test_patch_for_another_table_is_refused() -> None:
     with pytest.raises(RemoteProtocolError) as raised:
         list(decode_patch([blob], other, old))
     assert raised.value.code == "patch-table"
+
+
+def test_auto_is_tight_unless_the_caller_says_that_cpu_is_scarce() -> None:
+    assert resolve_codec("auto", is_cpu_scarce=False) == "tight"
+    assert resolve_codec("auto", is_cpu_scarce=True) == "plain"
+    for codec in ("tight", "plain", "absolute", "dense"):
+        assert resolve_codec(codec, is_cpu_scarce=True) == resolve_codec(codec, is_cpu_scarce=False) == codec
+    with pytest.raises(LocalProtocolError, match="none of auto, tight, plain"):
+        resolve_codec("best", is_cpu_scarce=False)
 
 
 def test_misuse_is_refused_before_anything_is_read() -> None:

@@ -1,8 +1,21 @@
 import numpy as np
+import pytest
 
-from pulsenet.codec.values import join_steps, join_steps_twin, split_steps, split_steps_twin
+from pulsenet.codec.values import (
+    join_steps,
+    join_steps_twin,
+    measure_steps,
+    measure_steps_twin,
+    split_steps,
+    split_steps_twin,
+    take_steps,
+    take_steps_twin,
+)
+from pulsenet.tensors.floats import from_ordered, to_ordered
 
-ALL_BITS = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
+ALL_8 = np.arange(1 << 8, dtype=np.uint32).astype(np.uint8)
+ALL_16 = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
+SOME_32 = (ALL_16.astype(np.uint32) << np.uint32(16)) | np.uint32(0xFFFF)
 
 
 def u16(*values: int) -> np.ndarray:
@@ -24,15 +37,38 @@ def test_steps_wrap_between_the_largest_and_the_smallest_pattern() -> None:
         assert (ups.tolist(), exceptions.size) == ([0b01], 0)
 
 
-def test_every_pattern_steps_both_ways_and_back() -> None:
+@pytest.mark.parametrize("patterns", [ALL_8, ALL_16, SOME_32], ids=["8", "16", "32"])
+def test_every_pattern_steps_both_ways_and_back(patterns: np.ndarray) -> None:
     for fill in (0x00, 0xFF):
-        ups = np.full(ALL_BITS.size // 8, fill, np.uint8)
-        stepped = join_steps(ALL_BITS, ups)
-        assert np.array_equal(stepped, join_steps_twin(ALL_BITS, ups))
-        found, exceptions = split_steps(ALL_BITS, stepped)
-        assert np.array_equal(found, ups)
-        assert exceptions.size == 0
-        assert np.array_equal(join_steps(stepped, ~ups), ALL_BITS)
+        ups = np.full(patterns.size // 8, fill, np.uint8)
+        stepped = join_steps(patterns, ups)
+        assert stepped.dtype == patterns.dtype
+        assert np.array_equal(stepped, join_steps_twin(patterns, ups))
+        for split in (split_steps, split_steps_twin):
+            found, exceptions = split(patterns, stepped)
+            assert np.array_equal(found, ups)
+            assert exceptions.size == 0
+        assert np.array_equal(join_steps(stepped, ~ups), patterns)
+
+
+@pytest.mark.parametrize("patterns", [ALL_8, ALL_16, SOME_32], ids=["8", "16", "32"])
+def test_steps_of_every_size_are_measured_and_taken_back(patterns: np.ndarray) -> None:
+    half = 1 << (patterns.dtype.itemsize * 8 - 1)
+    for step in (1, 2, 3, half - 1, half, half + 1, 2 * half - 1):
+        new = from_ordered(to_ordered(patterns) + patterns.dtype.type(step))
+        for measure in (measure_steps, measure_steps_twin):
+            ups, extras = measure(patterns, new)
+            assert set(ups.tolist()) == {int(step <= half)}
+            assert set(extras.tolist()) == {min(step, 2 * half - step) - 1}
+        for take in (take_steps, take_steps_twin):
+            assert np.array_equal(take(patterns, ups, extras), new)
+
+
+def test_half_the_width_is_the_same_up_and_down() -> None:
+    old, extras = u16(0x0000, 0x0000), np.array([0x7FFF, 0x7FFF], np.uint32)
+    for take in (take_steps, take_steps_twin):
+        new = take(old, np.array([1, 0], np.uint8), extras)
+        assert new[0] == new[1] != 0
 
 
 def test_nothing_splits_and_joins_to_nothing() -> None:

@@ -6,8 +6,6 @@ from pulsenet.tensors.bf16 import (
     bits_to_float32,
     cast_to_bf16_bits,
     cast_to_bf16_bits_twin,
-    from_ordered,
-    to_ordered,
 )
 
 ALL_BITS = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
@@ -54,17 +52,3 @@ def test_loop_equals_its_twin_around_every_rounding_boundary() -> None:
     for low in (0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
         values = (high | np.uint32(low)).view(np.float32)
         assert np.array_equal(cast_to_bf16_bits(values), cast_to_bf16_bits_twin(values))
-
-
-def test_ordered_integer_is_a_bijection_that_rises_with_the_value() -> None:
-    ordered = to_ordered(ALL_BITS)
-    assert np.array_equal(np.sort(ordered), ALL_BITS)
-    assert np.array_equal(from_ordered(ordered), ALL_BITS)
-    finite = ALL_BITS[(ALL_BITS & 0x7FFF) < 0x7F80]
-    by_order = finite[np.argsort(to_ordered(finite))]
-    values = bits_to_float32(by_order)
-    assert np.all(values[1:] >= values[:-1])
-
-
-def test_zeros_are_neighbours_in_the_ordered_integer() -> None:
-    assert to_ordered(np.array([0x8000, 0x0000], np.uint16)).tolist() == [0x7FFF, 0x8000]

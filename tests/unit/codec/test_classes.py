@@ -1,0 +1,101 @@
+import numpy as np
+import pytest
+
+from pulsenet.codec.classes import (
+    CLASS_COUNT,
+    classify,
+    classify_twin,
+    count_gaps,
+    count_gaps_twin,
+    find_members,
+    find_members_twin,
+)
+from pulsenet.tensors.floats import FLOAT_FORMATS
+from pulsenet.tensors.params import ELEMENT_SIZES_BYTES
+
+
+def u8(*values: int) -> np.ndarray:
+    return np.array(values, np.uint8)
+
+
+def u32(*values: int) -> np.ndarray:
+    return np.array(values, np.uint32)
+
+
+def starts(classes: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    counts = np.bincount(classes[positions], minlength=CLASS_COUNT)
+    return np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits", "expected"),
+    [
+        ("BF16", [0x3F80, 0xBF80, 0x4000, 0x7F80, 0xFFFF], [0, 0, 0, 0, 0]),  # 1, -1, 2, infinity, NaN
+        ("BF16", [0x3F7F, 0x3F00, 0xBEFF, 0x0000, 0x8001], [1, 1, 2, 19, 19]),
+        ("BF16", [(127 - 18) << 7, (127 - 19) << 7, (127 - 20) << 7], [18, 19, 19]),
+        ("F16", [0x3C00, 0x3BFF, 0x0400, 0x0001, 0x7C00], [0, 1, 14, 15, 0]),
+        ("F8_E4M3", [0x38, 0x37, 0x08, 0x01, 0x7F, 0x80], [0, 1, 6, 7, 0, 7]),
+        ("F8_E5M2", [0x3C, 0xBB, 0x04, 0x03, 0x7C], [0, 1, 14, 15, 0]),
+        ("F32", [0x3F800000, 0x3F7FFFFF, 0x80000001, 0xFF800000], [0, 1, 19, 0]),
+    ],
+)
+def test_class_is_how_many_binades_the_magnitude_lies_below_one(
+    dtype: str, bits: list[int], expected: list[int]
+) -> None:
+    array = np.array(bits, f"<u{ELEMENT_SIZES_BYTES[dtype]}")
+    for function in (classify, classify_twin):
+        assert function(array, FLOAT_FORMATS[dtype]).tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", sorted(FLOAT_FORMATS))
+def test_loop_and_twin_agree_on_every_pattern(dtype: str) -> None:
+    size = ELEMENT_SIZES_BYTES[dtype]
+    patterns = np.arange(1 << min(8 * size, 16), dtype=np.uint32).astype(f"<u{size}")
+    if size == 4:
+        patterns <<= np.uint32(16)
+    found = classify(patterns, FLOAT_FORMATS[dtype])
+    assert np.array_equal(found, classify_twin(patterns, FLOAT_FORMATS[dtype]))
+    assert found.max() < CLASS_COUNT
+
+
+def test_gap_counts_unchanged_elements_of_the_same_class_only() -> None:
+    classes = u8(3, 5, 3, 3, 5, 5, 3, 5, 3, 3)
+    positions = u32(2, 3, 5, 9)
+    for count in (count_gaps, count_gaps_twin):
+        assert count(classes, positions).tolist() == [1, 0, 2, 2]
+
+
+def test_members_come_back_in_order_whatever_their_class() -> None:
+    classes = u8(3, 5, 3, 3, 5, 5, 3, 5, 3, 3)
+    positions = u32(2, 3, 5, 9)
+    for find in (find_members, find_members_twin):
+        found = find(classes, u32(1, 0, 2, 2), starts(classes, positions))
+        assert found is not None
+        assert found[0].tolist() == [2, 3, 5, 9]
+        assert found[1].tolist() == [0, 1, 3, 2]  # class 3 owns the gaps 0, 1, 2; class 5 the last
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 9, 100, 1001])
+@pytest.mark.parametrize("density", [0.01, 0.5, 1.0])
+def test_any_positions_in_any_classes_come_back(size: int, density: float) -> None:
+    generator = np.random.default_rng(size)
+    classes = generator.choice([0, 1, 7, 19], size, p=[0.1, 0.2, 0.6, 0.1]).astype(np.uint8)
+    positions = np.flatnonzero(generator.random(size) < density).astype(np.uint32)
+    positions = positions if positions.size else u32(size - 1)
+    gaps = count_gaps(classes, positions)
+    assert np.array_equal(gaps, count_gaps_twin(classes, positions))
+    order = np.argsort(classes[positions], kind="stable")
+    for find in (find_members, find_members_twin):
+        found = find(classes, gaps[order], starts(classes, positions))
+        assert found is not None
+        assert np.array_equal(found[0], positions)
+        assert np.array_equal(order[found[1]], np.arange(positions.size))
+
+
+def test_class_with_too_few_elements_is_noticed() -> None:
+    classes = u8(1, 1, 2, 1)
+    offsets = np.array([0, 0, 2] + [2] * (CLASS_COUNT - 2), np.int64)
+    for find in (find_members, find_members_twin):
+        assert find(classes, u32(0, 1), offsets) is not None
+        assert find(classes, u32(0, 2), offsets) is None
+        assert find(u8(0, 0, 0, 0), u32(0, 1), offsets) is None
