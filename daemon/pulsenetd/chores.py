@@ -13,6 +13,7 @@ from pulsenet.errors import ConfigError, RemoteProtocolError, StorageError, Unav
 from pulsenet.ids import PeerId
 from pulsenet.node.events import Event, HaveSeen, HeadSeen, PeerConnected, PeerLost
 from pulsenetd import addresses, runs
+from pulsenetd.disk import DirectoryLock
 from pulsenetd.logs import logger
 from pulsenetd.network import Network
 
@@ -108,13 +109,17 @@ class RunFileKeeper:
         self._network = network
 
     def write(self, own: tuple[str, ...]) -> None:
-        """Put this node's addresses first; keep those of other nodes."""
-        file = runs.read_run_file(self._path)
-        mine = tuple(addresses.join_address(address, self._peer_id) for address in own)
-        others = self._without_own(file.bootstraps)
-        kept = (mine + others)[: limits.ADDRESSES_MAX]
-        if kept != file.bootstraps:
-            runs.write_run_file(self._path, runs.RunFile(file.name, file.token, kept))
+        """Put this node's addresses first; keep those of other nodes, also of those that start at the same moment."""
+        lock = DirectoryLock.acquire(self._path.parent, wait=True)
+        try:
+            file = runs.read_run_file(self._path)
+            mine = tuple(addresses.join_address(address, self._peer_id) for address in own)
+            others = self._without_own(file.bootstraps)
+            kept = (mine + others)[: limits.ADDRESSES_MAX]
+            if kept != file.bootstraps:
+                runs.write_run_file(self._path, runs.RunFile(file.name, file.token, kept))
+        finally:
+            lock.release()
 
     def read(self) -> tuple[str, ...]:
         """Return the addresses of the other nodes that wrote themselves down."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +196,19 @@ def test_the_run_file_is_bounded_and_keeps_the_newest_nodes(machine: Machine) ->
         machine.keeper(PeerId(bytes([number]) * 32)).write((HERE,))
     assert len(machine.bootstraps) == limits.ADDRESSES_MAX
     assert machine.bootstraps[0] == join_address(HERE, PeerId(bytes([limits.ADDRESSES_MAX + 4]) * 32))
+
+def test_nodes_that_start_together_all_stand_in_the_run_file(machine: Machine) -> None:
+    """Each adds itself to what it read: without a lock, the last to write would drop the others."""
+    peer_ids = [PeerId(bytes([number]) * 32) for number in range(1, 9)]
+    start = threading.Barrier(len(peer_ids))
+
+    def write(peer_id: PeerId) -> None:
+        start.wait(10)
+        machine.keeper(peer_id).write((HERE,))
+
+    with ThreadPoolExecutor(len(peer_ids)) as pool:
+        list(pool.map(write, peer_ids))
+    assert set(machine.keeper(OWN).read()) == {join_address(HERE, peer_id) for peer_id in peer_ids if peer_id != OWN}
 
 
 @pytest.mark.parametrize("content", [None, b"{}"])
