@@ -10,7 +10,7 @@ import numpy as np
 
 from pulsenet.errors import LocalProtocolError
 from pulsenet.outer.contribution import Entries
-from pulsenet.outer.floats import FP32s
+from pulsenet.outer.floats import FP32s, settle_nans
 from pulsenet.outer.gate import correct_delta
 
 SCALE_ONE = np.float32(1.0)
@@ -27,8 +27,9 @@ def split_scaled(values: FP32s, scale: np.float32) -> tuple[FP32s, FP32s]:
     """
     if not 0.0 <= scale <= 1.0:
         raise LocalProtocolError(f"a contribution is scaled by {scale}, which is not from 0 to 1")
-    held = values - np.float32(scale) * values
-    return values - held, held
+    with np.errstate(all="ignore"):
+        held = settle_nans(values - np.float32(scale) * values)
+        return settle_nans(values - held), held
 
 
 def settle_counted(

@@ -1,0 +1,147 @@
+"""FP32 masters of the parameters an inner optimizer steps.
+
+A BF16 or FP16 parameter gets an FP32 master that takes its place in the optimizer: without one its own rounding,
+not training, would decide what passes the gate. An FP32 parameter is its own master.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from pulsenet.errors import ConfigError, LocalProtocolError
+from pulsenet.tensors.params import ParameterTable, TensorSpec, canonical_name, make_table
+from pulsenet.training.snapshot import cast_to_bf16
+
+_NARROW: Final = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Narrow:
+    """A model's parameter and the FP32 master that is stepped in its place."""
+
+    parameter: torch.nn.Parameter
+    master: torch.nn.Parameter
+
+
+class Masters:
+    """The FP32 tensors that an inner optimizer steps, in table order. Make one with :func:`adopt_masters`."""
+
+    def __init__(
+        self,
+        table: ParameterTable,
+        tensors: tuple[torch.nn.Parameter, ...],
+        narrow: tuple[_Narrow, ...],
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        self.table = table
+        self.tensors = tensors
+        """One per tensor of the table, FP32."""
+        self._narrow = narrow
+        if narrow:
+            optimizer.register_step_pre_hook(self._take_gradients)
+            optimizer.register_step_post_hook(self._write_parameters)
+            self._replace_zero_grad(optimizer)
+
+    @property
+    def are_separate(self) -> bool:
+        """Whether any parameter has a master beside it, which a checkpoint of the model does not hold."""
+        return bool(self._narrow)
+
+    def write_parameters(self) -> None:
+        """Cast every separate master into its parameter."""
+        with torch.no_grad():
+            for pair in self._narrow:
+                if pair.parameter.dtype == torch.bfloat16:
+                    pair.parameter.copy_(cast_to_bf16(pair.master.detach().contiguous()))
+                else:
+                    pair.parameter.copy_(pair.master)
+
+    def _take_gradients(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if args or kwargs.get("closure") is not None:
+            raise LocalProtocolError(
+                "optimizer.step(closure) computes gradients of BF16 or FP16 parameters inside the step, past their "
+                "FP32 masters: make the parameters FP32 and use autocast"
+            )
+        for pair in self._narrow:
+            gradient = pair.parameter.grad
+            pair.master.grad = None if gradient is None else gradient.float()
+            pair.parameter.grad = None
+
+    def _write_parameters(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.write_parameters()
+
+    def _replace_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make ``optimizer.zero_grad`` clear the model's gradients too: the optimizer does not hold those any more."""
+        clear: Callable[..., None] = optimizer.zero_grad
+
+        def zero_grad(set_to_none: bool = True) -> None:
+            clear(set_to_none)
+            for pair in self._narrow:
+                pair.parameter.grad = None
+
+        optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+
+
+def adopt_masters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Masters:
+    """Find or make the FP32 master of every parameter that ``optimizer`` steps.
+
+    Parameters of BF16 or FP16 are replaced in the optimizer's groups by FP32 masters, with hooks that hand gradients
+    over before each step and cast the result back after it.
+
+    Raises:
+        ConfigError: parameters that are sharded, of another dtype, stepped but not in the model, or already stepped
+            as BF16 or FP16; the message says what to do.
+    """
+    names = {id(parameter): canonical_name(name) for name, parameter in model.named_parameters()}
+    found: dict[str, tuple[dict[str, Any], int, torch.nn.Parameter]] = {}
+    for group in optimizer.param_groups:
+        for position, parameter in enumerate(group["params"]):
+            name = names.get(id(parameter))
+            if name is None:
+                raise ConfigError(
+                    f"the optimizer steps a tensor of shape {tuple(parameter.shape)} that is no parameter of the "
+                    "model: give OuterOptimizer the same module that the optimizer was made from"
+                )
+            _check_parameter(name, parameter)
+            if name in found:
+                raise ConfigError(f"two parameters are both called {name} once wrapper prefixes are stripped")
+            found[name] = (group, position, parameter)
+    if not found:
+        raise ConfigError("the optimizer steps no parameters")
+    narrow_names = [name for name, (_, _, parameter) in found.items() if parameter.dtype in _NARROW]
+    if narrow_names and optimizer.state:
+        raise ConfigError(
+            f"{len(narrow_names)} parameters are BF16 or FP16 ({narrow_names[0]}, …) and the optimizer has stepped "
+            "them already: make OuterOptimizer before the first optimizer.step(), or train FP32 parameters"
+        )
+    table = make_table(TensorSpec(name, "F32", tuple(parameter.shape)) for name, (_, _, parameter) in found.items())
+    tensors, narrow = [], []
+    for spec in table.tensors:
+        group, position, parameter = found[spec.name]
+        if parameter.dtype in _NARROW:
+            master = torch.nn.Parameter(parameter.detach().float().contiguous())
+            group["params"][position] = master
+            narrow.append(_Narrow(parameter, master))
+            tensors.append(master)
+        else:
+            tensors.append(parameter)
+    return Masters(table, tuple(tensors), tuple(narrow), optimizer)
+
+
+def _check_parameter(name: str, parameter: torch.nn.Parameter) -> None:
+    if hasattr(parameter, "full_tensor") or hasattr(parameter, "local_shards"):
+        raise ConfigError(
+            f"parameter {name} is sharded over ranks (FSDP2, tensor parallel), which OuterOptimizer cannot gate: use "
+            "DistributedDataParallel inside one trainer, or one trainer a device"
+        )
+    if parameter.device.type == "meta":
+        raise ConfigError(f"parameter {name} is on the meta device and has no values: load the model first")
+    if parameter.dtype not in (torch.float32, *_NARROW):
+        raise ConfigError(
+            f"parameter {name} is {parameter.dtype}: OuterOptimizer steps FP32 parameters, or FP32 masters of BF16 "
+            "and FP16 ones"
+        )

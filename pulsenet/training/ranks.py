@@ -1,0 +1,66 @@
+"""The ranks of one trainer under ``torch.distributed``: rank 0 takes part in the rounds, the others follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pulsenet.errors import UnavailableError
+
+
+@dataclass(frozen=True, slots=True)
+class RankNews:
+    """What the other ranks must know of a round that rank 0 took part in."""
+
+    failed: bool
+    """Rank 0 raised: the masters stand as they were."""
+    restarted: bool
+    """Masters were overwritten by theta."""
+    reset: bool
+    """The inner optimizer is to forget its state."""
+    round_index: int
+    inner_step: int
+
+
+def is_distributed() -> bool:
+    """Tell whether this process is one of several ranks."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def is_first_rank() -> bool:
+    """Tell whether this process takes part in the rounds."""
+    return not is_distributed() or torch.distributed.get_rank() == 0
+
+
+def share_news(news: RankNews | None, tensors: Sequence[torch.Tensor]) -> RankNews:
+    """Send rank 0's news and masters to the other ranks; every rank calls it, rank 0 with ``news``.
+
+    Args:
+        news: ``None`` on the ranks that receive.
+        tensors: The masters, overwritten on the ranks that receive.
+
+    Raises:
+        UnavailableError: on a receiving rank, rank 0 could not finish the round.
+    """
+    sent = news is not None
+    numbers = [0] * 5
+    if news is not None:
+        numbers = [int(news.failed), int(news.restarted), int(news.reset), news.round_index, news.inner_step]
+    device = tensors[0].device
+    header = torch.tensor(numbers, dtype=torch.int64, device=device)
+    torch.distributed.broadcast(header, src=0)
+    failed, restarted, reset, round_index, inner_step = header.tolist()
+    if failed and not sent:
+        raise UnavailableError("rank 0 could not finish the round; its own error says why")
+    if restarted:
+        with torch.no_grad():
+            for tensor in tensors:
+                values = tensor.detach()
+                whole = values if values.is_contiguous() else values.contiguous()
+                torch.distributed.broadcast(whole, src=0)
+                if whole is not values:
+                    values.copy_(whole)
+    return RankNews(bool(failed), bool(restarted), bool(reset), round_index, inner_step)

@@ -1,0 +1,85 @@
+import numpy as np
+import pytest
+
+from pulsenet import limits
+from pulsenet.errors import LocalProtocolError
+from pulsenet.outer.gate import correct_delta, correct_delta_twin, find_sent, gate_entries, gate_entries_twin
+
+SPECIAL_BITS = [
+    0x00000000, 0x80000000, 0x00000001, 0x807FFFFF, 0x00800000, 0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F800000,
+    0xFF800000, 0x7FC00000, 0xFFC00001, 0x7F800001,
+]  # fmt: skip
+
+
+def values(*numbers: float) -> np.ndarray:
+    return np.array(numbers, np.float32)
+
+
+@pytest.mark.parametrize(("step", "round_sent"), [(-3e-6, 652), (3e-6, 1303)])
+def test_a_small_step_is_held_back_until_it_would_change_the_weight(step: float, round_sent: int) -> None:
+    """A-LOC-1: half a BF16 step below 1 is 2^-9, above it 2^-8."""
+    theta, residual = values(1.0), values(0.0)
+    for round_index in range(1, round_sent + 1):
+        corrected = residual + values(-step)  # a pseudo-gradient is the start minus the end
+        sent = find_sent(theta, corrected)
+        if round_index < round_sent:
+            assert not sent[0], round_index
+            residual = corrected
+    assert sent[0]
+    residual = np.where(sent, np.float32(0.0), corrected)
+    assert residual.view(np.uint32)[0] == 0
+
+
+def test_the_gate_compares_bits_so_a_change_of_zeros_sign_is_sent() -> None:
+    """The corrected -0 turns a weight of -0 into +0: equal as floats, another pattern in BF16."""
+    entries = gate_entries(values(0.0, -0.0), values(0.0, 0.0), values(-0.0, -0.0), tensor_index=3)
+    assert entries.tensor_index == 3
+    assert entries.indices is not None
+    assert entries.indices.tolist() == [1]
+
+
+def test_residual_joins_the_delta_in_fp32() -> None:
+    corrected = correct_delta(values(1.0), values(1.0 - 2**-24), values(1e-10))
+    assert corrected[0] == np.float32(1e-10) + np.float32(2**-24)
+
+
+def test_the_result_may_be_written_over_the_residual() -> None:
+    residual = values(0.5, -0.5)
+    out = correct_delta(values(2.0, 2.0), values(1.0, 3.0), residual, out=residual)
+    assert out is residual
+    assert residual.tolist() == [1.5, -1.5]
+
+
+def test_special_values_meet_each_other_as_the_twin_says() -> None:
+    bits = np.array(SPECIAL_BITS, np.uint32)
+    grid = np.stack(np.meshgrid(bits, bits, bits)).reshape(3, -1)
+    theta, local, residual = (np.ascontiguousarray(row).view(np.float32) for row in grid)
+    assert gate_entries(theta, local, residual, tensor_index=0).same_as(
+        gate_entries_twin(theta, local, residual, tensor_index=0)
+    )
+    mine, twin = correct_delta(theta, local, residual), correct_delta_twin(theta, local, residual)
+    assert np.array_equal(mine.view(np.uint32), twin.view(np.uint32))
+
+
+def test_a_tensor_larger_than_a_block_is_gated_like_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(1)
+    theta = generator.standard_normal(5000).astype(np.float32)
+    local = theta - generator.standard_normal(5000).astype(np.float32) * np.float32(0.01)
+    residual = np.zeros(5000, np.float32)
+    whole = gate_entries(theta, local, residual, tensor_index=0)
+    for block_elements in (1, 7, 2048, 4999):
+        monkeypatch.setattr(limits, "BLOCK_ELEMENTS", block_elements)
+        assert gate_entries(theta, local, residual, tensor_index=0).same_as(whole)
+    assert 0 < len(whole) < 5000
+
+
+def test_an_empty_tensor_sends_nothing() -> None:
+    empty = np.zeros(0, np.float32)
+    assert len(gate_entries(empty, empty, empty, tensor_index=0)) == 0
+
+
+def test_arrays_of_other_lengths_are_refused() -> None:
+    with pytest.raises(LocalProtocolError):
+        gate_entries(values(1.0), values(1.0, 2.0), values(0.0), tensor_index=0)
+    with pytest.raises(LocalProtocolError):
+        correct_delta(values(1.0), values(1.0), values(0.0), out=np.zeros(2, np.float32))

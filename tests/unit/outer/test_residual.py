@@ -1,0 +1,83 @@
+import numpy as np
+import pytest
+
+from pulsenet.errors import LocalProtocolError
+from pulsenet.outer.contribution import Entries
+from pulsenet.outer.gate import correct_delta, gate_entries
+from pulsenet.outer.residual import clear_sent, fold_back, settle_counted, split_scaled
+
+
+def random_round(seed: int, count: int = 4000) -> tuple[np.ndarray, np.ndarray, np.ndarray, Entries]:
+    generator = np.random.default_rng(seed)
+    theta = generator.standard_normal(count).astype(np.float32)
+    local = theta - (generator.standard_normal(count) * 0.003).astype(np.float32)
+    residual = (generator.standard_normal(count) * 0.001).astype(np.float32)
+    return theta, local, residual, gate_entries(theta, local, residual, tensor_index=0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.75, 0.5, 0.3, 1e-7, 0.0])
+def test_counted_and_held_make_up_what_was_sent_exactly(scale: float) -> None:
+    generator = np.random.default_rng(2)
+    bits = generator.integers(0, 0x7F000000, 20_000, np.uint32) | (generator.integers(0, 2, 20_000, np.uint32) << 31)
+    values = bits.astype(np.uint32).view(np.float32)
+    values[:4] = np.array([1, 3, 0x807FFFFF, 0x80000000], np.uint32).view(np.float32)
+    counted, held = split_scaled(values, np.float32(scale))
+    assert np.array_equal(counted.astype(np.float64) + held.astype(np.float64), values.astype(np.float64))
+    assert np.array_equal(counted + held, values)
+
+
+def test_nothing_is_held_of_an_unclipped_contribution() -> None:
+    counted, held = split_scaled(np.array([3e-6, -1.0], np.float32), np.float32(1.0))
+    assert held.view(np.uint32).tolist() == [0, 0]
+    assert counted.tolist() == np.array([3e-6, -1.0], np.float32).tolist()
+
+
+@pytest.mark.parametrize("scale", [-0.1, 1.1, float("nan")])
+def test_a_scale_outside_0_to_1_is_refused(scale: float) -> None:
+    with pytest.raises(LocalProtocolError):
+        split_scaled(np.ones(1, np.float32), np.float32(scale))
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_a_counted_round_leaves_what_was_not_counted(scale: float) -> None:
+    theta, local, residual, sent = random_round(3)
+    corrected = correct_delta(theta, local, residual)
+    settled = residual.copy()
+    settle_counted(settled, theta, local, sent, scale=np.float32(scale))
+    counted = np.zeros_like(settled)
+    counted[sent.indices] = split_scaled(sent.values, np.float32(scale))[0]
+    assert 0 < len(sent) < theta.size
+    assert np.array_equal(counted + settled, corrected)
+
+
+def test_a_missed_round_folds_everything_back() -> None:
+    theta, local, residual, _ = random_round(4)
+    folded = residual.copy()
+    fold_back(folded, theta, local)
+    assert np.array_equal(folded.view(np.uint32), correct_delta(theta, local, residual).view(np.uint32))
+
+
+def test_dense_entries_clear_everything() -> None:
+    residual = np.array([1.0, 2.0], np.float32)
+    clear_sent(residual, Entries(0, None, np.array([4.0, 8.0], np.float32)), scale=np.float32(0.5))
+    assert residual.tolist() == [2.0, 4.0]
+
+
+def test_nothing_is_lost_over_fifty_rounds() -> None:
+    """A-LOC-2: 100 000 elements, 50 rounds, in FP64."""
+    generator = np.random.default_rng(5)
+    count = 100_000
+    theta = (generator.standard_normal(count) * 0.1).astype(np.float32)
+    residual = np.zeros(count, np.float32)
+    steps, sent_sum = np.zeros(count), np.zeros(count)
+    density = []
+    for _ in range(50):
+        local = theta - (generator.standard_normal(count) * 3e-6).astype(np.float32)
+        steps += theta.astype(np.float64) - local.astype(np.float64)
+        sent = gate_entries(theta, local, residual, tensor_index=0)
+        settle_counted(residual, theta, local, sent)
+        sent_sum[sent.indices] += sent.values.astype(np.float64)
+        density.append(len(sent) / count)
+    assert np.abs(steps - (sent_sum + residual.astype(np.float64))).max() <= 1e-10
+    assert 0.0 < max(density) < 0.1
+    assert np.count_nonzero(residual) > count / 2
