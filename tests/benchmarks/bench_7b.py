@@ -1,12 +1,11 @@
 """One step of a 7B-size model, published and applied: seconds, bytes and memory against the limits.
 
-Usage: python tests/benchmarks/bench_7b.py [--gib 14.2] [--codec auto] [--directory DIR] [--memory auto|memfd|files]
+Usage: python tests/benchmarks/bench_7b.py [--gib 14.2] [--codec auto] [--directory DIR] [--json]
 
-Weights are synthetic, with the share of changes by exponent that recorded runs have. Three processes run one after
-another: one writes both versions to files, one publishes them (an anchor, then a patch), one applies both to its
-mirror; publisher and mirror are those of the daemon. Disk needed: a bit more than three times the model.
-Where two versions do not fit in memory the publisher maps the files instead of shared memory, so that the system may
-write them out; its own memory is then all that counts.
+Weights are synthetic, with the share of changes by exponent that recorded runs have, and are made tensor by tensor
+while they are published, so one version in memory is all there ever is. Two processes run one after another: one
+publishes an anchor and a patch, one applies both to its mirror; publisher and mirror are the daemon's. Disk needed:
+a bit more than the model.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -34,12 +32,13 @@ from pulsenet.chain.records import Kind, Manifest
 from pulsenet.chain.signing import seal
 from pulsenet.codec.patch import CODEC_CHOICES
 from pulsenet.ids import Digest, PeerId, RunId, Version
-from pulsenet.local.shared_memory import Region, create_memory, read_available_memory_bytes, seal_snapshot, write_at
+from pulsenet.local.shared_memory import Region, SnapshotWriter
 from pulsenet.node.effects import Commit, EncodeSnapshot
 from pulsenet.node.events import Committed, HopApplied, PatchEncoded
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
-from pulsenetd.bench.synthetic import draw_step
+from pulsenetd.bench.synthetic import Bits, draw_step
 from pulsenetd.mirror import Mirror
+from pulsenetd.parts import PartQueue
 from pulsenetd.publishing import Publisher
 from pulsenetd.storage import Store
 from pulsenetd.warm_up import warm_up
@@ -79,34 +78,7 @@ def make_7b_table(gib: float) -> ParameterTable:
     return make_table(TensorSpec(name, "BF16", shape) for name, shape in shapes.items())
 
 
-# Stage 1: two versions on disk
-
-
-def write_versions(directory: Path, gib: float) -> dict[str, Any]:
-    """Write ``old.bin`` and ``new.bin`` in the dense layout, a block at a time."""
-    started = time.monotonic()
-    table = make_7b_table(gib)
-    generator = np.random.default_rng(7)
-    pool = [draw_step(generator, limits.BLOCK_ELEMENTS) for _ in range(POOL_BLOCKS)]
-    block_index = 0
-    with (directory / "old.bin").open("wb") as old_file, (directory / "new.bin").open("wb") as new_file:
-        for spec, offset in zip(table.tensors, table.offsets, strict=True):
-            _pad(old_file, offset)
-            _pad(new_file, offset)
-            for start in range(0, spec.element_count, limits.BLOCK_ELEMENTS):
-                count = min(limits.BLOCK_ELEMENTS, spec.element_count - start)
-                old, new = pool[block_index % POOL_BLOCKS]
-                old_file.write(old[:count].data)
-                new_file.write(new[:count].data)
-                block_index += 1
-    return {"seconds": time.monotonic() - started}
-
-
-def _pad(file: BinaryIO, offset: int) -> None:
-    file.write(bytes(offset - file.tell()))
-
-
-# Stage 2: publish
+# Publish
 
 
 class Sampler(threading.Thread):
@@ -135,25 +107,48 @@ class Sampler(threading.Thread):
         return sum(int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem"))
 
 
-def open_version(path: Path, size_bytes: int, *, in_memory: bool) -> Region:
-    """Return a version as a region: copied to a sealed memfd as a training process does, or the mapped file."""
-    if not in_memory:
-        descriptor = os.open(path, os.O_RDONLY)
-        return Region(descriptor, mmap(descriptor, size_bytes, access=ACCESS_READ), writable=False)
-    descriptor = create_memory("pulsenet-bench", size_bytes)
-    offset = 0
-    with path.open("rb") as file:
-        while piece := file.read(8 * MIB):
-            write_at(descriptor, piece, offset)
-            offset += len(piece)
-    seal_snapshot(descriptor)
-    return Region.open_snapshot(descriptor, size_bytes)
+class Version7B:
+    """One of the two versions, made of blocks of a small pool when they are needed."""
+
+    def __init__(self, pool: list[tuple[Bits, Bits]], which: int) -> None:
+        self._blocks = [pair[which] for pair in pool]
+
+    def tensor_blocks(self, tensor_index: int, spec: TensorSpec) -> Iterator[Bits]:
+        """Yield one tensor's bits, a block at a time."""
+        for start in range(0, spec.element_count, limits.BLOCK_ELEMENTS):
+            block = self._blocks[(tensor_index * 7 + start // limits.BLOCK_ELEMENTS) % POOL_BLOCKS]
+            yield block[: min(limits.BLOCK_ELEMENTS, spec.element_count - start)]
 
 
-def publish_versions(directory: Path, gib: float, *, codec: str, in_memory: bool) -> dict[str, Any]:
+class Feeder(threading.Thread):
+    """Hands a version over as a training process does: a part for each tensor, one ahead of the encoder."""
+
+    def __init__(self, table: ParameterTable, version: Version7B) -> None:
+        super().__init__(daemon=True)
+        self._table = table
+        self._version = version
+        self._room = threading.Semaphore(1)
+        self.parts = PartQueue(table, on_taken=self._room.release)
+
+    def run(self) -> None:
+        """Put in all parts, each when the one before was taken."""
+        for index, spec in enumerate(self._table.tensors):
+            self._room.acquire()
+            layout = self.parts.next_layout(1)
+            writer = SnapshotWriter(self._table, layout)
+            offset = 0
+            for block in self._version.tensor_blocks(index, spec):
+                writer.write_block(index, offset, block.view(np.uint8))
+                offset += block.nbytes
+            self.parts.put(layout, Region.open_snapshot(writer.seal(), layout.size_bytes))
+
+
+def publish_versions(directory: Path, gib: float, *, codec: str) -> dict[str, Any]:
     """Publish both versions and commit them."""
     table = make_7b_table(gib)
-    figures: dict[str, Any] = {"in_memory": in_memory}
+    generator = np.random.default_rng(7)
+    pool = [draw_step(generator, limits.BLOCK_ELEMENTS) for _ in range(POOL_BLOCKS)]
+    figures: dict[str, Any] = {}
     store = Store.open(directory / "store")
     warm_up()
     sampler = Sampler()
@@ -162,12 +157,14 @@ def publish_versions(directory: Path, gib: float, *, codec: str, in_memory: bool
         publisher = Publisher(store, directory / "spools", codec=codec, run_blocks=threads.map)
         try:
             manifest = None
-            for number, (name, kind) in enumerate((("old", Kind.ANCHOR), ("new", Kind.PATCH)), 1):
-                region = open_version(directory / f"{name}.bin", table.layout_size_bytes, in_memory=in_memory)
-                publisher.offer(number, table, region)
+            for number, kind in enumerate((Kind.ANCHOR, Kind.PATCH), 1):
+                feeder = Feeder(table, Version7B(pool, number - 1))
+                publisher.offer(number, feeder.parts)
                 started = time.monotonic()
+                feeder.start()
                 manifest = _publish(publisher, number, kind, table, manifest)
                 figures[f"{kind.value}_seconds"] = time.monotonic() - started
+                figures[f"{kind.value}_waited_seconds"] = publisher.waited_seconds
                 figures[f"{kind.value}_bytes"] = manifest.encoded_size_bytes
             assert manifest is not None
             figures["changes"] = manifest.changed_count
@@ -208,7 +205,7 @@ def _publish(
     return manifest
 
 
-# Stage 3: apply
+# Apply
 
 
 def apply_versions(directory: Path) -> dict[str, Any]:
@@ -246,7 +243,7 @@ def apply_versions(directory: Path) -> dict[str, Any]:
 def run_stage(stage: str, arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Run one stage in a process of its own and return its figures."""
     command = [sys.executable, __file__, "--stage", stage, "--directory", str(directory)]
-    command += ["--gib", str(arguments.gib), "--codec", arguments.codec, "--memory", arguments.memory]
+    command += ["--gib", str(arguments.gib), "--codec", arguments.codec]
     print(f"{stage} ...", file=sys.stderr)
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     figures: dict[str, Any] = json.loads(output)
@@ -254,25 +251,23 @@ def run_stage(stage: str, arguments: argparse.Namespace, directory: Path) -> dic
 
 
 def run_all(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run the three stages and return their figures and limits."""
+    """Run both stages and return their figures and limits."""
     table = make_7b_table(arguments.gib)
     size_mib = table.layout_size_bytes / MIB
     largest_mib = max(spec.size_bytes for spec in table.tensors) / MIB
     with tempfile.TemporaryDirectory(dir=arguments.directory, prefix="pulsenet-7b-") as name:
         directory = Path(name)
-        needed = 3.2 * table.layout_size_bytes
+        needed = 1.2 * table.layout_size_bytes
         if shutil.disk_usage(directory).free < needed:
             sys.exit(f"{needed / GIB:.1f} GiB of disk are needed in {directory}: name another with --directory")
-        write = run_stage("write", arguments, directory)
         publish = run_stage("publish", arguments, directory)
         apply = run_stage("apply", arguments, directory)
-    publish["limit_mib"] = BUFFERS_MIB + (2 * size_mib if publish["in_memory"] else 0)
-    apply["limit_mib"] = size_mib + 2 * largest_mib + BUFFERS_MIB
+    # Of both, as docs/operating.md states for inferencers and for a blocking publish.
+    publish["limit_mib"] = apply["limit_mib"] = size_mib + 2 * largest_mib + BUFFERS_MIB
     return {
         "parameters": table.element_count,
         "dense_bytes": table.size_bytes,
         "codec": arguments.codec,
-        "write": write,
         "publish": publish,
         "apply": apply,
         "ratio": table.size_bytes / publish["patch_bytes"],
@@ -285,17 +280,8 @@ def run_all(arguments: argparse.Namespace) -> dict[str, Any]:
 def format_report(figures: dict[str, Any]) -> str:
     """Return the figures for people."""
     publish, apply = figures["publish"], figures["apply"]
-    memory = "shared memory" if publish["in_memory"] else "mapped files"
     factor = FULL_GIB * GIB / figures["dense_bytes"]
-    total = sum(
-        figures[stage][key]
-        for stage, keys in (
-            ("write", ("seconds",)),
-            ("publish", ("anchor_seconds", "patch_seconds")),
-            ("apply", ("anchor_seconds", "patch_seconds")),
-        )
-        for key in keys
-    )
+    total = sum(part[f"{kind}_seconds"] for part in (publish, apply) for kind in ("anchor", "patch"))
     return "\n".join(
         (
             f"model    {figures['parameters'] / 1e9:.2f} G parameters, {figures['dense_bytes'] / 1e6:,.0f} MB; "
@@ -303,8 +289,8 @@ def format_report(figures: dict[str, Any]) -> str:
             f"patch    {publish['patch_bytes'] / 1e6:,.1f} MB ({figures['codec']}), {figures['ratio']:.0f}x smaller, "
             f"{figures['bits_per_change']:.2f} bits a change; at {FULL_GIB} GiB "
             f"{publish['patch_bytes'] * factor / 1e6:,.0f} MB, the paper's {PAPER_MB} MB",
-            f"publish  anchor {publish['anchor_seconds']:.1f} s, patch {publish['patch_seconds']:.1f} s (compare, "
-            f"encode, store, read back, hash, commit) from {memory}",
+            f"publish  anchor {publish['anchor_seconds']:.1f} s, patch {publish['patch_seconds']:.1f} s (of which "
+            f"{publish['patch_waited_seconds']:.1f} waiting for the synthetic weights)",
             f"apply    anchor {apply['anchor_seconds']:.1f} s, patch {apply['patch_seconds']:.1f} s (decode "
             f"{apply['decode_seconds']:.1f}, write {apply['apply_seconds']:.1f}, check {apply['verify_seconds']:.1f})",
             f"memory   publisher grew {publish['growth_mib']:,.0f} MiB of {publish['limit_mib']:,.0f}, "
@@ -321,18 +307,11 @@ def main() -> int:
     parser.add_argument("--gib", type=float, default=FULL_GIB, help="size of the model")
     parser.add_argument("--codec", choices=sorted(CODEC_CHOICES), default="auto")
     parser.add_argument("--directory", type=Path, help="where the files go (default: the system's)")
-    parser.add_argument("--memory", choices=("auto", "memfd", "files"), default="auto")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--stage", choices=("write", "publish", "apply"), help=argparse.SUPPRESS)
+    parser.add_argument("--stage", choices=("publish", "apply"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     stages: dict[str, Callable[[], dict[str, Any]]] = {
-        "write": lambda: write_versions(arguments.directory, arguments.gib),
-        "publish": lambda: publish_versions(
-            arguments.directory,
-            arguments.gib,
-            codec=arguments.codec,
-            in_memory=_fits(arguments),
-        ),
+        "publish": lambda: publish_versions(arguments.directory, arguments.gib, codec=arguments.codec),
         "apply": lambda: apply_versions(arguments.directory),
     }
     if arguments.stage:
@@ -341,13 +320,6 @@ def main() -> int:
     figures = run_all(arguments)
     print(json.dumps(figures) if arguments.json else format_report(figures))
     return 0 if figures["kept"] else 1
-
-
-def _fits(arguments: argparse.Namespace) -> bool:
-    """Return whether both versions are to be held in memory."""
-    if arguments.memory != "auto":
-        return bool(arguments.memory == "memfd")
-    return 2.5 * make_7b_table(arguments.gib).layout_size_bytes < read_available_memory_bytes()
 
 
 if __name__ == "__main__":

@@ -262,7 +262,7 @@ def format_markdown(report: dict[str, Any], lines: list[Line]) -> str:
     """Return the tables of docs/benchmarks.md."""
     sizes, speeds = report["trace"], report["speeds"]
     rows = [
-        f"Measured {report['date']} on {report['machine']}.",
+        f"Measured {report['date']} on {report['machine']}; load average {report['load']:.1f} at the start.",
         "",
         "| encoding | off: ratio | bits / change | grid: ratio | bits / change | encode | decode | encode, all cores "
         "| decode, all cores |",
@@ -326,6 +326,7 @@ def main() -> int:
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **THREADS_OFF})  # noqa: S606
     report: dict[str, Any] = {
         "machine": describe_machine(),
+        "load": os.getloadavg()[0],
         "date": time.strftime("%Y-%m-%d"),
         "trace": measure_trace_sizes(arguments.trace),
     }

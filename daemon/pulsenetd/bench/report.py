@@ -8,7 +8,7 @@ from typing import Any, Final, TextIO
 from rich.console import Console
 from rich.table import Table
 
-HEADINGS: Final = ("encoding", "bytes", "ratio", "bits/change", "encode", "decode", "encode, all", "decode, all")
+HEADINGS: Final = ("encoding", "bytes", "ratio", "bits/\nchange", "encode", "decode", "encode\nall", "decode\nall")
 
 
 def print_report(figures: Mapping[str, Any], stream: TextIO) -> None:
@@ -18,19 +18,23 @@ def print_report(figures: Mapping[str, Any], stream: TextIO) -> None:
     if stream.isatty():
         table = Table(box=None, header_style="bold")
         for position, heading in enumerate(HEADINGS):
-            table.add_column(heading, justify="left" if position == 0 else "right")
+            table.add_column(heading, justify="left" if position == 0 else "right", no_wrap=True)
         for row in rows:
             table.add_row(*row)
-        Console(file=stream).print(table)
+        console = Console(file=stream)
+        # A narrow terminal wraps lines; figures are never cut.
+        console.print(table, width=max(console.width, console.measure(table).minimum), crop=False)
     else:
-        widths = [max(len(line[column]) for line in (HEADINGS, *rows)) for column in range(len(HEADINGS))]
-        for line in (HEADINGS, *rows):
+        lines = (tuple(heading.replace("\n", " ") for heading in HEADINGS), *rows)
+        widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
+        for line in lines:
             first, *others = (
                 cell.ljust(width) if column == 0 else cell.rjust(width)
                 for column, (cell, width) in enumerate(zip(line, widths, strict=True))
             )
             stream.write("  ".join((first, *others)) + "\n")
-    stream.write("\n" + _footing(figures) + "\n")
+    if figures["memory"]["copy_mb_s"] is not None:
+        stream.write("\n" + _footing(figures) + "\n")
 
 
 def _row(codec: Mapping[str, Any]) -> tuple[str, ...]:
