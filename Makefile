@@ -56,7 +56,7 @@ coverage: $(STAMP)
 	@rm -f .coverage .coverage.*
 	@$(MAKE) --no-print-directory test RUN="$(BIN)/python -m coverage run -m"
 	@# The compiled loops are measured with the compiler off: their bodies then run as plain Python.
-	@NUMBA_DISABLE_JIT=1 $(BIN)/python -m coverage run -m pytest -q tests/unit/codec tests/unit/tensors
+	@NUMBA_DISABLE_JIT=1 $(BIN)/python -m coverage run -m pytest -q tests/unit/codec tests/unit/tensors tests/unit/outer
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report --include='pulsenet/*' --omit='$(EDGES)' --fail-under=95
 	@$(BIN)/python -m coverage report --include='daemon/pulsenetd/*,$(EDGES)' --fail-under=80

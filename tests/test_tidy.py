@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-CORE = ("tensors", "codec", "wire", "chain", "node")
+CORE = ("tensors", "codec", "outer", "wire", "chain", "node")
 PACKAGES = (ROOT / "pulsenet", ROOT / "daemon" / "pulsenetd")
 LINES_MAX = 500
 FUNCTION_LINES_MAX = 70

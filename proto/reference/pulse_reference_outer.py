@@ -110,6 +110,8 @@ def gate(theta, local, residual):
 
 def split(value, scale):
     """What is counted and what is held of one sent value."""
+    if scale == 0x3F800000:
+        return value, 0
     held = subtract(value, multiply(scale, value))
     return subtract(value, held), held
 

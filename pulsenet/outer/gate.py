@@ -111,7 +111,7 @@ def _gate_loop(
             # Written always and counted only if sent: no branch to mispredict, and count <= start + i.
             out_indices[count] = start + i
             out_values[count] = corrected[i]
-            count += differs[i]
+            count += int(differs[i])
     return count
 
 

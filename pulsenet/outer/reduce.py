@@ -30,8 +30,6 @@ class Counted:
 
     def values(self) -> FP32s:
         """Return what the round counts of the sent values."""
-        if self.scale == SCALE_ONE:
-            return self.entries.values
         return split_scaled(self.entries.values, self.scale)[0]
 
 

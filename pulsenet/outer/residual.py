@@ -20,13 +20,16 @@ def split_scaled(values: FP32s, scale: np.float32) -> tuple[FP32s, FP32s]:
     """Split sent values into what a round counts of them and what their sender keeps: ``(counted, held)``.
 
     ``held = values - scale * values`` and ``counted = values - held``, each operation rounded by itself. Then
-    ``counted + held == values`` exactly: one of the two subtractions is exact for every scale from 0 to 1.
+    ``counted + held == values`` exactly: one of the two subtractions is exact for every scale from 0 to 1. A scale of
+    exactly 1 counts the values as they are and holds +0.
 
     Raises:
         LocalProtocolError: a scale outside 0 to 1.
     """
     if not 0.0 <= scale <= 1.0:
         raise LocalProtocolError(f"a contribution is scaled by {scale}, which is not from 0 to 1")
+    if scale == SCALE_ONE:
+        return values, np.zeros_like(values)
     with np.errstate(all="ignore"):
         held = settle_nans(values - np.float32(scale) * values)
         return settle_nans(values - held), held

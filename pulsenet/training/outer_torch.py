@@ -75,6 +75,8 @@ def split_scaled(values: torch.Tensor, scale: float) -> tuple[torch.Tensor, torc
     """
     if not 0.0 <= scale <= 1.0:
         raise LocalProtocolError(f"a contribution is scaled by {scale}, which is not from 0 to 1")
+    if scale == _SCALE_ONE:
+        return values, torch.zeros_like(values)
     # A tensor, so that no backend multiplies in a wider type.
     product = values * torch.full((1,), float(scale), dtype=torch.float32, device=values.device)
     held = _settle_nans(values - product)
@@ -134,7 +136,7 @@ def reduce_mean(
     out.zero_()
     for key in sorted(contributions):
         positions, values, scale = contributions[key]
-        counted = values if scale == _SCALE_ONE else split_scaled(values, scale)[0]
+        counted, _ = split_scaled(values, scale)
         if positions is None:
             out.add_(counted)
         else:
