@@ -57,6 +57,9 @@ HEARTBEAT_SECONDS: Final = 1.0
 HEARTBEAT_MISSED_SECONDS: Final = 15.0
 """An event loop that did not turn for so long is stuck, and ``/livez`` says so."""
 
+REPORTED_FIELDS: Final = ("applied_version", "latest_seen_version", "version_lag", "version_age_seconds", "revision")
+"""Fields every status has, as ``None`` until a machine has reported."""
+
 STOP_SECONDS_MAX: Final = 8.0
 """A node leaves within 10 s of SIGTERM; what is not done by then is redone at the next start."""
 
@@ -420,6 +423,7 @@ class Node:
             "store_bytes": usage.chunk_size_bytes,
             "bytes": {f"{direction}_{kind}": count for (direction, kind), count in list(traffic.bytes.items())},
             "versions": [dict(facts) for facts in list(self._ledger.versions.values())],
+            **dict.fromkeys(REPORTED_FIELDS),
             **dict(self._ledger.fields),
             "state": self._ledger.fields.get("phase", "starting"),
             "peers": self._ledger.fields.get("peers_connected", 0),

@@ -16,6 +16,10 @@ import pytest
 from swarm import Gate, Node, Swarm, find_free_port, run_command, run_json, wait_until
 from synthetic import MEGABYTE, SyntheticModel, connect
 
+from pulsenet.ids import Version
+from pulsenet.serving.files import FilesEngine
+from pulsenet.serving.subscriber import Subscriber, attach
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 ANCHOR_SIZE_BYTES = 24 * MEGABYTE
@@ -36,6 +40,8 @@ class Story:
     first: Node
     second: Node
     model: SyntheticModel
+    engine: FilesEngine
+    subscriber: Subscriber = field(init=False)
     seen: dict[str, Any] = field(default_factory=dict)
     numbers: list[int] = field(default_factory=list)
 
@@ -49,6 +55,7 @@ def story(swarm: Swarm) -> Iterator[Story]:
         first=swarm.add("first", "inferencer", *gate.relay()),
         second=swarm.add("second", "inferencer", *gate.relay()),
         model=SyntheticModel(ANCHOR_SIZE_BYTES),
+        engine=FilesEngine(swarm.home("engine")),
     )
     try:
         _begin(told)
@@ -90,6 +97,9 @@ def _kill_in_the_middle_of_a_fetch(told: Story, gate: Gate) -> None:
     told.first.wait_applied(1)
     told.seen["bytes of the second life"] = told.first.status["bytes"]
     told.seen["orphans"] = [pid for pid in orphans if pid in told.first.find_p2pd()]
+    # A process of the user's own, which lives through every restart of the daemon that feeds it.
+    told.subscriber = attach(told.engine, data_dir=told.first.data_dir)
+    told.subscriber.start()
     told.seen["health after"] = (told.first.get("/livez"), told.first.get("/readyz"), told.first.status)
 
 
@@ -216,6 +226,10 @@ def _leave_in_the_middle_of_a_fetch(told: Story, gate: Gate) -> None:
     gate.release()
     told.first.start().wait_ready()
     told.first.wait_applied(told.seen["renewed"])
+    wait_until("the engine outside follows", lambda: told.engine.version == Version(0, told.seen["renewed"]))
+    told.subscriber.close()
+    told.seen["engine's files"] = run_json("verify", str(told.engine.current), home=told.first.data_dir)["root"]
+    told.engine.close()
     told.seen["renewed roots"] = {renewed.root, told.first.read_root(told.seen["renewed"])}
     told.trainer.send_signal(signal.SIGINT)
     told.trainer.wait_log("a second signal ends the node at once")
@@ -294,6 +308,11 @@ def test_a_node_told_to_stop_in_a_download_leaves_nothing_behind(story: Story, h
 def test_a_stopped_download_is_finished_at_the_next_start(story: Story) -> None:
     """A-PROC-2."""
     assert len(story.seen["renewed roots"]) == 1
+
+
+def test_an_engine_in_a_process_of_its_own_outlives_its_daemon(story: Story) -> None:
+    assert story.seen["engine's files"] in story.seen["renewed roots"]
+    assert story.subscriber.last_failure is None
 
 
 def test_a_second_ctrl_c_ends_a_node_at_once(story: Story) -> None:
