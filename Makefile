@@ -79,6 +79,11 @@ wheel-smoke: $(STAMP)
 	@$(BIN)/python -m build --wheel --outdir build/wheel . > build/wheel/log.txt 2>&1 || (tail -20 build/wheel/log.txt; exit 1)
 	@$(BIN)/python tests/wheel_smoke.py build/wheel
 
+## make bench        sizes and speeds of the codecs, memory of the nodes; rewrites docs/benchmarks.md
+bench: $(STAMP)
+	@$(BIN)/python tests/benchmarks/bench_codec.py --write docs/benchmarks.md
+	@$(BIN)/python tests/benchmarks/bench_memory.py
+
 ## make nightly      the long runs
 nightly: $(STAMP)
 	@$(BIN)/python -m pytest -m "nightly" --timeout 3600 $(TEST_ARGS)
