@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from pulsenet import limits
@@ -23,6 +23,7 @@ class ChunkFiles:
         self._disk = disk
         self._sizes: dict[Digest, int] = {}
         self._lock = threading.Lock()
+        self._has_changed = threading.Condition(self._lock)
         self.damaged_count = 0
         """Files deleted because their bytes did not match their name."""
 
@@ -86,8 +87,20 @@ class ChunkFiles:
         path = self._path(digest)
         make_directory(self._disk, path.parent)
         write_durably(self._disk, path, data, sync_directory=sync_directory)
-        with self._lock:
+        with self._has_changed:
             self._sizes[digest] = len(data)
+            self._has_changed.notify_all()
+
+    def wait_for(self, digest: Digest, gives_up: Callable[[], bool]) -> bool:
+        """Wait until a chunk is held, or until ``gives_up`` says yes (see :meth:`wake`); return whether it is held."""
+        with self._has_changed:
+            self._has_changed.wait_for(lambda: digest in self._sizes or gives_up())
+            return digest in self._sizes
+
+    def wake(self) -> None:
+        """Make everybody who waits ask again whether to give up."""
+        with self._has_changed:
+            self._has_changed.notify_all()
 
     def sync(self, digests: Iterable[Digest]) -> None:
         """Make the names of chunks written without ``sync_directory`` durable."""

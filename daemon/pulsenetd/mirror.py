@@ -1,8 +1,9 @@
 """The mirror: an inferencer's copy of the current weights in shared memory, moved hop by hop, all or nothing.
 
-A patch is first decoded to a spool, with nothing written. Then it is written, the touched tensors are hashed
-and the root is compared; if anything differs, the spool undoes it and the old root is checked. A version is
-reported only after its root held and the fact is durable. After a crash the mirror is rebuilt from the store.
+A patch is first decoded to a spool, with nothing written, if possible while it arrives. Then it is written, the
+touched tensors are hashed and the root is compared; if anything differs, the spool undoes it and the old root is
+checked. A version is reported only after its root held and the fact is durable. After a crash the mirror is rebuilt
+from the store.
 
 All methods block; they may be called from any thread, and take turns.
 """
@@ -34,6 +35,7 @@ from pulsenet.local.protocol import UpdateKind
 from pulsenet.node.events import HopApplied, HopFailed
 from pulsenet.tensors.digest import compute_root
 from pulsenet.tensors.params import ParameterTable
+from pulsenetd.preparation import Preparation, can_prepare
 from pulsenetd.rebuild import HeldVersion, Weights, check_anchor, hash_tensors, load_anchor, rebuild
 from pulsenetd.spools import Point, Spool, SpoolDirectory, compose_spools, write_unnamed
 from pulsenetd.staging import Loans, StagedUpdate
@@ -50,6 +52,7 @@ class HopTimes:
     """Seconds the last hop took, by stage, and how much it changed."""
 
     decode_seconds: float
+    """What was left of decoding once the patch was whole."""
     apply_seconds: float
     verify_seconds: float
     changed_count: int
@@ -84,6 +87,9 @@ class Mirror:
         self._monotonic = monotonic
         self._mutex = threading.Lock()
         self._weights: Weights | None = None
+        self._preparation: Preparation | None = None
+        self.prepared_count = 0
+        """Hops whose decoding was done, or begun, while they arrived."""
         self.loans = Loans()
         self.last_times: HopTimes | None = None
 
@@ -124,13 +130,31 @@ class Mirror:
             self._lose()
             return False
 
+    def prepare(self, manifest: Manifest) -> None:
+        """Start to decode a patch from what is held while its chunks are being stored; does nothing for other hops.
+
+        Whatever was being prepared is dropped. The spool is used by :meth:`apply_hop`.
+        """
+        with self._mutex:
+            self._end_preparation()
+            weights = self._weights
+            if weights is not None and can_prepare(manifest, weights.held):
+                self._preparation = Preparation(manifest, weights, self._store, self._spools, self._run_blocks)
+
+    def drop_preparation(self) -> None:
+        """Stop preparing."""
+        with self._mutex:
+            self._end_preparation()
+
     def apply_hop(self, manifest: Manifest) -> HopApplied | HopFailed:
         """Move along one manifest whose blob is whole: to its version, or not at all.
 
-        If the old version cannot be brought back by undoing, it is rebuilt from the store; if that fails too,
-        ``HopFailed.mirror`` is ``None``.
+        A preparation for another hop is dropped. If the old version cannot be brought back by undoing, it is rebuilt
+        from the store; if that fails too, ``HopFailed.mirror`` is ``None``.
         """
         with self._mutex:
+            if self._preparation is not None and self._preparation.manifest != manifest:
+                self._end_preparation()
             was_held = self.held is not None
             try:
                 if manifest.kind is Kind.ANCHOR:
@@ -239,7 +263,12 @@ class Mirror:
         self._spools.keep(base_point, Point(manifest.version, manifest.root), spool, size_bytes_max=size_bytes_max)
 
     def _decode(self, manifest: Manifest, weights: Weights) -> Spool:
-        """Decode a whole patch to a spool; the mirror is only read."""
+        """Return the spool of a whole patch, the one prepared if there is one; the mirror is only read."""
+        preparation, self._preparation = self._preparation, None
+        prepared = None if preparation is None else preparation.finish()
+        if prepared is not None:
+            self.prepared_count += 1
+            return prepared
         writer = self._spools.begin(weights.table)
         try:
             pieces = self._store.read_blob(manifest.blob_id)
@@ -321,7 +350,13 @@ class Mirror:
             give_back=lambda: True,
         )
 
+    def _end_preparation(self) -> None:
+        preparation, self._preparation = self._preparation, None
+        if preparation is not None:
+            preparation.cancel()
+
     def _lose(self) -> None:
+        self._end_preparation()
         weights, self._weights = self._weights, None
         if weights is not None:
             weights.region.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,6 +217,26 @@ class Store:
             if data is None:
                 raise StorageError(f"chunk {short(digest)} of blob {short(blob_id)} is missing or damaged", "damaged")
             yield data
+
+    def read_arriving_blob(self, blob_id: Digest, gives_up: Callable[[], bool]) -> Iterator[bytes]:
+        """Yield the blob's verified chunks in order, waiting for each to be kept; the blob's list is held already.
+
+        Args:
+            blob_id: Names the blob.
+            gives_up: Whether to wait no longer for a chunk that is missing. Call :meth:`wake_readers` when it changes.
+
+        Raises:
+            StorageError: A chunk is missing and it was given up, or one is damaged (reason ``damaged``).
+        """
+        for _, digest in self._require_list(blob_id).entries:
+            data = self._chunks.get(digest) if self._chunks.wait_for(digest, gives_up) else None
+            if data is None:
+                raise StorageError(f"chunk {short(digest)} of blob {short(blob_id)} is missing or damaged", "damaged")
+            yield data
+
+    def wake_readers(self) -> None:
+        """Make those who wait for chunks ask again whether to give up."""
+        self._chunks.wake()
 
     @contextmanager
     def writing_blob(self) -> Iterator[BlobWriter]:

@@ -206,12 +206,24 @@ def encode_absolute(
 
 
 def decode_patch(
-    pieces: Iterable[bytes], table: ParameterTable, old_region: Region, *, run_blocks: RunBlocks = map
+    pieces: Iterable[bytes],
+    table: ParameterTable,
+    old_region: Region,
+    *,
+    run_blocks: RunBlocks = map,
+    batch_blocks_max: int = BATCH_BLOCKS_MAX,
 ) -> Iterator[Changes]:
     """Yield the changes of a patch, block by block, ascending by tensor and index.
 
     Changes come before the end of the blob has been seen: they count only once the iteration ended without an
     error. Each may be applied to ``old_region`` at once, because no block is read again after it was yielded.
+
+    Args:
+        pieces: The blob, cut anywhere.
+        table: The tensors.
+        old_region: The base version; read block by block.
+        run_blocks: ``map``, or an executor's ``map``.
+        batch_blocks_max: Blocks decoded together. Fewer give the first changes sooner where pieces come slowly.
 
     Raises:
         RemoteProtocolError: the blob breaks the specification; the code says where (``patch-...``, ``codec-...``).
@@ -230,7 +242,7 @@ def decode_patch(
         old = record.block.cut(table.view(old_region, record.block.tensor_index))
         return decode_block(record.block, record.codec_id, record.body, old)
 
-    return _run_in_batches(run_blocks, decode, reader.read_records(), weigh)
+    return _run_in_batches(run_blocks, decode, reader.read_records(), weigh, batch_blocks_max)
 
 
 def list_records(pieces: Iterable[bytes], table: ParameterTable) -> Iterator[PatchRecord]:
@@ -247,13 +259,14 @@ def _run_in_batches(
     function: Callable[[Item], Result],
     items: Iterable[Item],
     weigh: Callable[[Item], int],
+    batch_blocks_max: int = BATCH_BLOCKS_MAX,
 ) -> Iterator[Result]:
     batch: list[Item] = []
     size_bytes = 0
     for item in items:
         batch.append(item)
         size_bytes += weigh(item)
-        if size_bytes >= BATCH_SIZE_BYTES or len(batch) == BATCH_BLOCKS_MAX:
+        if size_bytes >= BATCH_SIZE_BYTES or len(batch) == batch_blocks_max:
             yield from run_blocks(function, batch)
             batch, size_bytes = [], 0
     yield from run_blocks(function, batch)

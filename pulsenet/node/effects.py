@@ -53,8 +53,27 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareHop:
+    """Decode a patch while its chunks become durable, ahead of an ``ApplyHop`` of the same manifest; no answer.
+
+    The mirror holds the patch's base and stays as it is. Whatever was prepared before is dropped. A mirror that holds
+    something else, or cannot prepare, does nothing: ``ApplyHop`` then decodes.
+    """
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class DropPreparation:
+    """The hop being prepared will not be made; no answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class ApplyHop:
-    """Move the mirror along one manifest whose blob is whole; answered by ``HopApplied`` or ``HopFailed``."""
+    """Move the mirror along one manifest whose blob is whole; answered by ``HopApplied`` or ``HopFailed``.
+
+    Whatever was prepared is used if it is for this manifest and what the mirror holds, and dropped otherwise.
+    """
 
     manifest: Manifest
     manifest_digest: Digest
@@ -206,6 +225,8 @@ Effect = (
     | StoreChunkList
     | SaveState
     | Release
+    | PrepareHop
+    | DropPreparation
     | ApplyHop
     | HandToEngine
     | EncodeSnapshot
@@ -235,6 +256,8 @@ EXECUTION_ORDER: dict[type[Effect], int] = {
     StoreAnchor: 1,
     EncodeSkip: 1,
     EncodeSnapshot: 1,
+    PrepareHop: 1,
+    DropPreparation: 1,
     ApplyHop: 1,
     HandToEngine: 1,
     DropSnapshot: 1,

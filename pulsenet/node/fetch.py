@@ -149,6 +149,11 @@ class Fetcher:
         blob = self._blobs.get(blob_id)
         return blob is not None and blob.is_whole
 
+    def is_arriving(self, blob_id: Digest) -> bool:
+        """Say whether a wanted blob's list is known and chunks of it are still to come."""
+        blob = self._blobs.get(blob_id)
+        return blob is not None and blob.chunk_list is not None and not blob.is_whole
+
     def refusal_of(self, blob_id: Digest) -> str:
         """Return why a wanted blob can never be fetched, or the empty string."""
         blob = self._blobs.get(blob_id)

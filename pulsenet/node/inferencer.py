@@ -10,13 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 
-from pulsenet.chain.records import CatalogueEntry, Have, Manifest
+from pulsenet.chain.records import CatalogueEntry, Have, Kind, Manifest
 from pulsenet.chain.retention import RetentionLimits
 from pulsenet.chain.signing import decode_signed
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId, Version
-from pulsenet.node.effects import ApplyHop, Count, Effect, HandToEngine, Log, Release, SetTimer
+from pulsenet.node.effects import (
+    ApplyHop,
+    Count,
+    DropPreparation,
+    Effect,
+    HandToEngine,
+    Log,
+    PrepareHop,
+    Release,
+    SetTimer,
+)
 from pulsenet.node.engine_swap import EngineSwap
 from pulsenet.node.events import (
     EngineApplied,
@@ -150,6 +160,8 @@ class Inferencer:
         self._reporter = Reporter(role)
         self._phase = Phase.WAITING
         self._applying: CatalogueEntry | None = None
+        self._preparing: Digest | None = None
+        """Manifest of the hop decoded while it arrives."""
         self._hop_retry_at = 0.0
         self._seen: tuple[object, ...] = ()
         self._wanted: tuple[Digest, ...] = ()
@@ -193,6 +205,7 @@ class Inferencer:
         effects = self._take(event, now, now_ms)
         effects += self._news.save_changes()
         effects += self._decide(now)
+        effects += self._prepare()
         effects += self._hand_over(now)
         self._ask_haves()
         effects += self._fetcher.pump(now)
@@ -245,6 +258,8 @@ class Inferencer:
         if entry is None or event.version != entry.version:
             return []
         self._applying = None
+        # Used, or dropped by the mirror as it moved.
+        self._preparing = None
         self._move(Step.HOP_ENDED)
         if isinstance(event, HopApplied) and event.root == entry.root:
             self._router.note_applied(entry)
@@ -327,6 +342,27 @@ class Inferencer:
             self._move(Step.HOP_STARTED)
             effects.append(ApplyHop(manifest, hop.manifest_digest))
         return effects
+
+    def _prepare(self) -> list[Effect]:
+        """Have the next patch decoded while it arrives, so that only writing it is left once it is whole."""
+        if self._phase is Phase.APPLYING:
+            return []
+        hop = self._router.next_hop if self._phase is Phase.FETCHING and self._role == "inferencer" else None
+        manifest = None if hop is None else self._news.manifest(hop.manifest_digest)
+        if hop is not None and manifest is not None and self._starts_here(manifest):
+            if self._preparing == hop.manifest_digest:
+                return []
+            if self._fetcher.is_arriving(manifest.blob_id):
+                self._preparing = hop.manifest_digest
+                return [PrepareHop(manifest)]
+        if self._preparing is None:
+            return []
+        self._preparing = None
+        return [DropPreparation()]
+
+    def _starts_here(self, manifest: Manifest) -> bool:
+        held = (self._router.held, self._router.held_root)
+        return manifest.kind is not Kind.ANCHOR and (manifest.base_version, manifest.base_root) == held
 
     def _follow_as_seed(self) -> list[Effect]:
         catalogue = self._news.catalogue

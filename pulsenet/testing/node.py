@@ -17,9 +17,11 @@ from pulsenet.node.effects import (
     AnnounceHead,
     Count,
     DialPeer,
+    DropPreparation,
     DropSnapshot,
     Effect,
     Log,
+    PrepareHop,
     RefuseSnapshot,
     Release,
     Report,
@@ -276,6 +278,11 @@ class SimNode:
                 self.store.state[key] = value
             case Release(blob_ids, record_digests):
                 self.store.release(blob_ids, record_digests)
+            case PrepareHop(manifest):
+                assert manifest.blob_id in self.store.lists
+                self.hands.mirror.prepare(manifest)
+            case DropPreparation():
+                self.hands.mirror.drop_preparation()
             case Count(name, label):
                 self.counts[name, label] = self.counts.get((name, label), 0) + 1
             case StrikePeer(_, code):

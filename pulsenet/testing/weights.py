@@ -85,10 +85,28 @@ class FakeMirror:
         self.region: bytearray | None = None
         self.version: Version | None = None
         self.root: Digest | None = None
+        self._prepared: tuple[Digest, bytearray] | None = None
+        self.prepared_count = 0
+        """Hops that were decoded while they arrived."""
+
+    def prepare(self, manifest: Manifest) -> None:
+        """Decode along with the chunks of a hop; what that gives is known at :meth:`apply`."""
+        assert self.region is not None
+        assert (self.version, self.root) == (manifest.base_version, manifest.base_root), "prepared on other weights"
+        self._prepared = (manifest.blob_id, self.region)
+
+    def drop_preparation(self) -> None:
+        """Forget what was prepared."""
+        self._prepared = None
 
     def apply(self, manifest: Manifest, store: FakeStore) -> HopApplied | HopFailed:
         """Apply a hop whose blob is whole in ``store``."""
-        before = self.region
+        before, prepared = self.region, self._prepared
+        self._prepared = None
+        if prepared is not None and prepared[0] == manifest.blob_id:
+            # Whoever ordered it must not have let the mirror move meanwhile.
+            assert prepared[1] is before
+            self.prepared_count += 1
         try:
             region = (
                 self._load_anchor(manifest, store) if manifest.kind is Kind.ANCHOR else self._patch(manifest, store)

@@ -47,6 +47,17 @@ def fetched_numbers(node: SimNode, kind: Kind) -> list[int]:
     return sorted(m.version.number for m in node.store.manifests().values() if m.kind is kind)
 
 
+def test_patches_are_decoded_while_they_arrive() -> None:
+    world, _ = make_world(3)
+    follower = world.add_node("follower", "inferencer")
+    world.run_until(world.is_settled, SETTLE_SECONDS)
+    before = follower.hands.mirror.prepared_count
+    for _ in range(5):
+        world.publish_and_wait()
+        world.run_until(world.is_settled, SETTLE_SECONDS)
+    assert follower.hands.mirror.prepared_count == before + 5
+
+
 def test_a_joiner_at_v57_takes_one_anchor_the_rest_and_one_engine_swap() -> None:
     """A-CHAIN-1: anchors at 1, 11, ... 51; nothing before the newest anchor is downloaded."""
     world, _ = make_world(57)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from pulsenet.errors import StorageError
 from pulsenet.ids import Version
-from pulsenet.node.effects import ApplyHop, Effect, HandToEngine
+from pulsenet.node.effects import ApplyHop, DropPreparation, Effect, HandToEngine, PrepareHop
 from pulsenet.node.events import EngineApplied, EngineFailed, Event, HopApplied
 from pulsenetd.driver import Handler, Post
 from pulsenetd.handlers.reporting import Ledger
@@ -56,7 +56,18 @@ class FollowerHandlers:
 
     def table(self) -> dict[type[Effect], Handler]:
         """Return the handlers by effect."""
-        return {ApplyHop: self._apply_hop, HandToEngine: self._hand_to_engine}
+        return {
+            PrepareHop: self._prepare_hop,
+            DropPreparation: self._drop_preparation,
+            ApplyHop: self._apply_hop,
+            HandToEngine: self._hand_to_engine,
+        }
+
+    async def _prepare_hop(self, effect: PrepareHop, post: Post) -> None:
+        await self._run(lambda: self._mirror.prepare(effect.manifest))
+
+    async def _drop_preparation(self, effect: DropPreparation, post: Post) -> None:
+        await self._run(self._mirror.drop_preparation)
 
     async def _apply_hop(self, effect: ApplyHop, post: Post) -> None:
         manifest = effect.manifest

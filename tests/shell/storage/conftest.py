@@ -18,6 +18,7 @@ from pulsenet.local.shared_memory import Bytes, Region, SnapshotWriter
 from pulsenet.node.effects import Commit, EncodeSkip, EncodeSnapshot, StoreAnchor
 from pulsenet.node.events import AnchorStored, Committed, PatchEncoded, SkipEncoded
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
+from pulsenet.wire.chunks import ChunkCutter
 from pulsenetd.disk import Data, Disk
 from pulsenetd.parts import PartQueue
 from pulsenetd.publishing import Publisher
@@ -289,6 +290,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def kit() -> Any:
     """The classes and functions above: test folders are no packages, so tests cannot import them."""
     return SimpleNamespace(
+        ChunkCutter=ChunkCutter,
         CuttingDisk=CuttingDisk,
         Model=Model,
         Node=Node,

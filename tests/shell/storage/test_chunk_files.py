@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,25 @@ def test_a_batch_is_synced_by_directory(tmp_path: Path) -> None:
 def test_a_failed_sync_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="ENOENT"):
         open_chunks(tmp_path).sync([DIGEST])
+
+
+def test_who_waits_for_a_chunk_is_told_when_it_is_kept_or_given_up(tmp_path: Path) -> None:
+    chunks = open_chunks(tmp_path)
+    gives_up = threading.Event()
+    outcomes: list[bool] = []
+    waiting = [
+        threading.Thread(target=lambda: outcomes.append(chunks.wait_for(DIGEST, gives_up.is_set))) for _ in range(2)
+    ]
+    waiting[0].start()
+    waiting[0].join(0.05)
+    assert waiting[0].is_alive()
+    chunks.wake()
+    chunks.put(DIGEST, DATA)
+    waiting[0].join(10)
+    assert outcomes == [True]
+    chunks.remove(DIGEST)
+    waiting[1].start()
+    gives_up.set()
+    chunks.wake()
+    waiting[1].join(10)
+    assert outcomes == [True, False]

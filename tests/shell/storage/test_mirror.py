@@ -94,6 +94,115 @@ def test_a_mirror_follows_a_publisher_bit_by_bit(node: Any, kit: Any, reader: In
     assert reader.mirror.verify()
 
 
+def arrive(reader: Inferencer, node: Any, kit: Any, manifest: Any) -> None:
+    """Prepare a hop, then let its chunks in."""
+    reader.store.put_record(kit.sign_manifest(manifest))
+    reader.store.put_chunk_list(manifest.blob_id, node.store.chunk_list_bytes(manifest.blob_id))
+    reader.mirror.prepare(manifest)
+    for _, digest in reader.store.missing_chunks(manifest.blob_id):
+        reader.store.put_chunk(digest, node.store.chunk(digest))
+
+
+def spool_count(reader: Inferencer) -> int:
+    return len(list((reader.directory / "spools").iterdir()))
+
+
+def test_a_hop_prepared_while_it_arrived_ends_bit_by_bit_the_same(node: Any, kit: Any, reader: Inferencer) -> None:
+    model = kit.Model()
+    follow(reader, [node.publish(model)])
+    for count in range(1, 5):
+        model.step()
+        manifest = node.publish(model)
+        before = reader.bytes.copy()
+        arrive(reader, node, kit, manifest)
+        assert np.array_equal(reader.bytes, before)
+        assert reader.mirror.apply_hop(manifest) == HopApplied(manifest.version, manifest.root)
+        assert np.array_equal(reader.bytes, model.bytes)
+        assert reader.mirror.prepared_count == count
+    # What was prepared serves an engine as what was not does.
+    staged = reader.mirror.stage(Version(0, 4))
+    assert staged is not None
+    assert staged.kind is UpdateKind.RECORDS
+    staged.close()
+
+
+def test_hops_that_do_not_start_here_are_not_prepared(node: Any, kit: Any, reader: Inferencer) -> None:
+    manifests = publish(node, kit.Model(), 3)
+    reader.mirror.prepare(manifests[1])
+    follow(reader, manifests[:1])
+    reader.mirror.prepare(manifests[0])
+    reader.mirror.prepare(manifests[2])
+    assert reader.mirror._preparation is None
+    assert spool_count(reader) == 0
+    follow(reader, manifests[1:])
+    assert reader.mirror.prepared_count == 0
+
+
+def test_a_preparation_is_dropped_by_another_hop_an_order_a_restart_and_the_end(
+    node: Any, kit: Any, reader: Inferencer
+) -> None:
+    model = kit.Model()
+    first, second = publish(node, model, 2)
+    skip_target = node.publish(model)
+    skip = node.add_skip(first)
+    follow(reader, [first])
+    arrive(reader, node, kit, second)
+    assert spool_count(reader) == 1
+    follow(reader, [skip])
+    assert (reader.mirror.prepared_count, spool_count(reader)) == (0, 1)
+    assert np.array_equal(reader.bytes, model.bytes)
+    model.step()
+    last = node.publish(model)
+    assert last.base_version == skip_target.version
+    arrive(reader, node, kit, last)
+    reader.mirror.drop_preparation()
+    reader.mirror.drop_preparation()
+    assert spool_count(reader) == 1
+    arrive(reader, node, kit, last)
+    arrive(reader, node, kit, last)
+    assert spool_count(reader) == 2
+    reader.mirror.restore()
+    assert reader.mirror._preparation is None
+    arrive(reader, node, kit, last)
+    reader.restart()
+    assert spool_count(reader) == 0
+    follow(reader, [last])
+    arrive(reader, node, kit, node.publish(model))
+
+
+def test_a_preparation_that_failed_costs_nothing_but_time(
+    node: Any, kit: Any, reader: Inferencer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk was full while the patch arrived, and is not any more."""
+    model = kit.Model()
+    follow(reader, [node.publish(model)])
+    model.step()
+    manifest = node.publish(model)
+    with monkeypatch.context() as patch:
+
+        def refuse(*_: object) -> None:
+            raise StorageError("no space left", "enospc")
+
+        patch.setattr("pulsenetd.spools.SpoolWriter.write", refuse)
+        arrive(reader, node, kit, manifest)
+        assert reader.mirror.apply_hop(manifest) == HopFailed(manifest.version, "enospc", Version(0, 1))
+        arrive(reader, node, kit, manifest)
+    assert reader.mirror.apply_hop(manifest) == HopApplied(manifest.version, manifest.root)
+    assert np.array_equal(reader.bytes, model.bytes)
+
+
+def test_a_prepared_patch_with_a_false_root_is_undone(node: Any, kit: Any, reader: Inferencer) -> None:
+    model = kit.Model()
+    follow(reader, [node.publish(model)])
+    before = reader.bytes.copy()
+    model.step()
+    false = replace(node.publish(model), root=Digest(bytes(32)))
+    arrive(reader, node, kit, false)
+    assert reader.mirror.apply_hop(false) == HopFailed(false.version, "root_mismatch", Version(0, 1))
+    assert np.array_equal(reader.bytes, before)
+    assert reader.mirror.held.version == Version(0, 1)
+
+
 def test_skips_and_empty_patches_are_hops_like_others(node: Any, kit: Any, reader: Inferencer) -> None:
     model = kit.Model()
     first, *_, last = publish(node, model, 5)

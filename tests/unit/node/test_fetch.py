@@ -226,6 +226,21 @@ def test_an_empty_patch_needs_no_source() -> None:
     bench = Bench({})
     bench.want(blob)
     assert bench.fetcher.is_whole(blob.blob_id)
+    assert not bench.fetcher.is_arriving(blob.blob_id)
+
+
+def test_a_blob_is_arriving_from_its_list_to_its_last_chunk() -> None:
+    blob = make_blob(payload(5 * 1024), 1024)
+    bench = Bench({PUBLISHER: Provider({blob.blob_id: blob})})
+    assert not bench.fetcher.is_arriving(blob.blob_id)
+    bench.want(blob)
+    seen = [bench.fetcher.is_arriving(blob.blob_id)]
+    while not bench.fetcher.is_whole(blob.blob_id):
+        assert bench.step()
+        seen.append(bench.fetcher.is_arriving(blob.blob_id))
+    assert (seen[0], seen[-1]) == (False, False)
+    assert seen == [*sorted(seen[:-1]), False]
+    assert True in seen
 
 
 def test_an_empty_blob_under_a_false_name_is_refused_at_once() -> None:

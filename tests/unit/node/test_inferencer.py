@@ -12,9 +12,11 @@ from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.node.effects import (
     ApplyHop,
     Count,
+    DropPreparation,
     Effect,
     HandToEngine,
     Log,
+    PrepareHop,
     Release,
     Report,
     SendRequest,
@@ -80,6 +82,8 @@ class Bench:
         self.now = 0.0
         self.log: list[Effect] = []
         self.report: dict[str, object] = {}
+        self.held_back: list[Event] | None = None
+        """What tells of stored chunks is kept here while it is a list."""
         self.node = Inferencer(
             publisher.make_trust(),
             make_key("follower"),
@@ -109,6 +113,9 @@ class Bench:
                 self.store.lists[blob_id] = data
             case StoreChunk(digest, data):
                 self.store.chunks[digest] = data
+                if self.held_back is not None:
+                    self.held_back.append(ChunkStored(digest))
+                    return []
                 return [ChunkStored(digest)]
             case Release(blob_ids, record_digests):
                 self.store.release(blob_ids, record_digests)
@@ -137,6 +144,13 @@ class Bench:
             self.now = min(max(timer, self.now + 0.01), end)
             seen += self.tell(TimerFired())
         return seen
+
+    def let_go(self, count: int | None = None) -> list[Effect]:
+        """Tell of so many of the chunks held back, of all and those to come if ``count`` is ``None``."""
+        assert self.held_back is not None
+        events, rest = (self.held_back, None) if count is None else (self.held_back[:count], self.held_back[count:])
+        self.held_back = rest
+        return self.tell(*events)
 
     def apply_all(self, effects: list[Effect]) -> list[Effect]:
         """Answer every hop with success until no more is ordered; return the effects after the last hop."""
@@ -323,6 +337,111 @@ def test_without_a_way_the_machine_stalls_says_why_and_goes_on_at_the_next_ancho
     bench.apply_all(bench.offer(digests[1:], at_ms=1))
     assert hops(bench) == [15]
     assert bench.node.mirror_version == v(15)
+
+
+def preparations(effects: list[Effect]) -> list[int | None]:
+    """Versions prepared, in order; ``None`` for one that was dropped."""
+    return [
+        effect.manifest.version.number if isinstance(effect, PrepareHop) else None
+        for effect in effects
+        if isinstance(effect, (PrepareHop, DropPreparation))
+    ]
+
+
+def test_a_patch_is_prepared_while_it_arrives_and_applied_once_it_is_whole() -> None:
+    bench, digests = caught_up(12)
+    assert preparations(bench.log) == []
+    bench.held_back = []
+    digests.append(bench.publisher.add(Kind.PATCH, v(12), v(13), make_data("13", 300)))
+    effects = bench.offer(digests, at_ms=1)
+    assert preparations(effects) == [13]
+    stored = next(index for index, effect in enumerate(effects) if isinstance(effect, StoreChunkList))
+    assert stored < next(index for index, effect in enumerate(effects) if isinstance(effect, PrepareHop))
+    assert len(bench.held_back) == 2
+    effects = bench.let_go(1)
+    assert preparations(effects) == []
+    assert only(effects, ApplyHop) == []
+    effects = bench.let_go()
+    assert preparations(effects) == []
+    assert [hop.manifest.version for hop in only(effects, ApplyHop)] == [v(13)]
+    effects = bench.apply_all(effects)
+    assert preparations(effects) == []
+
+
+def test_anchors_and_hops_whose_base_is_still_to_come_are_not_prepared() -> None:
+    publisher = ScriptedPublisher()
+    digests = publisher.chain(10, 12)
+    bench = Bench(publisher)
+    bench.held_back = []
+    bench.connect()
+    assert preparations(bench.offer(digests)) == []
+    anchor = publisher.manifests[digests[0]].blob_id
+    anchor_chunks = set(bench.publisher.store.digests_of(publisher.store.lists[anchor]))
+    arrived = [event for event in bench.held_back if isinstance(event, ChunkStored) and event.digest in anchor_chunks]
+    effects = bench.tell(*arrived)
+    assert [hop.manifest.version for hop in only(effects, ApplyHop)] == [v(10)]
+    assert preparations(effects) == []
+    effects = bench.tell(HopApplied(v(10), root_of(v(10))))
+    assert preparations(effects) == [11]
+    effects = bench.apply_all(bench.let_go())
+    assert hops(bench) == [10, 11, 12]
+    # The last was whole when its turn came.
+    assert preparations(bench.log) == [11]
+
+
+def test_a_hop_that_is_no_longer_on_the_route_is_not_prepared_further() -> None:
+    bench, digests = caught_up(12)
+    bench.held_back = []
+    digests.append(bench.publisher.add(Kind.PATCH, v(12), v(13), make_data("13", 700)))
+    assert preparations(bench.offer(list(digests), at_ms=1)) == [13]
+    # A skip patch from the version held is cheaper than what is left.
+    digests.append(bench.publisher.add(Kind.PATCH, v(13), v(14), make_data("14", 700)))
+    digests.insert(-1, bench.publisher.add(Kind.SKIP, v(12), v(14), make_data("12-14", 200)))
+    effects = bench.offer(digests, at_ms=2)
+    # Its manifest is still to come when the route changes.
+    assert preparations(effects) == [None, 14]
+    assert only(effects, PrepareHop)[0].manifest.kind is Kind.SKIP
+    bench.apply_all(bench.let_go())
+    assert hops(bench)[-1] == 14
+
+
+def test_a_fork_ends_the_preparation() -> None:
+    bench, digests = caught_up(12)
+    bench.held_back = []
+    patch = bench.publisher.add(Kind.PATCH, v(12), v(13), make_data("13", 300))
+    assert preparations(bench.offer([*digests, patch], at_ms=1)) == [13]
+    other = bench.publisher.add(Kind.PATCH, v(12), v(13), b"x", root=Digest(b"?" * 32))
+    records = [bench.publisher.store.records[digest] for digest in (patch, other)]
+    effects = bench.tell(ForkProofSeen(records[0], records[1], make_key("witness")))
+    assert bench.node.phase is Phase.FORKED
+    assert preparations(effects) == [None]
+    assert preparations(bench.let_go()) == []
+
+
+def test_after_a_failed_hop_nothing_counts_as_prepared() -> None:
+    bench, digests = caught_up(12)
+    bench.held_back = []
+    digests.append(bench.publisher.add(Kind.PATCH, v(12), v(13), make_data("13", 300)))
+    bench.offer(list(digests), at_ms=1)
+    bench.let_go()
+    bench.tell(HopFailed(v(13), "enospc", v(12)))
+    effects = bench.pass_time(1.0)
+    assert preparations(effects) == []
+    bench.apply_all(effects)
+    bench.held_back = []
+    digests.append(bench.publisher.add(Kind.PATCH, v(13), v(14), make_data("14", 300)))
+    assert preparations(bench.offer(digests, at_ms=2)) == [14]
+
+
+def test_a_seed_prepares_nothing() -> None:
+    publisher = ScriptedPublisher()
+    digests = publisher.chain(10, 12)
+    bench = Bench(publisher, role="seed")
+    bench.held_back = []
+    bench.connect()
+    bench.offer(digests)
+    bench.let_go()
+    assert preparations(bench.log) == []
 
 
 def test_a_cheaper_way_to_the_same_version_is_no_new_swap() -> None:

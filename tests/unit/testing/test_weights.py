@@ -100,3 +100,24 @@ def test_an_unreadable_patch_is_called_that() -> None:
     mirror.apply(chain.anchor, chain.store)
     unreadable = replace(chain.patch, blob_id=chain.anchor.blob_id)
     assert mirror.apply(unreadable, chain.store) == HopFailed(Version(0, 2), "decode", Version(0, 1))
+
+
+def test_a_preparation_counts_for_its_own_hop_and_is_dropped_by_any() -> None:
+    chain = Chain()
+    patch = replace(chain.patch, base_root=compute_root_of(chain.first))
+    mirror = FakeMirror()
+    mirror.apply(chain.anchor, chain.store)
+    mirror.prepare(patch)
+    assert isinstance(mirror.apply(patch, chain.store), HopApplied)
+    assert mirror.prepared_count == 1
+    mirror.apply(chain.anchor, chain.store)
+    mirror.prepare(patch)
+    mirror.drop_preparation()
+    mirror.apply(patch, chain.store)
+    mirror.apply(chain.anchor, chain.store)
+    mirror.prepare(patch)
+    mirror.apply(chain.anchor, chain.store)
+    mirror.apply(patch, chain.store)
+    assert mirror.prepared_count == 1
+    with pytest.raises(AssertionError, match="other weights"):
+        mirror.prepare(patch)
