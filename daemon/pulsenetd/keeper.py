@@ -34,10 +34,15 @@ class Child(Protocol):
         """Pass a signal on."""
 
 
+def _start_apart(command: list[str]) -> Child:
+    """Start a process that Ctrl-C in our terminal does not reach: it would count as a second signal after ours."""
+    return subprocess.Popen(command, start_new_session=True)
+
+
 def keep(
     arguments: Sequence[str],
     *,
-    start: Callable[[list[str]], Child] = subprocess.Popen,
+    start: Callable[[list[str]], Child] = _start_apart,
     sleep: Callable[[float], object] = time.sleep,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> int:
@@ -54,10 +59,11 @@ def keep(
 
     def pass_on(number: int, frame: object) -> None:
         stopping.append(number)
-        if child is not None:
-            child.send_signal(number)
+        if child is None:
+            raise InterruptedError  # ends the pause at once
+        child.send_signal(number)
 
-    previous = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     pause_seconds = PAUSE_SECONDS_MIN
     try:
         while True:
@@ -70,10 +76,13 @@ def keep(
                 pause_seconds = PAUSE_SECONDS_MIN
             what = f"signal {-status}" if status < 0 else f"exit code {status}"
             logger.warning("the node ended with %s: starting it again in %.0f s", what, pause_seconds)
+            child = None
             sleep(pause_seconds)
-            if stopping:
-                return 128 + stopping[0]
             pause_seconds = min(2 * pause_seconds, PAUSE_SECONDS_MAX)
+    except InterruptedError:
+        if not stopping:
+            raise
+        return 128 + stopping[0]
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
+import time
 
 from pulsenetd import keeper
 
@@ -79,3 +82,16 @@ def test_a_signal_during_the_pause_ends_the_loop() -> None:
 
     code = keeper.keep(["join"], start=node.start, sleep=pause, monotonic=lambda: node.now)
     assert code == 130
+
+
+def test_a_real_pause_ends_with_the_signal() -> None:
+    node = Scripted(1)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    started = time.monotonic()
+    assert keeper.keep(["join"], start=node.start, sleep=lambda _: time.sleep(30), monotonic=lambda: node.now) == 143
+    assert time.monotonic() - started < 10
+
+
+def test_a_node_is_started_where_our_terminals_ctrl_c_does_not_reach_it() -> None:
+    child = keeper._start_apart([sys.executable, "-c", "import os, sys; sys.exit(os.getsid(0) == os.getpid())"])
+    assert child.wait() == 1
