@@ -61,7 +61,8 @@ class Masters:
                     pair.parameter.copy_(pair.master)
 
     def _take_gradients(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if args or kwargs.get("closure") is not None:
+        # Torch passes the optimizer itself first.
+        if any(argument is not None for argument in (*args[1:], kwargs.get("closure"))):
             raise LocalProtocolError(
                 "optimizer.step(closure) computes gradients of BF16 or FP16 parameters inside the step, past their "
                 "FP32 masters: make the parameters FP32 and use autocast"
