@@ -128,6 +128,22 @@ def test_a_part_is_encoded_and_let_go_before_the_next_is_asked_for() -> None:
     assert log == ["part 0, 0 held", "changes 0", "part 7, 0 held", "changes 7"]
 
 
+def test_fewer_blocks_at_a_time_give_changes_before_the_last_piece_came() -> None:
+    old, new = region_of(MIXED), region_of(MIXED, seed=1)
+    blob = b"".join(encode_patch(MIXED, old, new))
+    taken: list[int] = []
+
+    def read_pieces() -> Iterator[bytes]:
+        for index in range(len(blob)):
+            taken.append(index)
+            yield blob[index : index + 1]
+
+    decoded = decode_patch(read_pieces(), MIXED, old, batch_blocks_max=1)
+    first = next(decoded)
+    assert len(taken) < len(blob) // 2
+    assert [first, *decoded] == list(decode_patch([blob], MIXED, old))
+
+
 def test_an_unknown_codec_of_parts_is_refused() -> None:
     with pytest.raises(LocalProtocolError, match="'best' is none of"):
         encode_parts(MIXED, [], codec="best")
