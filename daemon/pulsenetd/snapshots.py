@@ -79,8 +79,9 @@ class CheckedSpool:
 
     def finish(self) -> Spool | None:
         """Return the spool, or ``None`` if the changes were too many to keep."""
-        writer, self._writer = self._writer, None
-        return None if writer is None else writer.finish()
+        spool = None if self._writer is None else self._writer.finish()
+        self._writer = None
+        return spool
 
     def __enter__(self) -> CheckedSpool:
         return self

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,14 @@ import pytest
 
 from pulsenet.chain.records import Kind
 from pulsenet.codec.patch import decode_patch, encode_parts
+from pulsenet.errors import StorageError
 from pulsenet.ids import Version
 from pulsenet.node.effects import Commit, EncodeSkip, EncodeSnapshot, StoreAnchor
 from pulsenet.node.events import EncodeFailed, ExtraFailed
 from pulsenet.tensors.digest import compute_region_root
 from pulsenet.tensors.params import TensorSpec, make_table
 from pulsenetd import publishing
+from pulsenetd.parts import PartQueue
 from pulsenetd.rebuild import rebuild
 from pulsenetd.spools import SpoolDirectory
 
@@ -306,3 +311,189 @@ def test_spool_directories_are_emptied_at_start(tmp_path: Path) -> None:
     (tmp_path / "spools" / "9.spool").write_bytes(b"old")
     SpoolDirectory(tmp_path / "spools")
     assert not list((tmp_path / "spools").iterdir())
+
+
+# Parts
+
+
+def baseline_bytes(node: Any) -> Any:
+    return node.publisher._baseline.region.bytes
+
+
+def files_of(node: Any) -> list[Path]:
+    """Spools and chunks on disk."""
+    directory = node.store.directory
+    return sorted(path for folder in ("spools", "chunks") for path in (directory / folder).rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.4, 1.0])
+def test_the_baseline_is_the_committed_weights_bit_for_bit(node: Any, kit: Any, share: float) -> None:
+    """Mixed dtypes, a scalar and an empty tensor; few changes move it by the spool, many from the stored patch."""
+    model = kit.Model()
+    node.publish(model)
+    for kind in (None, None, Kind.ANCHOR, None):
+        assert np.array_equal(baseline_bytes(node), model.bytes)
+        model.step(share=share)
+        manifest = node.publish(model, kind)
+        assert manifest.root == compute_region_root(model.table, model.bytes)
+        held = rebuild(node.store, node.publisher.committed, name="test")
+        assert np.array_equal(held.region.bytes, model.bytes)
+    assert np.array_equal(baseline_bytes(node), model.bytes)
+
+
+def test_parts_are_encoded_as_they_come(node: Any, kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = kit.Model()
+    node.publish(model)
+    model.bytes[:] ^= 1
+    encodings: queue.Queue[int] = queue.Queue()
+    take = publishing.CheckedSpool.take
+
+    def note(spooling: Any, changes: Any) -> None:
+        take(spooling, changes)
+        encodings.put(changes.tensor_index)
+
+    monkeypatch.setattr(publishing.CheckedSpool, "take", note)
+    taken: queue.Queue[None] = queue.Queue()
+    parts = PartQueue(model.table, lambda: taken.put(None))
+    node.publisher.offer(30, parts)
+    with ThreadPoolExecutor(1) as thread:
+        work = thread.submit(node.publisher.encode_snapshot, EncodeSnapshot(30, Kind.PATCH))
+        for index in range(len(model.table.tensors)):
+            assert encodings.empty()
+            model.put_part(parts, index)
+            taken.get(timeout=10)
+            if model.table.tensors[index].element_count:
+                assert encodings.get(timeout=10) == index
+        event = work.result(10)
+    assert event.root == compute_region_root(model.table, model.bytes)
+    assert node.publisher.waited_seconds > 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 5])
+@pytest.mark.parametrize("kind", ["first anchor", "patch", "later anchor"])
+def test_a_training_process_that_dies_half_way_changes_nothing(node: Any, kit: Any, kind: str, count: int) -> None:
+    model = kit.Model()
+    if kind != "first anchor":
+        node.publish(model)
+    before, committed = files_of(node), node.publisher.committed
+    model.step(share=0.3)
+    parts = PartQueue(model.table)
+    node.publisher.offer(40, parts)
+    for index in range(count):
+        model.put_part(parts, index)
+    with ThreadPoolExecutor(1) as thread:
+        work = thread.submit(
+            node.publisher.encode_snapshot, EncodeSnapshot(40, Kind.PATCH if kind == "patch" else Kind.ANCHOR)
+        )
+        parts.cut("cut_short")
+        assert work.result(10) == EncodeFailed(40, "cut_short")
+    assert files_of(node) == before
+    assert node.publisher.committed == committed
+    manifest = node.publish(model)
+    assert manifest.root == compute_region_root(model.table, model.bytes)
+    assert np.array_equal(baseline_bytes(node), model.bytes)
+
+
+@pytest.mark.parametrize("at", ["begin", "write", "finish"])
+def test_a_disk_that_is_full_while_spooling_changes_nothing(
+    node: Any, kit: Any, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = kit.Model()
+    node.publish(model)
+    before, old = files_of(node), model.bytes.copy()
+    model.step()
+
+    def refuse(*_: object) -> None:
+        raise StorageError("no space left", "enospc")
+
+    target = "pulsenetd.spools.SpoolDirectory.begin" if at == "begin" else f"pulsenetd.spools.SpoolWriter.{at}"
+    with monkeypatch.context() as patch:
+        patch.setattr(target, refuse)
+        node.publisher.offer(60, model.parts())
+        assert node.publisher.encode_snapshot(EncodeSnapshot(60, Kind.PATCH)) == EncodeFailed(60, "enospc")
+    assert files_of(node) == before
+    assert np.array_equal(baseline_bytes(node), old)
+    assert node.publish(model).base_version == Version(0, 1)
+    assert np.array_equal(baseline_bytes(node), model.bytes)
+
+
+def test_a_power_cut_anywhere_in_a_publish_leaves_the_old_version_or_the_new(tmp_path: Path, kit: Any) -> None:
+    """A-PUB-1: before the commit is durable the old one, after it the new one, whole."""
+
+    def run(directory: Path, cut_at: int | None) -> tuple[Any, list[Any], int]:
+        disk = kit.CuttingDisk()
+        node = kit.Node(directory, disk)
+        model = kit.Model()
+        versions = [node.publish(model).root]
+        model.step(share=0.3)
+        versions.append(compute_region_root(model.table, model.bytes))
+        started = len(disk.steps)
+        disk.cut_at = None if cut_at is None else started + cut_at
+        with contextlib.suppress(kit.PowerCut):
+            node.publish(model)
+        node.close()
+        disk.lose_unsynced("zeros")
+        return model, versions, len(disk.steps) - started
+
+    _, _, step_count = run(tmp_path / "dry", None)
+    assert step_count >= 4
+    found = []
+    for cut_at in range(step_count + 1):
+        model, roots, _ = run(tmp_path / str(cut_at), cut_at)
+        node = kit.Node(tmp_path / str(cut_at))
+        version = node.publisher.restore()
+        assert version is not None
+        assert node.publisher.committed.root == roots[version.number - 1]
+        assert compute_region_root(model.table, baseline_bytes(node)) == roots[version.number - 1]
+        model.step()
+        assert node.publish(model).base_version == version
+        assert np.array_equal(baseline_bytes(node), model.bytes)
+        node.close()
+        found.append(version.number)
+    assert found == sorted(found)
+    assert set(found) == {1, 2}
+
+
+def test_a_patch_with_too_many_changes_to_keep_cannot_become_an_anchor(node: Any, kit: Any) -> None:
+    """Its parts are gone, and so is the way back to them; the training process publishes again."""
+    model = kit.Model()
+    node.publish(model)
+    model.step(share=1.0)
+    patch = node.encode(model)
+    answer = node.publisher.encode_snapshot(EncodeSnapshot(patch.generation, Kind.ANCHOR))
+    assert answer == EncodeFailed(patch.generation, "no_snapshot")
+    assert node.version == Version(0, 1)
+
+
+def test_damage_to_the_baseline_shows_before_it_is_written_out_and_heals(node: Any, kit: Any) -> None:
+    model = kit.Model()
+    node.publish(model)
+    model.table.view(baseline_bytes(node), 0)[7] ^= 1
+    assert node.publisher.store_anchor(StoreAnchor(Version(0, 1))) == ExtraFailed(Version(0, 1), "no_baseline")
+    node.publisher.offer(80, model.parts())
+    assert node.publisher.encode_snapshot(EncodeSnapshot(80, Kind.PATCH)) == EncodeFailed(80, "no_baseline")
+    assert node.publish(model, Kind.ANCHOR).root == compute_region_root(model.table, model.bytes)
+    assert np.array_equal(baseline_bytes(node), model.bytes)
+
+
+def test_a_baseline_that_cannot_follow_its_commit_is_given_up_but_the_commit_stands(node: Any, kit: Any) -> None:
+    """The stored patch is damaged between the commit and the move."""
+    model = kit.Model()
+    node.publish(model)
+    model.step(share=1.0)
+    event = node.encode(model)
+    manifest = kit.make_manifest(
+        kind=Kind.PATCH,
+        base_version=Version(0, 1),
+        base_root=node.publisher.committed.root,
+        version=Version(0, 2),
+        root=event.root,
+        table_digest=model.table.digest,
+        blob_id=event.blob_id,
+    )
+    digest = node.store.chunk_list(event.blob_id).digests[0]
+    node.store._chunks._path(digest).write_bytes(b"damaged")
+    node.commit(manifest, event.generation)
+    assert node.version is None
+    node.publisher.offer(81, model.parts())
+    assert node.publisher.encode_snapshot(EncodeSnapshot(81, Kind.PATCH)) == EncodeFailed(81, "no_baseline")
