@@ -86,6 +86,15 @@ BLOCK_ELEMENTS: Final = 1 << 20
 PATCH_OVERHEAD_RATIO_MAX: Final = 1.01
 """No patch exceeds this times dense, plus 64 bytes a tensor, plus 1 KiB."""
 
+ROUND_MEMBERS_MAX: Final = 1_024
+"""Contributions listed by one receipt, and as many rejected ones."""
+
+VOTE_SIZE_BYTES_MAX: Final = 2_048
+"""One signed vote."""
+
+ROUND_RECEIPTS_PER_REPLY_MAX: Final = 64
+"""Final receipts in one reply; fewer where they would not fit a frame."""
+
 ROLLOUT_BATCH_SIZE_BYTES_MAX: Final = 1 << 20
 """One signed rollout batch."""
 

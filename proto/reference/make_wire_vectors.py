@@ -94,6 +94,15 @@ def run_chunk_list(fields):
     }
 
 
+def run_outcome(fields):
+    signed = reference.decode_signed(bytes.fromhex(fields["signed"]))
+    return {
+        "outcome": reference.outcome_of(
+            reference.take(reference.RECORDS["receipt"], reference.decode(signed["payload"]))
+        ).hex()
+    }
+
+
 def run_cut(fields):
     chunks = reference.cut([bytes.fromhex(part) for part in fields["segments"]], fields["chunk_size_bytes"])
     data = reference.encode_chunk_list([(len(chunk), reference.digest(chunk)) for chunk in chunks])
@@ -126,6 +135,7 @@ OPERATIONS = {
     "record": run_record,
     "chunk-list": run_chunk_list,
     "cut": run_cut,
+    "outcome": run_outcome,
     "token": run_token,
     "trust": run_trust,
 }
@@ -260,6 +270,60 @@ def make_rollouts(**changes):
     }
 
 
+def make_vote(**changes):
+    newest = {"round_index": 6, "term": 2, "outcome": name("outcome 6"), "digest": name("receipt 6")}
+    vote = {"run_id": RUN_ID, "revision": 0, "term": 3, "candidate": public(PUBLISHER), "newest": newest}
+    return {**vote, **changes}
+
+
+def make_contribution(**changes):
+    return {
+        "run_id": RUN_ID,
+        "revision": 0,
+        "round_index": 7,
+        "base_state_root": name("state 7"),
+        "blob_id": name("contribution 7"),
+        "encoded_size_bytes": 90,
+        "entry_count": 30,
+        "element_count": 1000,
+        "norm_bits": 0x3A83126F,
+        "codec_id": 1,
+        **changes,
+    }
+
+
+def make_receipt(**changes):
+    peers = sorted([public(TRAINER), public(INFERENCER)])
+    return {
+        "run_id": RUN_ID,
+        "revision": 0,
+        "term": 3,
+        "coordinator": public(PUBLISHER),
+        "round_index": 7,
+        "base_state_root": name("state 7"),
+        "previous": name("outcome 6"),
+        "members": [
+            {"peer_id": peer, "contribution_digest": name(f"contribution {index}"), "scale_bits": 0x3F800000 - index}
+            for index, peer in enumerate(peers)
+        ],
+        "rejected": [{"peer_id": public(STRANGER), "contribution_digest": name("bad"), "reason": "finite"}],
+        **changes,
+    }
+
+
+def make_state_anchor(**changes):
+    return {
+        "run_id": RUN_ID,
+        "revision": 0,
+        "round_index": 10,
+        "state_root": name("state 10"),
+        "outcome": name("outcome 9"),
+        "blob_id": name("anchor 10"),
+        "encoded_size_bytes": 8000,
+        **changes,
+    }
+
+
 # The vectors.
 
 
@@ -321,6 +385,12 @@ def make_frames():
         17: {"have": b"record"},
         18: {"have": None, "neighbours": [{"peer_id": zero, "addresses": ["/ip4/127.0.0.1/tcp/1"]}]},
         19: {"code": "busy", "detail": "später", "retry_after_ms": 1500},
+        20: {"vote": b"vote"},
+        21: {"votes": [b"one", b"two"]},
+        22: {"contribution": b"record"},
+        23: {"receipt": b"record", "votes": []},
+        24: {"round_index": 7},
+        25: {"round_index": 9, "votes": [b"one"], "receipts": [b"seven", b"eight"], "state_anchor": None},
     }
     for number in reference.MESSAGES:
         stream = reference.encode_frame(number, bodies.get(number, {}))
@@ -346,6 +416,7 @@ def make_frames():
         ("field-long", reference.encode_frame(16, {"accepted": True, "reason": "x" * 65}), "64 bytes.", "schema"),
         ("digest-short", reference.encode_frame(4, {"digests": [bytes(31)]}), "A digest has 32 bytes.", "schema"),
         ("items-over", reference.encode_frame(10, {"digests": [zero] * 5}), "Four chunks a request.", "schema"),
+        ("vote-long", reference.encode_frame(20, {"vote": bytes(2049)}), "2,048 bytes.", "schema"),
         ("body-array", reference.encode_frame(2, []), "A message is a map.", "schema"),
     ):
         yield vector(f"frames-{title}", "frames", {"stream": stream.hex()}, comment, expect)
@@ -416,6 +487,45 @@ def make_records():
         ("keys-twice", "descriptor", make_descriptor(trainers=[bytes(32)] * 2), OWNER, "Keys ascend."),
     ):
         yield case(title, record_type, sign(record_type, record, key), comment, "schema")
+    yield case("vote", "vote", sign("vote", make_vote(), SECOND), "For another authority.")
+    yield case("vote-first", "vote", sign("vote", make_vote(newest=None), PUBLISHER), "Nothing stored yet.")
+    yield case("contribution", "contribution", sign("contribution", make_contribution(), TRAINER), "One a round.")
+    yield case("receipt", "receipt", sign("receipt", make_receipt(), PUBLISHER, SECOND), "Countersigned.")
+    start = make_receipt(round_index=0, previous=None, members=[])
+    yield case("receipt-void", "receipt", sign("receipt", start, PUBLISHER), "Round 0, all rejected.")
+    anchor = sign("stateanchor", make_state_anchor(), PUBLISHER)
+    yield case("stateanchor", "stateanchor", anchor, "State 10, after ten rounds.")
+    member = make_receipt()["members"]
+    same = [{**make_receipt()["rejected"][0], "peer_id": member[0]["peer_id"]}]
+    late = {**make_vote()["newest"], "term": 4}
+    for title, record_type, record, key, comment in (
+        ("vote-term-zero", "vote", make_vote(term=0, newest=None), SECOND, "Terms start at 1."),
+        ("vote-newest-later", "vote", make_vote(newest=late), SECOND, "Stored in a later term."),
+        ("entries-over", "contribution", make_contribution(entry_count=1001), TRAINER, "More than there are."),
+        ("norm-infinite", "contribution", make_contribution(norm_bits=0x7F800000), TRAINER, "Infinity."),
+        ("norm-negative", "contribution", make_contribution(norm_bits=0xBF800000), TRAINER, "-1."),
+        ("contribution-large", "contribution", make_contribution(encoded_size_bytes=4_199_369), TRAINER, "1.01 x."),
+        ("receipt-empty", "receipt", make_receipt(members=[], rejected=[]), PUBLISHER, "Nobody contributed."),
+        ("receipt-order", "receipt", make_receipt(members=member[::-1]), PUBLISHER, "Descending."),
+        ("receipt-twice", "receipt", make_receipt(members=member[:1] * 2), PUBLISHER, "One key twice."),
+        ("receipt-both", "receipt", make_receipt(rejected=same), PUBLISHER, "Counted and rejected."),
+        ("receipt-previous", "receipt", make_receipt(previous=None), PUBLISHER, "Only round 0 has none."),
+        ("scale-zero", "receipt", make_receipt(members=[{**member[0], "scale_bits": 0}]), PUBLISHER, "Above 0."),
+        ("scale-above", "receipt", make_receipt(members=[{**member[0], "scale_bits": 0x3F800001}]), PUBLISHER, "To 1."),
+        ("anchor-outcome", "stateanchor", make_state_anchor(outcome=None), PUBLISHER, "Only the start has none."),
+    ):
+        yield case(title, record_type, sign(record_type, record, key), comment, "schema")
+    for title, changes, comment in (
+        ("receipt", {}, "As first proposed."),
+        (
+            "proposed-again",
+            {"term": 5, "coordinator": public(SECOND), "revision": 1},
+            "By a later coordinator: the same.",
+        ),
+        ("other", {"members": member[:1]}, "It counts others."),
+    ):
+        fields = {"signed": sign("receipt", make_receipt(**changes), PUBLISHER).hex()}
+        yield vector(f"outcome-{title}", "outcome", fields, comment)
     two_roots = make_catalogue(make_manifest(9), make_manifest(9, kind="skip", base_version=[0, 1], root=name("x")))
     yield case("two-roots", "catalogue", sign("catalogue", two_roots, PUBLISHER), "One version, two roots.", "schema")
     catalogue["entries"].reverse()
@@ -665,7 +775,66 @@ def make_trust():
     )
 
 
-MAKERS = (make_canonical, make_frames, make_records, make_chunks, make_tokens, make_trust)
+def make_rounds_trust():
+    sign = reference.sign
+
+    def case(title, comment, *steps, **changes):
+        genesis = make_descriptor(**changes)
+        run_id = reference.digest(reference.encode(genesis))
+        taken = [("descriptor", sign("descriptor", genesis, OWNER), "ok")]
+        for accept, record, keys, code in steps:
+            record_type = accept.replace("_", "")
+            taken.append((accept, sign(record_type, {"run_id": run_id, **record}, *keys), code))
+        written = [{"accept": accept, "records": [data.hex()], "now_ms": None} for accept, data, _ in taken]
+        expected = [code for _, _, code in taken]
+        fields = {"run_id": run_id.hex(), "revision_min": 0, "steps": written, "expected": expected}
+        return vector(f"trust-{title}", "trust", fields, comment)
+
+    def without_run(record):
+        return {field: value for field, value in record.items() if field != "run_id"}
+
+    vote, contribution = without_run(make_vote()), without_run(make_contribution())
+    receipt, anchor = without_run(make_receipt()), without_run(make_state_anchor())
+    yield case(
+        "vote",
+        "Authorities vote for authorities.",
+        ("vote", vote, [SECOND], "ok"),
+        ("vote", vote, [TRAINER], "untrusted"),
+        ("vote", {**vote, "candidate": public(TRAINER)}, [SECOND], "untrusted"),
+        ("vote", {**vote, "revision": 1}, [SECOND], "revision-unknown"),
+    )
+    yield case(
+        "contribution",
+        "Contributions count from trainers.",
+        ("contribution", contribution, [TRAINER], "ok"),
+        ("contribution", contribution, [STRANGER], "untrusted"),
+        ("contribution", {**contribution, "revision": 1}, [TRAINER], "revision-unknown"),
+    )
+    yield case(
+        "contribution-open",
+        "An open run takes others too.",
+        ("contribution", contribution, [STRANGER], "ok"),
+        open_trainers_max=1,
+    )
+    yield case(
+        "receipt",
+        "Its coordinator signs it, and nobody but authorities.",
+        ("receipt", receipt, [PUBLISHER], "ok"),
+        ("receipt", receipt, [PUBLISHER, SECOND], "ok"),
+        ("receipt", receipt, [SECOND], "untrusted"),
+        ("receipt", receipt, [PUBLISHER, TRAINER], "untrusted"),
+        ("receipt", {**receipt, "revision": 1}, [PUBLISHER], "revision-unknown"),
+    )
+    yield case(
+        "stateanchor",
+        "An authority states what it holds.",
+        ("state_anchor", anchor, [SECOND], "ok"),
+        ("state_anchor", anchor, [TRAINER], "untrusted"),
+        ("state_anchor", {**anchor, "revision": 1}, [SECOND], "revision-unknown"),
+    )
+
+
+MAKERS = (make_canonical, make_frames, make_records, make_chunks, make_tokens, make_trust, make_rounds_trust)
 
 
 def make_all():

@@ -87,6 +87,7 @@ def decode(data):
 
 ADDRESSES = ("list", 16, "s256")
 RECORD = f"b{RECORD_MAX}"
+VOTES = ("list", 64, "b2048")
 MESSAGES = {
     1: {"run_id": "=32", "wire_version_min": "u", "wire_version_max": "u", "role": "s16", "software": "s64"},
     2: {},
@@ -107,6 +108,17 @@ MESSAGES = {
     17: {"have": RECORD},
     18: {"have": ("opt", RECORD), "neighbours": ("list", 12, {"peer_id": "=32", "addresses": ADDRESSES})},
     19: {"code": "s64", "detail": "s512", "retry_after_ms": "u"},
+    20: {"vote": "b2048"},
+    21: {"votes": VOTES},
+    22: {"contribution": RECORD},
+    23: {"receipt": RECORD, "votes": VOTES},
+    24: {"round_index": "u"},
+    25: {
+        "round_index": "u",
+        "votes": VOTES,
+        "receipts": ("list", 64, RECORD),
+        "state_anchor": ("opt", RECORD),
+    },
 }
 KEYS = ("list", 1024, "=32")
 ENTRY = {
@@ -204,6 +216,45 @@ RECORDS = {
         "logprobs": f"b{ROLLOUTS_MAX}",
         "rewards": f"b{ROLLOUTS_MAX}",
         "metadata": "s65536",
+    },
+    "vote": {
+        "run_id": "=32",
+        "revision": "u",
+        "term": "u",
+        "candidate": "=32",
+        "newest": ("opt", {"round_index": "u", "term": "u", "outcome": "=32", "digest": "=32"}),
+    },
+    "contribution": {
+        "run_id": "=32",
+        "revision": "u",
+        "round_index": "u",
+        "base_state_root": "=32",
+        "blob_id": "=32",
+        "encoded_size_bytes": "u",
+        "entry_count": "u",
+        "element_count": "u",
+        "norm_bits": "u",
+        "codec_id": "u",
+    },
+    "receipt": {
+        "run_id": "=32",
+        "revision": "u",
+        "term": "u",
+        "coordinator": "=32",
+        "round_index": "u",
+        "base_state_root": "=32",
+        "previous": ("opt", "=32"),
+        "members": ("list", 1024, {"peer_id": "=32", "contribution_digest": "=32", "scale_bits": "u"}),
+        "rejected": ("list", 1024, {"peer_id": "=32", "contribution_digest": "=32", "reason": "s128"}),
+    },
+    "stateanchor": {
+        "run_id": "=32",
+        "revision": "u",
+        "round_index": "u",
+        "state_root": "=32",
+        "outcome": ("opt", "=32"),
+        "blob_id": "=32",
+        "encoded_size_bytes": "u",
     },
 }
 SIGNED = {
@@ -305,7 +356,7 @@ def decode_signed(data):
     signers = signed["signers"]
     require(signers and len(signers) == len(signed["signatures"]), "schema", "signatures")
     require(signers == sorted(set(signers)), "schema", "signers")
-    require(len(signers) == 1 or signed["type"] in ("descriptor", "epoch"), "schema", "several signers")
+    require(len(signers) == 1 or signed["type"] in ("descriptor", "epoch", "receipt"), "schema", "several signers")
     return signed
 
 
@@ -401,7 +452,46 @@ def rule_rollouts(record):
     require(record["version_first"] <= record["version_last"], "schema", "rollouts rule")
 
 
+def rule_vote(record):
+    newest = record["newest"]
+    ok = record["term"] >= 1 and (newest is None or 1 <= newest["term"] <= record["term"])
+    require(ok, "schema", "vote rule")
+
+
+def rule_contribution(record):
+    elements = record["element_count"]
+    ok = record["entry_count"] <= elements <= LIST_ENTRIES_MAX * CHUNK_MAX // 4
+    ok &= record["norm_bits"] < 0x7F800000
+    ok &= record["encoded_size_bytes"] <= (4 * elements * 101 + 99) // 100 + 64 * TENSORS_MAX + 1024
+    require(ok, "schema", "contribution rule")
+
+
+def rule_receipt(record):
+    members = [member["peer_id"] for member in record["members"]]
+    rejected = [rejection["peer_id"] for rejection in record["rejected"]]
+    ok = record["term"] >= 1 and (record["round_index"] == 0) == (record["previous"] is None)
+    ok &= ascends(members) and ascends(rejected) and not set(members) & set(rejected)
+    ok &= bool(members or rejected)
+    ok &= all(0 < member["scale_bits"] <= 0x3F800000 for member in record["members"])
+    require(ok, "schema", "receipt rule")
+
+
+def rule_stateanchor(record):
+    ok = (record["round_index"] == 0) == (record["outcome"] is None)
+    ok &= record["encoded_size_bytes"] <= LIST_ENTRIES_MAX * CHUNK_MAX
+    require(ok, "schema", "stateanchor rule")
+
+
+def outcome_of(receipt):
+    """The digest of what a receipt says, whoever proposed it in whichever term."""
+    return digest(encode({**receipt, "term": 0, "coordinator": bytes(32), "revision": 0}))
+
+
 RULES = {
+    "vote": rule_vote,
+    "contribution": rule_contribution,
+    "receipt": rule_receipt,
+    "stateanchor": rule_stateanchor,
     "descriptor": rule_descriptor,
     "epoch": rule_epoch,
     "manifest": rule_manifest,

@@ -162,6 +162,31 @@ class Trust:
             facts = (base, record["base_root"], record["version"][1])
             require(facts == (start["kept_version"], start["kept_root"], start["first_number"]), "mismatch")
 
+    def accept_vote(self, signed):
+        authorities = self.known()["authorities"]
+        record = open_record("vote", signed, self.run_id, authorities)
+        require(record["revision"] <= self.known()["revision"], "revision-unknown")
+        require(record["candidate"] in authorities, "untrusted")
+        return record
+
+    def accept_contribution(self, signed):
+        known = self.known()
+        require(signed["signers"][0] in known["trainers"] or known["open_trainers_max"] > 0, "untrusted")
+        record = open_record("contribution", signed, self.run_id)
+        require(record["revision"] <= known["revision"], "revision-unknown")
+        return record
+
+    def accept_receipt(self, signed):
+        record = open_record("receipt", signed, self.run_id, self.known()["authorities"])
+        require(record["revision"] <= self.known()["revision"], "revision-unknown")
+        require(record["coordinator"] in signed["signers"], "untrusted")
+        return record
+
+    def accept_state_anchor(self, signed):
+        record = open_record("stateanchor", signed, self.run_id, self.known()["authorities"])
+        require(record["revision"] <= self.known()["revision"], "revision-unknown")
+        return record
+
     def accept_fork_proof(self, first, second):
         version = contradiction(self.open_claimant(first), self.open_claimant(second))
         require(version is not None, "mismatch")

@@ -1,4 +1,4 @@
-"""What the run signs: descriptors, epochs, manifests, catalogues, heads, haves, rollouts (SPEC section 4).
+"""What the run signs: descriptors, epochs, manifests, catalogues, heads, haves, rollouts, rounds (SPEC section 4).
 
 Every record travels as a :class:`SignedRecord`: the payload's bytes as its signer made them and one
 signature per signer. A record's digest is the BLAKE3 of the payload, so it does not depend on who signed.
@@ -221,6 +221,110 @@ class RolloutBatch:
     """float32, one per sample."""
     metadata: Annotated[str, SizeMax(65_536)]
     """JSON object, for the training loop; never interpreted by pulsenet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptName:
+    """Which receipt somebody stored last."""
+
+    round_index: int
+    term: int
+    outcome: Digest
+    """What it says, whoever proposed it: see ``chain/outcome.py``."""
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """One authority's vote for a coordinator; a candidate's vote for itself asks for the others'."""
+
+    TYPE: ClassVar[str] = "vote"
+
+    run_id: RunId
+    revision: int
+    term: int
+    candidate: PeerId
+    newest: ReceiptName | None
+    """The newest receipt the voter stored when it voted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One trainer's gated pseudo-gradient of one round. Signed by the trainer, which signs one per round."""
+
+    TYPE: ClassVar[str] = "contribution"
+
+    run_id: RunId
+    revision: int
+    round_index: int
+    """The round it is for: 0 leads from the starting state to state 1."""
+    base_state_root: Digest
+    """State the inner steps started from."""
+    blob_id: Digest
+    encoded_size_bytes: int
+    entry_count: int
+    element_count: int
+    """Elements of all master weights; the blob holds ``entry_count`` of them."""
+    norm_bits: int
+    """Euclidean norm of the entries as FP32 bits."""
+    codec_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A contribution that a round counts."""
+
+    peer_id: PeerId
+    contribution_digest: Digest
+    scale_bits: int
+    """What its entries are multiplied by, above 0 and at most 1, as FP32 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A contribution whose content a round refuses."""
+
+    peer_id: PeerId
+    contribution_digest: Digest
+    reason: Name
+    """Stable code: ``base``, ``shape``, ``finite``, ``norm``, ``decode``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What one round counts. Signed by its coordinator; final with more than half of the authorities' signatures."""
+
+    TYPE: ClassVar[str] = "receipt"
+
+    run_id: RunId
+    revision: int
+    term: int
+    coordinator: PeerId
+    round_index: int
+    base_state_root: Digest
+    previous: Digest | None
+    """Outcome of the receipt of the round before; ``None`` for round 0 only."""
+    members: Annotated[tuple[Member, ...], CountMax(limits.ROUND_MEMBERS_MAX)]
+    """Ascending by key. With none the state stays as it is, and only the round index rises."""
+    rejected: Annotated[tuple[Rejection, ...], CountMax(limits.ROUND_MEMBERS_MAX)]
+    """Ascending by key; nobody is in both lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateAnchor:
+    """A whole outer state: master weights, momentum, round index. Signed by an authority that holds it."""
+
+    TYPE: ClassVar[str] = "stateanchor"
+
+    run_id: RunId
+    revision: int
+    round_index: int
+    """Rounds that led to it, which is also the round that is due on top of it."""
+    state_root: Digest
+    outcome: Digest | None
+    """Outcome of the receipt of the round before; ``None`` for the starting state only."""
+    blob_id: Digest
+    encoded_size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,21 +13,40 @@ from pulsenet import limits
 from pulsenet.chain.records import (
     Catalogue,
     CatalogueEntry,
+    Contribution,
     Descriptor,
     EpochRecord,
     Have,
     Head,
     Kind,
     Manifest,
+    Receipt,
     RolloutBatch,
+    StateAnchor,
+    Vote,
 )
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Version
 
-Signable = Descriptor | EpochRecord | Manifest | Catalogue | Head | Have | RolloutBatch
+Signable = (
+    Descriptor
+    | EpochRecord
+    | Manifest
+    | Catalogue
+    | Head
+    | Have
+    | RolloutBatch
+    | Vote
+    | Contribution
+    | Receipt
+    | StateAnchor
+)
 """Every record a run signs."""
 
 HEAD_VALIDITY_MS_MAX: Final = int(limits.HEAD_VALIDITY_SECONDS * 1000)
+FP32_ONE_BITS: Final = 0x3F80_0000
+FP32_INFINITY_BITS: Final = 0x7F80_0000
+
 RAW_SIZE_BYTES_MAX: Final = limits.CHUNK_LIST_ENTRIES_MAX * limits.CHUNK_SIZE_BYTES_MAX
 
 
@@ -49,6 +68,14 @@ def check_record(record: Signable) -> None:
         _check_head(record)
     elif isinstance(record, Have):
         _check_have(record)
+    elif isinstance(record, Vote):
+        _check_vote(record)
+    elif isinstance(record, Contribution):
+        _check_contribution(record)
+    elif isinstance(record, Receipt):
+        _check_receipt(record)
+    elif isinstance(record, StateAnchor):
+        _check_state_anchor(record)
     else:
         _require(record.version_first <= record.version_last, "rollouts: version_first above version_last")
 
@@ -144,3 +171,36 @@ def _check_head(record: Head) -> None:
 def _check_have(record: Have) -> None:
     _require(record.version_first <= record.version_last, "have: version_first above version_last")
     _require(_ascends(record.anchors), "have: anchors do not ascend")
+
+
+def _check_vote(record: Vote) -> None:
+    _require(record.term >= 1, "vote: terms start at 1")
+    _require(record.newest is None or 1 <= record.newest.term <= record.term, "vote: newest receipt of a later term")
+
+
+def _check_contribution(record: Contribution) -> None:
+    _require(record.entry_count <= record.element_count, "contribution: more entries than elements")
+    _require(record.element_count <= RAW_SIZE_BYTES_MAX // 4, "contribution: element_count above the limit")
+    _require(record.norm_bits < FP32_INFINITY_BITS, "contribution: the norm is not a finite number from 0 up")
+    _require(
+        record.encoded_size_bytes <= compute_encoded_size_bytes_max(4 * record.element_count),
+        f"contribution: {record.encoded_size_bytes} bytes encode {record.element_count} elements",
+    )
+
+
+def _check_receipt(record: Receipt) -> None:
+    _require(record.term >= 1, "receipt: terms start at 1")
+    _require((record.round_index == 0) == (record.previous is None), "receipt: only round 0 has no previous")
+    members = [member.peer_id for member in record.members]
+    rejected = [rejection.peer_id for rejection in record.rejected]
+    _require(_ascends(members), "receipt: members do not ascend, or one occurs twice")
+    _require(_ascends(rejected), "receipt: rejected do not ascend, or one occurs twice")
+    _require(not set(members) & set(rejected), "receipt: a key is counted and rejected")
+    _require(bool(members or rejected), "receipt: nobody contributed")
+    for member in record.members:
+        _require(0 < member.scale_bits <= FP32_ONE_BITS, "receipt: a scale outside 0..1")
+
+
+def _check_state_anchor(record: StateAnchor) -> None:
+    _require((record.round_index == 0) == (record.outcome is None), "stateanchor: only the start has no outcome")
+    _require(record.encoded_size_bytes <= RAW_SIZE_BYTES_MAX, "stateanchor: encoded_size_bytes above the limit")

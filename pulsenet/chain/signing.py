@@ -14,13 +14,17 @@ from pulsenet import limits
 from pulsenet.chain import rules
 from pulsenet.chain.records import (
     Catalogue,
+    Contribution,
     Descriptor,
     EpochRecord,
     Have,
     Head,
     Manifest,
+    Receipt,
     RolloutBatch,
     SignedRecord,
+    StateAnchor,
+    Vote,
 )
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId, RunId, compute_digest, short
@@ -35,12 +39,25 @@ Sign = Callable[[bytes], bytes]
 Verify = Callable[[PeerId, bytes, bytes], bool]
 """Says whether a signature (last) of a message (second) was made by this peer's key."""
 
-SEVERAL_SIGNERS: Final = (Descriptor.TYPE, EpochRecord.TYPE)
+SEVERAL_SIGNERS: Final = (Descriptor.TYPE, EpochRecord.TYPE, Receipt.TYPE)
 """Types that more than one key may sign; every other record has exactly one signer."""
 
 SIGNATURE_SIZE_BYTES: Final = 64
 
-R = TypeVar("R", Descriptor, EpochRecord, Manifest, Catalogue, Head, Have, RolloutBatch)
+R = TypeVar(
+    "R",
+    Descriptor,
+    EpochRecord,
+    Manifest,
+    Catalogue,
+    Head,
+    Have,
+    RolloutBatch,
+    Vote,
+    Contribution,
+    Receipt,
+    StateAnchor,
+)
 
 
 def signed_bytes(record_type: str, payload: bytes) -> bytes:

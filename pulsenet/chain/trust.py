@@ -10,18 +10,23 @@ from collections.abc import Collection
 from typing import Final
 
 from pulsenet.chain import rules
+from pulsenet.chain.ballot import is_majority
 from pulsenet.chain.beliefs import EPOCH_RECORDS_MAX, Beliefs, may_open_epoch
 from pulsenet.chain.evidence import Claimant, Evidence, ForkProof, find_contradiction
 from pulsenet.chain.records import (
     Catalogue,
     CatalogueEntry,
+    Contribution,
     Descriptor,
     EpochRecord,
     Have,
     Head,
     Manifest,
+    Receipt,
     RolloutBatch,
     SignedRecord,
+    StateAnchor,
+    Vote,
 )
 from pulsenet.chain.signing import open_record, record_digest
 from pulsenet.errors import TrustError
@@ -207,6 +212,70 @@ class Trust(Beliefs):
         if batch.version_last.epoch > self.epoch:
             raise TrustError("epoch", f"rollouts of version {batch.version_last}, epoch {self.epoch} is in force")
         return batch
+
+    def accept_vote(self, signed: SignedRecord) -> Vote:
+        """Open an authority's vote for an authority; who votes is ``signed.signers[0]``.
+
+        Raises:
+            TrustError: ``untrusted``, ``revision-unknown``, or a code of ``open_record``.
+            RemoteProtocolError: ``decode`` or ``schema``.
+        """
+        authorities = self._descriptors.require().authorities
+        vote = open_record(Vote, signed, self._verify, run_id=self.run_id, signers=authorities)
+        self._check_revision(vote.revision)
+        if vote.candidate not in authorities:
+            raise TrustError("untrusted", f"a vote for {short(vote.candidate)}, which is no authority")
+        return vote
+
+    def accept_contribution(self, signed: SignedRecord, admitted: Collection[PeerId] = ()) -> Contribution:
+        """Open a contribution of a key that counts; what its blob holds is for others to check.
+
+        Args:
+            admitted: Unlisted keys that contributed to this round already; ``open_trainers_max`` bounds them.
+
+        Raises:
+            TrustError: ``untrusted``, ``revision-unknown``, or a code of ``open_record``.
+            RemoteProtocolError: ``decode`` or ``schema``.
+        """
+        descriptor = self._descriptors.require()
+        signer = signed.signers[0]
+        is_listed = signer in descriptor.trainers or signer in admitted
+        if not is_listed and len(admitted) >= descriptor.open_trainers_max:
+            raise TrustError("untrusted", f"contributions of {short(signer)} do not count")
+        contribution = open_record(Contribution, signed, self._verify, run_id=self.run_id)
+        self._check_revision(contribution.revision)
+        return contribution
+
+    def accept_receipt(self, signed: SignedRecord) -> Receipt:
+        """Open a receipt its coordinator signed; whether it is final is asked of :meth:`is_final`.
+
+        Raises:
+            TrustError: ``untrusted``, ``revision-unknown``, or a code of ``open_record``.
+            RemoteProtocolError: ``decode`` or ``schema``.
+        """
+        authorities = self._descriptors.require().authorities
+        receipt = open_record(Receipt, signed, self._verify, run_id=self.run_id, signers=authorities)
+        self._check_revision(receipt.revision)
+        if receipt.coordinator not in signed.signers:
+            raise TrustError("untrusted", f"a receipt without the signature of {short(receipt.coordinator)}")
+        return receipt
+
+    def accept_state_anchor(self, signed: SignedRecord) -> StateAnchor:
+        """Open an authority's statement of a whole outer state.
+
+        Raises:
+            TrustError: ``untrusted``, ``revision-unknown``, or a code of ``open_record``.
+            RemoteProtocolError: ``decode`` or ``schema``.
+        """
+        authorities = self._descriptors.require().authorities
+        anchor = open_record(StateAnchor, signed, self._verify, run_id=self.run_id, signers=authorities)
+        self._check_revision(anchor.revision)
+        return anchor
+
+    def is_final(self, signed: SignedRecord) -> bool:
+        """Say whether more than half of the authorities signed an accepted receipt."""
+        authorities = self._descriptors.require().authorities
+        return is_majority(sum(signer in authorities for signer in signed.signers), len(authorities))
 
     def accept_fork_proof(self, first: SignedRecord, second: SignedRecord) -> ForkProof:
         """Check that two records contradict each other about this epoch, and believe it.

@@ -24,6 +24,12 @@ Record = Annotated[bytes, SizeMax(limits.RECORD_SIZE_BYTES_MAX)]
 Address = Annotated[str, SizeMax(limits.ADDRESS_SIZE_BYTES_MAX)]
 """A libp2p multiaddress without the trailing ``/p2p/...`` part."""
 
+VoteRecord = Annotated[bytes, SizeMax(limits.VOTE_SIZE_BYTES_MAX)]
+"""An encoded ``SignedRecord`` of a vote."""
+
+Votes = Annotated[tuple[VoteRecord, ...], CountMax(limits.SIGNATURES_MAX)]
+"""Votes of more than half of the authorities for one candidate and term, or nothing."""
+
 ReasonCode = Annotated[str, SizeMax(64)]
 Detail = Annotated[str, SizeMax(512)]
 
@@ -181,6 +187,56 @@ class Refusal:
     retry_after_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class PushVote:
+    """A vote: a candidate's for itself, or one given to the receiver; answered by :class:`PushReply`."""
+
+    vote: VoteRecord
+
+
+@dataclass(frozen=True, slots=True)
+class PushTerm:
+    """Whose term it is, with the votes that prove it; answered by :class:`PushReply`."""
+
+    votes: Votes
+
+
+@dataclass(frozen=True, slots=True)
+class PushContribution:
+    """A trainer's contribution to the round that is open; answered by :class:`PushReply`."""
+
+    contribution: Record
+
+
+@dataclass(frozen=True, slots=True)
+class PushReceipt:
+    """A receipt: proposed, countersigned or final, as its signatures say; answered by :class:`PushReply`."""
+
+    receipt: Record
+    votes: Votes
+    """What proves the coordinator's term while the receipt is not final; empty otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetRounds:
+    """Ask for the final receipts from ``round_index`` upward; answered by :class:`RoundsReply`."""
+
+    round_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundsReply:
+    """How far the rounds are, and how to get there."""
+
+    round_index: int
+    """The round that is due: one above the newest final receipt the provider knows."""
+    votes: Votes
+    receipts: Annotated[tuple[Record, ...], CountMax(limits.ROUND_RECEIPTS_PER_REPLY_MAX)]
+    """Final receipts, ascending without a gap from the round asked for, or from the oldest kept if that is later."""
+    state_anchor: Record | None
+    """The newest state anchor the provider holds."""
+
+
 Message = (
     Hello
     | GetHead
@@ -201,6 +257,12 @@ Message = (
     | ExchangeHave
     | HaveReply
     | Refusal
+    | PushVote
+    | PushTerm
+    | PushContribution
+    | PushReceipt
+    | GetRounds
+    | RoundsReply
 )
 """Anything a frame may hold."""
 
@@ -224,5 +286,11 @@ MESSAGE_TYPES: dict[int, type[Message]] = {
     17: ExchangeHave,
     18: HaveReply,
     19: Refusal,
+    20: PushVote,
+    21: PushTerm,
+    22: PushContribution,
+    23: PushReceipt,
+    24: GetRounds,
+    25: RoundsReply,
 }
 """Message number on the wire (one byte before the msgpack body); numbers are never reused."""

@@ -18,6 +18,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from pulsenet.chain import records
+from pulsenet.chain.outcome import outcome_of
 from pulsenet.chain.signing import decode_signed, open_record, record_digest
 from pulsenet.chain.token import decode_token, encode_token
 from pulsenet.chain.trust import Trust
@@ -27,7 +28,7 @@ from pulsenet.wire.canonical import CanonicalReader
 from pulsenet.wire.chunks import ChunkCutter, ChunkList
 from pulsenet.wire.framing import FrameDecoder, encode_message
 from pulsenet.wire.messages import MESSAGE_TYPES
-from pulsenet.wire.schema import encode_value
+from pulsenet.wire.schema import decode_value, encode_value
 
 PROTO = Path(__file__).parents[2] / "proto"
 FILES = sorted((PROTO / "vectors" / "wire").glob("*.json"))
@@ -43,6 +44,10 @@ RECORD_TYPES: dict[str, Any] = {
         records.Head,
         records.Have,
         records.RolloutBatch,
+        records.Vote,
+        records.Contribution,
+        records.Receipt,
+        records.StateAnchor,
     )
 }
 
@@ -101,6 +106,11 @@ def run_record(given: Json) -> Json:
     }
 
 
+def run_outcome(given: Json) -> Json:
+    signed = decode_signed(bytes.fromhex(given["signed"]))
+    return {"outcome": outcome_of(decode_value(records.Receipt, signed.payload)).hex()}
+
+
 def run_chunk_list(given: Json) -> Json:
     chunk_list = ChunkList.decode(bytes.fromhex(given["data"]))
     assert chunk_list.encode().hex() == given["data"]
@@ -154,6 +164,7 @@ OPERATIONS: dict[str, tuple[set[str], Callable[[Json], Json]]] = {
     "record": ({"type", "run_id", "signed"}, run_record),
     "chunk-list": ({"data"}, run_chunk_list),
     "cut": ({"segments", "chunk_size_bytes"}, run_cut),
+    "outcome": ({"signed"}, run_outcome),
     "token": ({"text"}, run_token),
     "trust": ({"run_id", "revision_min", "steps", "expected"}, run_trust),
 }
