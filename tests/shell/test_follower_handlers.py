@@ -17,7 +17,7 @@ from pulsenet.chain.signing import record_digest
 from pulsenet.errors import StorageError
 from pulsenet.ids import Version
 from pulsenet.local.protocol import UpdateKind
-from pulsenet.node.effects import ApplyHop, Commit, EncodeSnapshot, HandToEngine
+from pulsenet.node.effects import ApplyHop, Commit, DropPreparation, EncodeSnapshot, HandToEngine, PrepareHop
 from pulsenet.node.events import EngineApplied, EngineFailed, Event, HopApplied, HopFailed, PatchEncoded
 from pulsenetd.handlers.follower import FollowerHandlers
 from pulsenetd.handlers.reporting import Ledger
@@ -177,6 +177,24 @@ def test_a_hop_that_cannot_be_made_is_told_and_the_node_is_not_ready(follower: F
 
     asyncio.run(scenario())
     assert list(follower.ledger.versions) == [1, 2]
+
+
+def test_a_hop_is_prepared_while_it_arrives_unless_it_is_dropped(follower: Follower) -> None:
+    async def scenario() -> None:
+        first, second, third = follower.upstream.manifests
+        await follower.hop(first)
+        for manifest, is_dropped in ((second, False), (third, True)):
+            data = follower.upstream.store.chunk_list_bytes(manifest.blob_id)
+            assert data is not None
+            follower.store.put_chunk_list(manifest.blob_id, data)
+            await follower.table[PrepareHop](PrepareHop(manifest), follower.posted.append)
+            if is_dropped:
+                await follower.table[DropPreparation](DropPreparation(), follower.posted.append)
+            assert await follower.hop(manifest) == HopApplied(manifest.version, manifest.root)
+
+    asyncio.run(scenario())
+    assert follower.posted == []
+    assert follower.mirror.prepared_count == 1
 
 
 # Engines

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,13 @@ from pulsenet.training.snapshot import collect_tensors
 from pulsenet.wire.schema import encode_value
 
 Serve = Callable[[Path], None]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        threading.Event().wait(0.005)
 
 
 def test_a_model_arrives_whole_in_the_dense_layout(serve: Serve, node: Any, tmp_path: Path) -> None:
@@ -47,9 +56,10 @@ def test_training_may_go_on_at_once(serve: Serve, node: Any, tmp_path: Path) -> 
         with torch.no_grad():
             model.weight.zero_()
         publisher.publish(model, step=2)
-    _, table, first = node.offers[0]
+        wait_until(lambda: len(node.offers) == 2)
+    (_, table, first), (_, _, second) = sorted(node.offers, key=lambda offer: offer[0])
     assert table.view(first, table.index_of("weight")).tobytes() == before["weight"]
-    assert not table.view(node.offers[1][2], table.index_of("weight")).any()
+    assert not table.view(second, table.index_of("weight")).any()
 
 
 def test_no_memory_and_no_descriptor_stays_behind(
@@ -124,6 +134,26 @@ def test_rollouts_come_one_after_another_until_the_time_is_up(serve: Serve, node
         assert next(publisher.rollouts()).samples[0].reward == 7.0
 
 
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_large_model_crosses_in_parts(
+    serve: Serve, node: Any, tmp_path: Path, blocking: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pulsenet.local.parts.PART_SIZE_BYTES_MIN", 64)
+    serve(tmp_path)
+    state = {f"{index:02d}": torch.randn(index % 7, 5) for index in range(20)}
+    seen: list[CopyProgress] = []
+    with attach(data_dir=tmp_path, on_progress=seen.append) as publisher:
+        result = publisher.publish(state, step=1, blocking=blocking, timeout_seconds=20.0)
+        wait_until(lambda: node.offers)
+    # A blocking publish waits for its outcome without being told to.
+    assert result.status is (PublishStatus.COMMITTED if blocking else PublishStatus.QUEUED)
+    ((_, table, region),) = node.offers
+    for index, (_, data) in enumerate(collect_tensors(state)[1]):
+        assert table.view(region, index).tobytes() == data
+    assert [progress.tensor_count for progress in seen] == list(range(1, 21))
+    assert seen[-1].copied_size_bytes == seen[-1].size_bytes == table.size_bytes
+
+
 class Sharded(torch.Tensor):
     """As a sharded tensor shows itself."""
 
@@ -146,6 +176,24 @@ def test_other_ranks_gather_and_do_not_publish(monkeypatch: pytest.MonkeyPatch, 
         assert Sharded.gathered == [3]
         with pytest.raises(LocalProtocolError, match="ask on rank 0"):
             next(publisher.rollouts())
+
+
+@pytest.mark.parametrize("status", [PublishStatus.COMMITTED, PublishStatus.NOT_PUBLISHER])
+def test_rank_0_gathers_every_tensor_once_whatever_becomes_of_the_publish(
+    status: PublishStatus, serve: Serve, node: Any, tmp_path: Path
+) -> None:
+    """A gather ends only if every rank calls it, and the others call it for every tensor."""
+    serve(tmp_path)
+    Sharded.gathered.clear()
+    node.outcome = PublishDone(status, None, 0, 0, 0, 0, "")
+    state = {str(size): torch.zeros(size).as_subclass(Sharded) for size in (1, 2, 3)}
+    with attach(data_dir=tmp_path) as publisher:
+        assert publisher.publish(state, step=0, wait=True).status is status
+        assert Sharded.gathered == [1, 2, 3]
+        publisher._client.path.unlink()  # type: ignore[union-attr]
+        publisher._client._idle.pop().close()  # type: ignore[union-attr]
+        assert publisher.publish(state, step=0).status is PublishStatus.FAILED
+    assert Sharded.gathered == [1, 2, 3] * 2
 
 
 def test_a_model_that_cannot_be_published_is_refused_before_anything_is_sent(
