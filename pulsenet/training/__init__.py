@@ -1,8 +1,44 @@
-"""The edge inside a training process: ``attach().publish(model, step=n)``."""
+"""The edge inside a training process: ``attach().publish(model, step=n)``, ``OuterOptimizer(...).step()``."""
+
+from typing import TYPE_CHECKING, Any
 
 from pulsenet.local.client import PublishResult
 from pulsenet.local.protocol import PublishStatus
+from pulsenet.outer.settings import Algorithm, OuterSettings
+from pulsenet.training.exchange import Exchange, FinalRound, Outcome, RoundResult
+from pulsenet.training.local_exchange import LocalExchange
+from pulsenet.training.outer_optimizer import OuterOptimizer, RoundReport
 from pulsenet.training.publisher import CopyProgress, Publisher, attach
 from pulsenet.training.snapshot import collect_tensors, take_snapshot
 
-__all__ = ["attach", "Publisher", "PublishResult", "PublishStatus", "CopyProgress", "collect_tensors", "take_snapshot"]
+if TYPE_CHECKING:
+    from pulsenet.training.callback import PulsenetCallback
+
+__all__ = [
+    "attach",
+    "Publisher",
+    "PublishResult",
+    "PublishStatus",
+    "CopyProgress",
+    "collect_tensors",
+    "take_snapshot",
+    "OuterOptimizer",
+    "RoundReport",
+    "OuterSettings",
+    "Algorithm",
+    "Exchange",
+    "Outcome",
+    "RoundResult",
+    "FinalRound",
+    "LocalExchange",
+    "PulsenetCallback",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the Trainer's callback when it is asked for: it needs transformers, which the rest does without."""
+    if name == "PulsenetCallback":
+        from pulsenet.training.callback import PulsenetCallback
+
+        return PulsenetCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -348,7 +348,7 @@ def test_the_copies_may_lie_in_files_and_give_the_same_bits(lone: Lone, tmp_path
 
 
 def test_a_bf16_model_trains_through_fp32_masters(lone: Lone) -> None:
-    trainer = lone(dtype=torch.bfloat16)
+    trainer = lone(dtype=torch.bfloat16, learning_rate=1e-4)
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
     trainer.run_rounds(3)
     assert all(parameter.dtype == torch.bfloat16 for parameter in trainer.model.parameters())

@@ -1,0 +1,96 @@
+"""Outer rounds of one trainer with several ranks, as torch makes them today."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch._C._distributed_c10d import HashStore
+
+from pulsenet.errors import ConfigError
+from pulsenet.outer.settings import OuterSettings
+from pulsenet.training import LocalExchange, OuterOptimizer
+
+RANK = """
+import json, os, sys
+import torch
+from pulsenet.errors import ConfigError, UnavailableError
+from pulsenet.outer.settings import Algorithm, OuterSettings
+from pulsenet.training import LocalExchange, OuterOptimizer
+
+rank, store, dtype = int(sys.argv[1]), sys.argv[2], getattr(torch, sys.argv[3])
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo", store=torch.distributed.FileStore(store, 2), rank=rank, world_size=2)
+torch.manual_seed(0)
+plain = torch.nn.Linear(6, 3).to(dtype)
+model = torch.nn.parallel.DistributedDataParallel(plain)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+exchange = LocalExchange(OuterSettings(inner_steps=2), 1).member(0) if rank == 0 else None
+sync = OuterOptimizer(model, optimizer, exchange=exchange)
+if rank == 0:
+    submit, failures = exchange.submit, [UnavailableError("coordinator away")]
+    def once_away(contribution):
+        if contribution.round_index == 1 and failures:
+            raise failures.pop()
+        return submit(contribution)
+    exchange.submit = once_away
+errors = 0
+for step in range(6):
+    data = torch.randn(4, 6, generator=torch.Generator().manual_seed(step * 2 + rank)).to(dtype)
+    model(data).float().square().mean().backward()
+    optimizer.step()
+    try:
+        sync.step()
+    except UnavailableError:
+        errors += 1
+        sync.step()
+    optimizer.zero_grad()
+assert sync.catch_up() == 0
+weights = [parameter.detach().contiguous().view(torch.uint8).tolist() for parameter in plain.parameters()]
+print(json.dumps({"rank": rank, "round": sync.round_index, "errors": errors, "weights": weights}), flush=True)
+torch.distributed.barrier()
+os._exit(0)  # gloo's threads may outlive the interpreter's teardown, which aborts the process
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rank_0_exchanges_and_all_ranks_follow(tmp_path: Path, dtype: str) -> None:
+    """Also when a round fails on rank 0: the others hear of it, and both try again."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store"), dtype], stdout=subprocess.PIPE, text=True
+        )
+        for rank in (0, 1)
+    ]
+    outputs = [rank.communicate(timeout=90)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    first, second = (json.loads(output) for output in outputs)
+    assert first["weights"] == second["weights"]
+    assert (first["round"], second["round"]) == (3, 3)
+    assert (first["errors"], second["errors"]) == (1, 1)
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """One process that is a whole group."""
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.usefixtures("process_group")
+def test_fsdp2_shards_are_refused_with_a_hint() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = torch.nn.Linear(6, 3)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with pytest.raises(ConfigError, match="sharded over ranks"):
+        OuterOptimizer(model, optimizer, exchange=LocalExchange(OuterSettings(), 1).member(0))

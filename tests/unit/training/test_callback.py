@@ -1,0 +1,110 @@
+"""Rounds under transformers.Trainer, which TRL's trainers are built on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pulsenet.training
+from pulsenet.errors import ConfigError
+from pulsenet.outer.settings import OuterSettings
+from pulsenet.training.local_exchange import LocalExchange
+
+pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
+transformers = pytest.importorskip("transformers")
+
+from pulsenet.training.callback import (  # noqa: E402 (only with transformers)
+    STATE_FILE,
+    PulsenetCallback,
+    load_outer_state,
+    save_outer_state,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def make_trainer(folder: Path, callback: PulsenetCallback, *, steps: int = 12) -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=16,
+    )
+    data = [{"input_ids": torch.arange(8) % 7 + i % 5, "labels": torch.arange(8) % 7 + i % 5} for i in range(64)]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=2,
+        learning_rate=1e-3,
+        lr_scheduler_type="constant",
+        save_steps=5,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        logging_strategy="no",
+        seed=1,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    return transformers.Trainer(model, arguments, train_dataset=data, callbacks=[callback])
+
+
+def test_rounds_run_under_the_trainer_and_resume_bit_by_bit(tmp_path: Path) -> None:
+    """A-LOC-3 through the Trainer's own checkpoint, taken in the middle of a round."""
+    swarm = LocalExchange(OuterSettings(inner_steps=4), 1)
+    whole = make_trainer(tmp_path, PulsenetCallback(swarm.member(0)))
+    whole.train()
+    (callback,) = [one for one in whole.callback_handler.callbacks if isinstance(one, PulsenetCallback)]
+    assert callback.sync is not None
+    assert callback.sync.round_index == 3
+    assert callback.sync.counters.counted == 3
+
+    rest = LocalExchange(OuterSettings(inner_steps=4), 1)
+    rest.rounds = swarm.rounds[:1]
+    resumed_callback = PulsenetCallback(rest.member(0))
+    resumed = make_trainer(tmp_path, resumed_callback)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    assert resumed_callback.sync is not None
+    assert resumed_callback.sync.round_index == 3
+    assert resumed_callback.sync.state_root == callback.sync.state_root
+    for mine, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_checkpoint_without_the_rounds_is_refused(tmp_path: Path) -> None:
+    swarm = LocalExchange(OuterSettings(inner_steps=4), 1)
+    make_trainer(tmp_path, PulsenetCallback(swarm.member(0)), steps=5).train()
+    (tmp_path / "checkpoint-5" / STATE_FILE).unlink()
+    again = make_trainer(tmp_path, PulsenetCallback(LocalExchange(OuterSettings(inner_steps=4), 1).member(0)))
+    with pytest.raises(ConfigError, match=STATE_FILE):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+
+
+def test_a_state_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
+    shared = torch.arange(3.0)
+    saved = {"a": {"x.y": shared, "z": 1}, "pending": None, "b": {"x.y": shared}, "text": "ü", "empty": {}}
+    save_outer_state(saved, tmp_path / STATE_FILE)
+    loaded = load_outer_state(tmp_path / STATE_FILE)
+    assert torch.equal(loaded["a"].pop("x.y"), shared)
+    assert torch.equal(loaded["b"].pop("x.y"), shared)
+    assert loaded == {"a": {"z": 1}, "pending": None, "b": {}, "text": "ü", "empty": {}}
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.zeros(1)}, tmp_path / STATE_FILE)
+    with pytest.raises(ConfigError, match="no state"):
+        load_outer_state(tmp_path / STATE_FILE)
+
+
+def test_the_callback_is_found_where_the_rest_is() -> None:
+    assert pulsenet.training.PulsenetCallback is PulsenetCallback
+    with pytest.raises(AttributeError):
+        _ = pulsenet.training.Nothing

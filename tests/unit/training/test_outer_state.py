@@ -1,0 +1,92 @@
+"""Where the three copies lie, and the path of an accelerator, taken on the CPU."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pulsenet.errors import ConfigError
+from pulsenet.outer.contribution import Entries
+from pulsenet.outer.settings import OuterSettings
+from pulsenet.tensors.params import ParameterTable, TensorSpec
+from pulsenet.training import outer_state
+from pulsenet.training.outer_state import OuterState
+
+TABLE = ParameterTable((TensorSpec("a", "F32", (50, 40)), TensorSpec("b", "F32", ()), TensorSpec("c", "F32", (0, 3))))
+
+
+def make_locals(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(spec.shape, generator=generator) for spec in TABLE.tensors]
+
+
+def walk(state: OuterState, *, is_dense: bool) -> bytes:
+    """A counted round, a missed one and the root after both."""
+    for seed in (1, 2):
+        locals_ = [
+            theta.view(local.shape) + 1e-3 * local for theta, local in zip(state.theta, make_locals(seed), strict=True)
+        ]
+        for index, local in enumerate(locals_):
+            sent = state.gate(index, local, is_dense=is_dense)
+            state.fold(index, local)
+            if seed == 1:
+                state.clear_sent(sent, scale=0.3)
+                state.step(sent, OuterSettings(), local.device)
+            state.restart(index, local)
+            assert torch.equal(local.reshape(-1), state.theta[index])
+    return state.compute_root(2) + b"".join(residual.numpy().tobytes() for residual in state.residual)
+
+
+@pytest.mark.parametrize("is_dense", [False, True])
+def test_the_accelerators_path_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, is_dense: bool) -> None:
+    known = walk(OuterState(TABLE, make_locals(0)), is_dense=is_dense)
+    monkeypatch.setattr(outer_state, "_is_host", lambda *tensors: False)
+    monkeypatch.setattr(outer_state.outer_torch, "BLOCK_ELEMENTS", 700)
+    assert walk(OuterState(TABLE, make_locals(0)), is_dense=is_dense) == known
+
+
+def test_a_strided_parameter_is_gated_in_row_major_order() -> None:
+    state = OuterState(TABLE, make_locals(0))
+    local = (make_locals(0)[0] + 1.0).t().contiguous().t()
+    assert not local.is_contiguous()
+    dense = state.gate(0, local, is_dense=True)
+    assert np.allclose(dense.values, -1.0)
+    state.restart(0, local)
+    assert torch.equal(local, make_locals(0)[0])
+
+
+def test_copies_in_files_start_anew(tmp_path: Path) -> None:
+    path = tmp_path / "momentum"
+    path.write_bytes(b"\xff" * 64)
+    state = OuterState(TABLE, make_locals(0), momentum=path)
+    assert not state.momentum[0].any()
+    assert path.stat().st_size == TABLE.layout_size_bytes
+    empty = OuterState(ParameterTable(()), [], theta=path)
+    assert empty.theta == []
+    assert empty.residual_norm() == 0.0
+
+
+def test_an_unknown_place_is_refused() -> None:
+    with pytest.raises(ConfigError, match="placed on"):
+        OuterState(TABLE, make_locals(0), theta="cuda")  # type: ignore[arg-type]
+
+
+def test_a_state_is_read_and_written_whole() -> None:
+    state = OuterState(TABLE, make_locals(0))
+    theta, momentum = np.full(2000, 2.0, np.float32), np.full(2000, 3.0, np.float32)
+    state.write(0, theta, momentum)
+    assert [one.tolist() for one in state.read(0)] == [theta.tolist(), momentum.tolist()]
+    with pytest.raises(ConfigError, match="elements"):
+        state.write(0, theta[:-1], momentum)
+
+
+def test_the_residuals_norm_is_over_all_tensors() -> None:
+    state = OuterState(TABLE, make_locals(0))
+    state.residual[0][5] = 3.0
+    state.residual[1][0] = -4.0
+    assert state.residual_norm() == 5.0
+    state.clear_residual()
+    assert state.residual_norm() == 0.0
+    state.clear_sent(Entries(1, np.array([0], np.uint32), np.array([2.0], np.float32)), scale=0.5)
+    assert state.residual[1].item() == 1.0
