@@ -12,6 +12,7 @@ import zstandard
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pulse_reference_codec as reference
+import pulse_reference_contribution as contribution
 
 PLAIN = {reference.ABSOLUTE, reference.PLAIN, reference.DENSE}
 TIGHT = PLAIN | {reference.TIGHT}
@@ -114,7 +115,32 @@ def run_ordered(fields):
     return {"ordered": ordered}
 
 
+def words(segments):
+    return [
+        int.from_bytes(expand(segments)[start : start + 4], "little") for start in range(0, len(expand(segments)), 4)
+    ]
+
+
+def run_contribution(fields):
+    masters, theta = fields["masters"], [words(part) for part in fields["theta"]]
+    root, entries = bytes.fromhex(fields["state_root"]), fields["entries"]
+    blob = contribution.encode_contribution(
+        masters, theta, entries, root, fields["round_index"], fields["inner_step_count"]
+    )
+    found = contribution.decode_contribution(masters, theta, blob, root)
+    assert [list(entry) for entry in found] == [list(entry) for entry in entries]
+    return {"blob": blob.hex()}
+
+
+def run_contribution_decode(fields):
+    theta, root = [words(part) for part in fields["theta"]], bytes.fromhex(fields["state_root"])
+    blob = bytes.fromhex(fields["blob"])
+    return {"entries": contribution.decode_contribution(fields["masters"], theta, blob, root)}
+
+
 OPERATIONS = {
+    "contribution": run_contribution,
+    "contribution-decode": run_contribution_decode,
     "patch": run_patch,
     "decode": run_decode,
     "absolute": run_absolute,
@@ -461,8 +487,104 @@ def other_vectors():
     yield vector("ordered", "ordered", {"bits": bits}, "Ascending; -0 and +0 are neighbours.")
 
 
+ROOT = bytes(range(32))
+
+
+def contribution_vectors():
+    def made(name, theta, entries, comment, codec):
+        packed = [[[struct.pack(f"<{len(part)}I", *part).hex(), 1]] if part else [] for part in theta]
+        masters = [[f"w{index}", [len(part)]] for index, part in enumerate(theta)]
+        fields = {"masters": masters, "theta": packed, "state_root": ROOT.hex(), "entries": entries}
+        built = vector(name, "contribution", fields | {"round_index": 3, "inner_step_count": 8}, comment)
+        assert built["output"]["blob"][168:170] == codec, f"{name}: another codec is shorter"
+        return built
+
+    def scatter(index, end):
+        return (index * index * 2654435761 + 12345 * index >> 7) % end
+
+    def crossing(weight, beyond, away=0):
+        return contribution.value_from(weight, beyond, away)
+
+    # Weights of four exponents and both signs; those within some 3,000 places at 1.0 of an edge cross it.
+    theta = [(0x3F800000 - (scatter(i, 4) << 23) | scatter(i, 2) << 31) + scatter(i + 7, 1 << 16) for i in range(300)]
+    near = [i for i in range(300) if contribution.reach(theta[i]) < 2 * 127 + 2 * 12]
+    gated = [[0, i, crossing(theta[i], scatter(i, 2000) + 1)] for i in near]
+    yield made(
+        "contribution", [theta, [], [0x3F808000]], [*gated, [2, 0, 0x34000000]], "Towards the nearest edge.", "02"
+    )
+    far = [[0, i, crossing(theta[i], scatter(i, 2000) + 1, i % 3 == 0)] for i in near]
+    yield made("contribution-away", [theta], far, "One in three crosses the other edge of its cell.", "02")
+    odd = [list(entry) for entry in gated]
+    for rank, value in ((1, 0x7FC00001), (4, 0x80000000), (9, 0x00000001), (11, 0x7F7FFFFF)):
+        odd[rank][2] = value
+    yield made(
+        "contribution-escapes", [theta], odd, "NaN, -0.0, a subnormal and the largest value among the rest.", "02"
+    )
+    tiny = [0, 1 << 31, 1, 0x007F8000, 0x00808001, 0x7F7F7FFF, 0x7F800000, 0xFFC00000]
+    all_of = [[0, i, crossing(weight, 5)] for i, weight in enumerate(tiny) if i not in (5, 7)]
+    yield made("contribution-extremes", [tiny], all_of, "Weights that are zeros, subnormals, infinity.", "02")
+    random = [[0, i, scatter(i, 1 << 16) << 16 | scatter(i + 3, 1 << 16)] for i in range(60)]
+    yield made("contribution-listed", [theta[:60]], random, "Dense, of random bits: listed is shorter.", "01")
+    fields = {"masters": [["w0", [64]]], "theta": [[["0080803f", 64]]], "state_root": ROOT.hex()}
+    head = contribution.header(fields["masters"], ROOT, 3, 8)
+    # Gap 5, escapes none, towards, number 2; every weight is 1.0 on an edge: reach 254, exponent class 0.
+    front, back = varint_bytes(1, 254, 1, 1) + b"\0", b"\0" + reference.plane([0]) + b"\1\0" + b"\4"
+    sound = front + b"\1\x20" + back
+
+    def decoded(name, body, comment, expect="ok", codec=2, header=head, count=1):
+        blob = header + reference.record(codec, 0, body) + reference.end(1, count)
+        return vector(name, "contribution-decode", fields | {"blob": blob.hex()}, comment, expect)
+
+    yield decoded("decode-gated", sound, "The body that the refused ones below differ from in one point.")
+    other_root = contribution.header(fields["masters"], bytes(32), 3, 8)
+    other_table = contribution.header([["w1", [64]]], ROOT, 3, 8)
+    for name, expect, header, comment in (
+        ("contribution-base", "contribution-base", other_root, "Starts from another state."),
+        ("contribution-table", "contribution-table", other_table, "Made for other masters."),
+        ("contribution-magic", "contribution-header", b"PLSB" + head[4:], "Another magic."),
+        ("contribution-version", "contribution-header", head[:4] + b"\2" + head[5:], "A format not yet made."),
+        ("contribution-reserved", "contribution-header", head[:7] + b"\1" + head[8:], "A reserved byte is set."),
+    ):
+        yield decoded(name, sound, comment, expect, header=header)
+    yield decoded("contribution-codec", sound, "Codec 3 is kept for later.", "codec-unknown", codec=3)
+    yield decoded("contribution-count", sound, "Two entries stated at the end.", "patch-count", count=2)
+    for name, expect, body, comment in (
+        ("gated-no-entries", "patch-count", b"\0", "No entry at all."),
+        ("gated-top", "patch-values", varint_bytes(1, 543) + sound[3:], "No weight reaches so far."),
+        (
+            "gated-class-count",
+            "patch-count",
+            varint_bytes(1, 254, 1, 2) + sound[5:],
+            "Two entries in a class, one stated.",
+        ),
+        ("gated-parameter", "patch-values", front[:-1] + b"\x20" + sound[6:], "Parameter 32."),
+        ("gated-gap-beyond", "patch-gaps", front + b"\x09" + bytes(8) + b"\1" + back, "A-APP-5: gap 64 of 64 weights."),
+        ("gated-gap-open", "patch-truncated", front + b"\1\0" + back, "Zeros without a one."),
+        ("gated-gap-padding", "patch-trailing", front + b"\1\x60" + back, "A bit after the last gap."),
+        ("gated-escapes", "patch-count", front + b"\1\x20\2", "Two escapes among one entry."),
+        (
+            "gated-rank",
+            "patch-values",
+            front + b"\1\x20\1" + reference.plane([1]) + reference.plane([0]) * 4,
+            "Rank 1.",
+        ),
+        ("gated-aways", "patch-values", sound[:-4] + b"\2\1\0\4", "A direction beyond the last value."),
+        ("gated-value-class", "patch-values", sound[:-3] + b"\2\0\4", "No entry's weight is of class 1."),
+        ("gated-number-huge", "patch-values", sound[:-2] + b"\x1f" + bytes([4, 0, 0, 0, 0]), "2^32 places."),
+        ("gated-number-bits", "patch-values", sound[:-2] + b"\x19" + bytes([3, 0, 0, 2]), "2^24 + 1 places: 25 bits."),
+        ("gated-byte-more", "patch-trailing", sound + b"\0", "A byte after the last number."),
+        ("gated-cut", "patch-truncated", sound[:-1], "The last byte is missing."),
+    ):
+        yield decoded(name, body, comment, expect)
+
+
+def varint_bytes(*values):
+    return b"".join(reference.varint(value) for value in values)
+
+
 def main(folder):
     vectors = [*patch_vectors(), *decode_vectors(), *absolute_vectors(), *table_vectors(), *other_vectors()]
+    vectors += contribution_vectors()
     names = [item["name"] for item in vectors]
     assert len(set(names)) == len(names), "a name is used twice"
     folder.mkdir(parents=True, exist_ok=True)

@@ -115,7 +115,8 @@ class BlockMap:
 class EncodedBlock:
     """One record's content."""
 
-    codec: Codec
+    codec: IntEnum
+    """Of a patch a :class:`Codec`."""
     changed_count: int
     body: bytes
 
@@ -223,6 +224,15 @@ def _decoder(block: Block, codec_id: int) -> Decoder:
 
 
 def _decode_absolute(block: Block, reader: PlaneReader, old: Bits) -> tuple[UInt32s, Bits]:
+    return decode_listed(block, reader)
+
+
+def decode_listed(block: Block, reader: PlaneReader) -> tuple[UInt32s, Bits]:
+    """Return the positions and bits of an *absolute* body.
+
+    Raises:
+        RemoteProtocolError: the body breaks the specification.
+    """
     positions = _decode_positions(block, reader)
     new_bits = reader.read_integers(size_bytes=block.spec.element_size_bytes, count=positions.size)
     reader.expect_end()

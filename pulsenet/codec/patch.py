@@ -146,7 +146,7 @@ def encode_parts(
     allowed = CODEC_CHOICES[resolve_codec(codec, is_cpu_scarce=False)]
     form = Form.RELATIVE if allowed & RELATIVE_CODECS else Form.ABSOLUTE
     records = _encode_pairs(table, parts, allowed, run_blocks, on_changes)
-    return _write_patch(table, form, records, totals)
+    return write_records(PatchHeader(form, table.digest).encode(), records, totals)
 
 
 def _encode_pairs(
@@ -179,7 +179,7 @@ def _encode_pairs(
         return block_index, encoded, changes
 
     for pairs in parts:
-        for record in _run_in_batches(run_blocks, encode, cut(pairs), weigh):
+        for record in run_in_batches(run_blocks, encode, cut(pairs), weigh):
             if record is not None:
                 block_index, encoded, changes = record
                 if on_changes is not None and changes is not None:
@@ -202,7 +202,8 @@ def encode_absolute(
             element width.
     """
     blocks = BlockMap(table)
-    return _write_patch(table, Form.ABSOLUTE, _encode_changes(table, blocks, changes), totals)
+    header = PatchHeader(Form.ABSOLUTE, table.digest).encode()
+    return write_records(header, _encode_changes(table, blocks, changes), totals)
 
 
 def decode_patch(
@@ -242,7 +243,7 @@ def decode_patch(
         old = record.block.cut(table.view(old_region, record.block.tensor_index))
         return decode_block(record.block, record.codec_id, record.body, old)
 
-    return _run_in_batches(run_blocks, decode, reader.read_records(), weigh, batch_blocks_max)
+    return run_in_batches(run_blocks, decode, reader.read_records(), weigh, batch_blocks_max)
 
 
 def list_records(pieces: Iterable[bytes], table: ParameterTable) -> Iterator[PatchRecord]:
@@ -254,7 +255,7 @@ def list_records(pieces: Iterable[bytes], table: ParameterTable) -> Iterator[Pat
     return PatchReader(pieces, table).read_records()
 
 
-def _run_in_batches(
+def run_in_batches(
     run_blocks: Callable[[Callable[[Item], Result], Iterable[Item]], Iterable[Result]],
     function: Callable[[Item], Result],
     items: Iterable[Item],
@@ -272,15 +273,12 @@ def _run_in_batches(
     yield from run_blocks(function, batch)
 
 
-def _write_patch(
-    table: ParameterTable,
-    form: Form,
-    records: Iterator[tuple[int, EncodedBlock]],
-    totals: PatchTotals | None,
+def write_records(
+    header: bytes, records: Iterator[tuple[int, EncodedBlock]], totals: PatchTotals | None
 ) -> Iterator[bytes]:
+    """Yield a blob's pieces: the header, the records (block number, content) and the end."""
     totals = PatchTotals() if totals is None else totals
     next_block = 0
-    header = PatchHeader(form, table.digest).encode()
     totals.encoded_size_bytes += len(header)
     yield header
     for block_index, encoded in records:

@@ -84,7 +84,7 @@ class PatchReader:
     """
 
     def __init__(self, pieces: Iterable[bytes], table: ParameterTable) -> None:
-        self._source = _Source(pieces)
+        self._source = PieceSource(pieces)
         self._blocks = BlockMap(table)
         self.header = peek_header(self._source.take(HEADER_SIZE_BYTES))
         if self.header.table_digest != table.digest:
@@ -124,8 +124,8 @@ class PatchReader:
         return self._blocks.index_of(block.tensor_index, block.element_start)
 
 
-class _Source:
-    """Bytes from pieces of any size."""
+class PieceSource:
+    """Bytes from pieces of any size; running out of them is ``patch-truncated``."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)

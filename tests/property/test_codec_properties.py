@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsenet import limits
-from pulsenet.codec import classes, indices, rice, values
+from pulsenet.codec import cells, classes, indices, rice, values
 from pulsenet.codec.blocks import Block, Codec, decode_block
 from pulsenet.codec.changes import (
     Changes,
@@ -23,6 +23,8 @@ from pulsenet.codec.changes import (
     undo_changes,
 )
 from pulsenet.codec.compare import find_changes, find_changes_twin
+from pulsenet.codec.compress import PlaneReader
+from pulsenet.codec.gated import decode_gated, encode_gated
 from pulsenet.codec.patch import CODEC_CHOICES, decode_patch, encode_absolute, encode_patch
 from pulsenet.codec.stream import Form, PatchHeader
 from pulsenet.errors import PatchMismatchError, RemoteProtocolError
@@ -371,6 +373,69 @@ def test_class_walks_equal_their_twins_and_come_back(listed: list[int], data: st
     found = classes.find_members(kinds, gaps[order], starts)
     assert found is not None
     assert np.array_equal(found[0], positions)
+
+
+weights32 = st.one_of(
+    numbers32,
+    st.integers(0, 0x2FFFF).map(lambda low: 0x3C7F0000 + low),
+    st.sampled_from([0, 1 << 31, 0x3F808000, 0x3F807FFF, 0x7F800000, 0x7FC00000, 0x007FFFFF, 0x00800000]),
+)
+
+
+@st.composite
+def gated_entries(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(weights, positions, values): values of any bits, or a few last places of their weight."""
+    theta = np.array(draw(st.lists(weights32, min_size=1, max_size=50)), np.uint32)
+    chosen = draw(st.lists(st.integers(0, theta.size - 1), min_size=1, unique=True))
+    positions = np.array(sorted(chosen), np.uint32)
+    steps = draw(st.lists(st.integers(-70_000, 70_000), min_size=positions.size, max_size=positions.size))
+    values = (theta[positions].astype(np.int64) + np.array(steps)) & 0xFFFFFFFF
+    with np.errstate(all="ignore"):
+        near = theta[positions].view(np.float32) - values.astype(np.uint32).view(np.float32)
+    values = np.where(draw(st.booleans()), near.view(np.uint32), values.astype(np.uint32))
+    return theta, positions, values
+
+
+@law
+@given(gated_entries(), st.integers(0, 600))
+def test_views_from_the_weights_equal_their_twins(
+    parts: tuple[np.ndarray, np.ndarray, np.ndarray], number: int
+) -> None:
+    theta, positions, bits = parts
+    assert np.array_equal(cells.measure_reach(theta), cells.measure_reach_twin(theta))
+    weights = theta[positions]
+    numbers, aways, escapes = cells.measure_values(weights, bits)
+    twin_numbers, twin_aways, twin_escapes = cells.measure_values_twin(weights, bits)
+    assert np.array_equal(escapes, twin_escapes)
+    regular = np.setdiff1d(np.arange(weights.size), escapes)
+    assert np.array_equal(numbers[regular], twin_numbers[regular])
+    assert np.array_equal(aways[regular], twin_aways[regular])
+    for restore in (cells.restore_values, cells.restore_values_twin):
+        restored = restore(weights[regular], numbers[regular], aways[regular])
+        assert restored is not None
+        assert np.array_equal(restored, bits[regular])
+    any_numbers = numbers * np.uint32(number) + np.uint32(number << 22)
+    assert same(
+        cells.restore_values(weights, any_numbers, aways), cells.restore_values_twin(weights, any_numbers, aways)
+    )
+
+
+@law
+@given(gated_entries(), st.binary(max_size=40), st.integers(0, 60))
+def test_gated_entries_come_back_and_damage_decodes_or_is_refused(
+    parts: tuple[np.ndarray, np.ndarray, np.ndarray], damage: bytes, at: int
+) -> None:
+    theta, positions, bits = parts
+    body = encode_gated(theta, positions, bits)
+    found, values_found = decode_gated(PlaneReader(body), theta)
+    assert np.array_equal(found, positions)
+    assert np.array_equal(values_found, bits)
+    try:
+        found, _ = decode_gated(PlaneReader(body[:at] + damage + body[at + len(damage) :]), theta)
+    except RemoteProtocolError:
+        return
+    assert found.tolist() == sorted(set(found.tolist()))
+    assert int(found[-1]) < theta.size
 
 
 @law

@@ -14,8 +14,16 @@ import zstandard
 
 from pulsenet.codec.anchor import AnchorReader, compute_anchor_size_bytes, encode_anchor
 from pulsenet.codec.changes import Changes, apply_changes, decode_changes, encode_changes
+from pulsenet.codec.contribution import (
+    ContributionHeader,
+    TensorEntries,
+    decode_contribution,
+    encode_contribution,
+    peek_contribution_header,
+)
 from pulsenet.codec.patch import decode_patch, encode_absolute, encode_patch
 from pulsenet.errors import PatchMismatchError, RemoteProtocolError
+from pulsenet.ids import Digest
 from pulsenet.tensors.bf16 import cast_to_bf16_bits
 from pulsenet.tensors.digest import compute_region_root, compute_root, hash_tensor
 from pulsenet.tensors.floats import from_ordered, to_ordered
@@ -24,6 +32,7 @@ from pulsenet.tensors.params import ParameterTable, TensorSpec
 PROTO = Path(__file__).parents[2] / "proto"
 FILES = sorted((PROTO / "vectors" / "codec").glob("*.json"))
 PATCH_FILES = [file for file in FILES if json.loads(file.read_text())["input"]["operation"] == "patch"]
+CONTRIBUTION_FILES = [file for file in FILES if json.loads(file.read_text())["input"]["operation"] == "contribution"]
 Json = dict[str, Any]
 
 IS_VECTORS_ZSTD = zstandard.ZSTD_VERSION == (1, 5, 7)
@@ -164,7 +173,47 @@ def run_ordered(bits: list[int]) -> Json:
     return {"ordered": ordered.tolist()}
 
 
+def masters_of(masters: Any) -> ParameterTable:
+    return make([[name, "F32", shape] for name, shape in masters])
+
+
+def run_contribution(
+    masters: Any, theta: Any, entries: Any, state_root: str, round_index: int, inner_step_count: int
+) -> Json:
+    table = masters_of(masters)
+    weights = [np.frombuffer(expand(part), np.uint32) for part in theta]
+    header = ContributionHeader(table.digest, Digest(bytes.fromhex(state_root)), round_index, inner_step_count)
+    parts = [
+        TensorEntries(
+            index,
+            np.array([row[1] for row in entries if row[0] == index], table.tensors[index].index_dtype),
+            np.array([row[2] for row in entries if row[0] == index], np.uint32),
+        )
+        for index in range(len(table.tensors))
+    ]
+    blob = b"".join(encode_contribution(table, weights, parts, header=header))
+    assert run_contribution_decode(masters, theta, state_root, blob.hex()) == {"entries": entries}
+    assert peek_contribution_header(blob) == header
+    return {"blob": blob.hex()}
+
+
+def run_contribution_decode(masters: Any, theta: Any, state_root: str, blob: str) -> Json:
+    table = masters_of(masters)
+    weights = [np.frombuffer(expand(part), np.uint32) for part in theta]
+    pieces = [bytes([byte]) for byte in bytes.fromhex(blob)]
+    found = decode_contribution(pieces, table, weights, state_root=Digest(bytes.fromhex(state_root)))
+    return {
+        "entries": [
+            [part.tensor_index, *row]
+            for part in found
+            for row in zip(part.indices.tolist(), part.value_bits.tolist(), strict=True)
+        ]
+    }
+
+
 OPERATIONS: dict[str, Callable[..., Json]] = {
+    "contribution": run_contribution,
+    "contribution-decode": run_contribution_decode,
     "patch": run_patch,
     "decode": run_decode,
     "absolute": run_absolute,
@@ -218,6 +267,14 @@ def test_blob_of_the_vector_decodes_to_its_changes(file: Path) -> None:
     vector = json.loads(file.read_text())
     fields, output = vector["input"], vector["output"]
     assert run_decode(fields["tensors"], fields["old"], output["blob"]) == {"changes": output["changes"]}
+
+
+@pytest.mark.parametrize("file", CONTRIBUTION_FILES, ids=lambda file: file.stem)
+def test_contribution_of_the_vector_decodes_to_its_entries(file: Path) -> None:
+    vector = json.loads(file.read_text())
+    fields, output = vector["input"], vector["output"]
+    found = run_contribution_decode(fields["masters"], fields["theta"], fields["state_root"], output["blob"])
+    assert found == {"entries": fields["entries"]}
 
 
 @pytest.mark.parametrize("file", PATCH_FILES, ids=lambda file: file.stem)

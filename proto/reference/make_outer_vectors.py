@@ -1,0 +1,214 @@
+"""Write proto/vectors/outer/*.json from the reference: ``python proto/reference/make_outer_vectors.py [FOLDER]``.
+
+One vector a file. ``input.operation`` says what is done; see proto/vectors/outer/README.md. Values are FP32 bits.
+"""
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import pulse_reference_outer as reference
+
+ONE, HALF, THIRD = 0x3F800000, 0x3F000000, 0x3E99999A
+SPECIALS = [0x00000000, 0x80000000, 0x00000001, 0x807FFFFF, 0x00800000, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0xFFC00001]
+
+
+def fp32(*values):
+    return [struct.unpack("<I", struct.pack("<f", value))[0] for value in values]
+
+
+def vector(name, operation, fields, comment):
+    output = OPERATIONS[operation](fields)
+    return {
+        "name": name,
+        "expect": "ok",
+        "input": {"operation": operation, **fields},
+        "output": output,
+        "comment": comment,
+    }
+
+
+def run_gate(fields):
+    arguments = fields["theta"], fields["local"], fields["residual"]
+    indices, values = reference.gate(*arguments)
+    return {"corrected": reference.correct(*arguments), "indices": indices, "values": values}
+
+
+def run_settle(fields):
+    arguments = fields["theta"], fields["local"], fields["residual"]
+    indices, values = reference.gate(*arguments)
+    residual = reference.settle(*arguments, indices, values, fields["scale"], fields["outcome"])
+    counted = [reference.split(value, fields["scale"])[0] for value in values]
+    return {"indices": indices, "counted": counted, "residual": residual}
+
+
+def keyed(fields):
+    return {bytes.fromhex(key): (indices, values, scale) for key, indices, values, scale in fields["contributions"]}
+
+
+def run_mean(fields):
+    indices, values = reference.mean(keyed(fields), fields["element_count"])
+    return {"indices": indices, "values": values}
+
+
+def run_trimmed(fields):
+    dense = {key: values for key, (_, values, _) in keyed(fields).items()}
+    return {"values": reference.trimmed(dense, fields["element_count"], fields["trim_count"])}
+
+
+def run_step(fields):
+    theta, momentum = reference.step(
+        fields["theta"], fields["momentum"], fields["gradient"], fields["learning_rate"], fields["momentum_factor"]
+    )
+    return {"theta": theta, "momentum": momentum}
+
+
+def run_clip(fields):
+    norms = [reference.norm(values) for values in fields["contributions"]]
+    (multiple,) = struct.unpack("<f", struct.pack("<I", fields["clip_multiple"]))
+    # FP64 as hexadecimal digits, which say every bit.
+    return {"norms": [norm.hex() for norm in norms], "scales": reference.scales(norms, multiple)}
+
+
+def run_state_root(fields):
+    root = reference.state_root(fields["tensors"], fields["round_index"], fields["theta"], fields["momentum"])
+    return {"root": root.hex()}
+
+
+def run_self_test(fields):
+    theta, momentum, residual, delta = reference.self_test_input()
+    packed = {
+        name: reference.pack(values).hex()
+        for name, values in (("theta", theta), ("momentum", momentum), ("residual", residual), ("delta", delta))
+    }
+    return {**packed, "digest": reference.self_test().hex()}
+
+
+OPERATIONS = {
+    "gate": run_gate,
+    "settle": run_settle,
+    "mean": run_mean,
+    "trimmed": run_trimmed,
+    "step": run_step,
+    "clip": run_clip,
+    "state-root": run_state_root,
+    "self-test": run_self_test,
+}
+
+
+def gate_vectors():
+    def accumulated(step, count):
+        total = 0
+        (addend,) = fp32(step)
+        for _ in range(count):
+            total = reference.add(total, addend)
+        return total
+
+    for name, step, count, comment in (
+        ("gate-held-down", 3e-6, 651, "A-LOC-1: 651 steps of -3e-6 leave bf16(1) as it is."),
+        ("gate-sent-down", 3e-6, 652, "A-LOC-1: the 652nd passes half a step below 1."),
+        ("gate-held-up", -3e-6, 1302, "A-LOC-1: steps above 1 are twice as wide."),
+        ("gate-sent-up", -3e-6, 1303, "A-LOC-1: the 1303rd passes."),
+    ):
+        fields = {"theta": [ONE], "local": [ONE], "residual": [accumulated(step, count)]}
+        yield vector(name, "gate", fields, comment)
+    ties = fp32(1.00390625, 1.01171875, 1.0, 1.0)
+    moved = fp32(2.0**-24, 2.0**-24, -(2.0**-8), -(2.0**-8) - 2.0**-20)
+    yield vector(
+        "gate-ties", "gate", {"theta": ties, "local": ties, "residual": moved}, "Ties go to even before and after."
+    )
+    zeros = {"theta": [0, 0x80000000], "local": [0, 0], "residual": [0x80000000, 0x80000000]}
+    yield vector("gate-zero-sign", "gate", zeros, "The cast changes only in its sign: sent.")
+    grid = [(theta, local) for theta in SPECIALS for local in SPECIALS]
+    fields = {
+        "theta": [theta for theta, _ in grid],
+        "local": [local for _, local in grid],
+        "residual": [SPECIALS[index % len(SPECIALS)] for index in range(len(grid))],
+    }
+    yield vector("gate-specials", "gate", fields, "Every special value meets every other; NaN results are 0x7fc00000.")
+
+
+def settle_vectors():
+    theta = fp32(1.0, 1.0, -0.5, 0.03125, 2.0**-126)
+    local = fp32(1.01, 1.0, -0.5000001, 0.03, 0.0)
+    residual = fp32(1e-3, 1e-7, 0.0, -1e-9, 2.0**-149)
+    for outcome, scale in (("counted", ONE), ("counted", THIRD), ("missed", ONE), ("rejected", ONE)):
+        name = f"settle-{outcome}" + ("-clipped" if scale != ONE else "")
+        fields = {"theta": theta, "local": local, "residual": residual, "scale": scale, "outcome": outcome}
+        comment = "Counted plus residual is the corrected pseudo-gradient." if outcome == "counted" else outcome
+        yield vector(name, "settle", fields, comment)
+
+
+def reduce_vectors():
+    order = [["02", [0], fp32(1.0), ONE], ["03", [0], fp32(-1e8), ONE], ["01", [0], fp32(1e8), ONE]]
+    yield vector(
+        "mean-order",
+        "mean",
+        {"element_count": 1, "contributions": order},
+        "A-LOC-5: summed by key, listed in another order.",
+    )
+    swapped = [["03", [0], fp32(1.0), ONE], ["02", [0], fp32(-1e8), ONE], ["01", [0], fp32(1e8), ONE]]
+    yield vector(
+        "mean-other-keys", "mean", {"element_count": 1, "contributions": swapped}, "Other keys, another sum: 1 / 3."
+    )
+    union = [["aa", [1, 5], fp32(0.1, 0.2), ONE], ["bb", [5, 6], fp32(0.3, -7.0), THIRD], ["cc", [], [], ONE]]
+    yield vector(
+        "mean-union", "mean", {"element_count": 8, "contributions": union}, "Divided by three; the second is clipped."
+    )
+    mixed = [["aa", None, fp32(1.0, -0.0, 3.0), ONE], ["bb", [1], fp32(2.0), ONE]]
+    yield vector("mean-dense", "mean", {"element_count": 3, "contributions": mixed}, "One dense makes all dense.")
+    tiny = [[f"{key:02x}", [0, 1], [0x00000003, 0x7F000000], ONE] for key in range(3)]
+    yield vector("mean-subnormal", "mean", {"element_count": 2, "contributions": tiny}, "Subnormals stay.")
+    dense = [[f"{key:02x}", None, fp32(*row), ONE] for key, row in enumerate([(1e30, -0.0), (1e8, 0.0), (1.0, -0.0)])]
+    for trim_count in (0, 1):
+        fields = {"element_count": 2, "trim_count": trim_count, "contributions": dense}
+        yield vector(f"trimmed-{trim_count}", "trimmed", fields, "By value; zeros of either sign are one.")
+    even = [[f"{key:02x}", None, fp32(value), ONE] for key, value in enumerate([4.0, 1.0, 2.0, 100.0])]
+    fields = {"element_count": 1, "trim_count": 1, "contributions": even}
+    yield vector("trimmed-median", "trimmed", fields, "Median of four: the mean of the middle two.")
+
+
+def other_vectors():
+    rates = {"learning_rate": reference.LEARNING_RATE, "momentum_factor": reference.MOMENTUM_FACTOR}
+    values = {
+        "theta": fp32(1.0, 0.1, 0.0, -3.0, 0.7),
+        "momentum": fp32(0.0, 1e-3, 1e-3, 0.3, 2.0**-149),
+        "gradient": fp32(0.1, -1e-3, 0.0, 0.7, 0.0),
+    }
+    yield vector("step", "step", {**values, **rates}, "Each multiplication and addition is rounded by itself.")
+    specials = [reference.roll(SPECIALS, turn) for turn in (0, 3, 5)]
+    fields = {"theta": specials[0], "momentum": specials[1], "gradient": specials[2], **rates}
+    yield vector("step-specials", "step", fields, "Subnormals stay; NaN results are 0x7fc00000.")
+    lists = [fp32(3.0, 4.0), fp32(1e-3, 2e-3, 3e-3), [], fp32(60.0, 80.0), fp32(6.0, 8.0)]
+    for name, multiple in (("clip", fp32(1.5)[0]), ("clip-none", 0)):
+        yield vector(
+            name, "clip", {"contributions": lists, "clip_multiple": multiple}, "Norms in FP64, scales in FP32."
+        )
+    fields = {
+        "tensors": [["a.scalar", []], ["b.weight", [2, 2]], ["é.empty", [0, 3]]],
+        "round_index": 7,
+        "theta": [fp32(1.0), fp32(0.0, -0.0, 1.5, 2.5), []],
+        "momentum": [fp32(0.5), fp32(0.1, 0.2, 0.3, 0.4), []],
+    }
+    yield vector("state-root", "state-root", fields, "Over the round index and the hashes of theta and momentum.")
+    yield vector("self-test", "self-test", {}, "What every trainer computes when it joins.")
+
+
+def main(folder):
+    vectors = [*gate_vectors(), *settle_vectors(), *reduce_vectors(), *other_vectors()]
+    names = [item["name"] for item in vectors]
+    assert len(set(names)) == len(names), "a name is used twice"
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in folder.glob("*.json"):
+        stale.unlink()
+    for item in vectors:
+        lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in item.items())
+        (folder / f"{item['name']}.json").write_text(f"{{\n{lines}\n}}\n")
+    print(f"{len(vectors)} vectors in {folder}")
+
+
+if __name__ == "__main__":
+    default = Path(__file__).parent.parent / "vectors" / "outer"
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else default)

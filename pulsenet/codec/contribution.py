@@ -1,0 +1,292 @@
+"""Encode and decode contribution blobs: gated pseudo-gradients in FP32 (SPEC codec, "Contribution blob").
+
+Both sides hold the same FP32 weights, named by the state root. Like a patch, a blob is worked on block by block, in
+memory for a few blocks, by as many cores as ``run_blocks`` uses; any FP32 bits come back as they were.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pulsenet import limits
+from pulsenet.codec.blocks import Block, BlockMap, Codec, EncodedBlock, decode_listed, encode_absolute_block
+from pulsenet.codec.changes import Indices
+from pulsenet.codec.compress import PlaneReader
+from pulsenet.codec.gated import decode_gated, encode_gated
+from pulsenet.codec.patch import PatchTotals, RunBlocks, run_in_batches, write_records
+from pulsenet.codec.stream import END_OF_RECORDS, PieceSource
+from pulsenet.codec.varint import BodyReader
+from pulsenet.errors import LocalProtocolError, RemoteProtocolError
+from pulsenet.ids import DIGEST_SIZE_BYTES, Digest
+from pulsenet.tensors.params import ParameterTable
+
+UInt32s = npt.NDArray[np.uint32]
+
+MAGIC: Final = b"PLSC"
+FORMAT_VERSION: Final = 1
+_HEADER: Final = struct.Struct(f"<4sB3s{DIGEST_SIZE_BYTES}s{DIGEST_SIZE_BYTES}sQI")
+HEADER_SIZE_BYTES: Final = _HEADER.size
+
+
+class EntryCodec(IntEnum):
+    """Ids of the codecs of a contribution's blocks."""
+
+    LISTED = int(Codec.ABSOLUTE)
+    """Gaps and the values' byte planes."""
+    GATED = 2
+    """Counted from the edges of the weights' rounding cells."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionHeader:
+    """The start of a contribution blob."""
+
+    table_digest: Digest
+    """Of the table of FP32 masters."""
+    state_root: Digest
+    """Root of the state that it starts from."""
+    round_index: int
+    inner_step_count: int
+
+    def encode(self) -> bytes:
+        """Return the header's bytes."""
+        return _HEADER.pack(
+            MAGIC,
+            FORMAT_VERSION,
+            bytes(3),
+            self.table_digest,
+            self.state_root,
+            self.round_index,
+            self.inner_step_count,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorEntries:
+    """Entries of one FP32 tensor, or of a part of it.
+
+    Raises:
+        LocalProtocolError: arrays of other dtypes, dimensions or lengths than documented.
+    """
+
+    tensor_index: int
+    """Position of the tensor in the table."""
+    indices: Indices
+    """Flat positions in the tensor, strictly ascending."""
+    value_bits: UInt32s
+    """FP32 bits of what is to be subtracted from the weights."""
+
+    def __post_init__(self) -> None:
+        if self.indices.shape != self.value_bits.shape or self.indices.ndim != 1:
+            raise LocalProtocolError(f"{self.indices.shape} indices and {self.value_bits.shape} values")
+        if self.indices.dtype not in (np.dtype(np.uint32), np.dtype(np.uint64)):
+            raise LocalProtocolError(f"indices are uint32 or uint64, not {self.indices.dtype}")
+        if self.value_bits.dtype != np.dtype(np.uint32):
+            raise LocalProtocolError(f"values are the bits of FP32 as uint32, not {self.value_bits.dtype}")
+
+
+def peek_contribution_header(data: bytes | bytearray | memoryview) -> ContributionHeader:
+    """Return the header that ``data`` starts with.
+
+    Raises:
+        RemoteProtocolError: ``patch-truncated`` or ``contribution-header``.
+    """
+    if len(data) < HEADER_SIZE_BYTES:
+        raise RemoteProtocolError("patch-truncated", f"a header of {len(data)} bytes")
+    magic, version, zeros, table_digest, state_root, round_index, steps = _HEADER.unpack_from(data)
+    if magic != MAGIC or version != FORMAT_VERSION or zeros != bytes(3):
+        raise RemoteProtocolError("contribution-header", f"starts with {magic.hex()}, format {version}")
+    return ContributionHeader(Digest(table_digest), Digest(state_root), round_index, steps)
+
+
+def encode_contribution(
+    table: ParameterTable,
+    theta: Sequence[npt.NDArray[Any]],
+    entries: Iterable[TensorEntries],
+    *,
+    header: ContributionHeader,
+    totals: PatchTotals | None = None,
+    run_blocks: RunBlocks = map,
+) -> Iterator[bytes]:
+    """Return the pieces of a contribution blob.
+
+    Args:
+        table: FP32 masters.
+        theta: For each tensor the flat weights of the state that ``header`` names, as FP32 or its bits.
+        entries: Ascending by tensor and index; a tensor may be spread over several.
+        totals: Counts what was written.
+        run_blocks: ``map``, or an executor's ``map`` to use several cores.
+
+    Raises:
+        LocalProtocolError: another table or ``theta``; while iterating, entries out of order or outside their tensor.
+    """
+    if header.table_digest != table.digest:
+        raise LocalProtocolError("the header names another table")
+    weights = _view_weights(table, theta)
+    blocks = BlockMap(table)
+
+    def weigh(item: tuple[int, UInt32s, UInt32s]) -> int:
+        return blocks.block(item[0]).size_bytes
+
+    def encode(item: tuple[int, UInt32s, UInt32s]) -> tuple[int, EncodedBlock]:
+        block = blocks.block(item[0])
+        return item[0], _encode_block(block.cut(weights[block.tensor_index]), *item[1:])
+
+    parts = _gather_by_block(_split_by_block(table, blocks, entries))
+    return write_records(header.encode(), run_in_batches(run_blocks, encode, parts, weigh), totals)
+
+
+def decode_contribution(
+    pieces: Iterable[bytes],
+    table: ParameterTable,
+    theta: Sequence[npt.NDArray[Any]],
+    *,
+    state_root: Digest,
+    run_blocks: RunBlocks = map,
+) -> Iterator[TensorEntries]:
+    """Yield the entries of a contribution, block by block, ascending by tensor and index.
+
+    They count only once the iteration ended without an error: the end of the blob agrees with what came before.
+
+    Args:
+        theta: As in :func:`encode_contribution`.
+        state_root: Root of the state that ``theta`` belongs to.
+
+    Raises:
+        RemoteProtocolError: the blob breaks the specification, or starts from another state (``contribution-base``);
+            the code says where (``contribution-...``, ``patch-...``, ``codec-unknown``).
+        LocalProtocolError: weights that are not the table's.
+    """
+    weights = _view_weights(table, theta)
+    source = PieceSource(pieces)
+    header = peek_contribution_header(source.take(HEADER_SIZE_BYTES))
+    if header.table_digest != table.digest:
+        raise RemoteProtocolError("contribution-table", f"made for table {header.table_digest.hex()}")
+    if header.state_root != state_root:
+        raise RemoteProtocolError("contribution-base", f"starts from state {header.state_root.hex()}")
+
+    def weigh(record: tuple[Block, int, bytes]) -> int:
+        return record[0].size_bytes
+
+    def decode(record: tuple[Block, int, bytes]) -> TensorEntries:
+        block, codec_id, body = record
+        reader, own = PlaneReader(body), block.cut(weights[block.tensor_index])
+        is_gated = codec_id == EntryCodec.GATED
+        positions, values = decode_gated(reader, own) if is_gated else decode_listed(block, reader)
+        indices = positions.astype(block.spec.index_dtype)
+        indices += block.spec.index_dtype.type(block.element_start)
+        return TensorEntries(block.tensor_index, indices, values.astype(np.uint32, copy=False))
+
+    return run_in_batches(run_blocks, decode, _read_records(source, BlockMap(table)), weigh)
+
+
+def collect_entries(table: ParameterTable, parts: Iterable[TensorEntries]) -> list[TensorEntries]:
+    """Return one :class:`TensorEntries` for each tensor of the table, empty where nothing came."""
+    found: list[list[TensorEntries]] = [[] for _ in table.tensors]
+    for part in parts:
+        found[part.tensor_index].append(part)
+    return [
+        TensorEntries(
+            index,
+            np.concatenate([np.empty(0, spec.index_dtype), *(part.indices for part in found[index])]),
+            np.concatenate([np.empty(0, np.uint32), *(part.value_bits for part in found[index])]),
+        )
+        for index, spec in enumerate(table.tensors)
+    ]
+
+
+def _encode_block(theta: UInt32s, positions: UInt32s, values: UInt32s) -> EncodedBlock:
+    """Return the shorter encoding, of equal ones the lower id."""
+    listed = encode_absolute_block(positions, values).body
+    gated = encode_gated(theta, positions, values)
+    if len(listed) <= len(gated):
+        return EncodedBlock(EntryCodec.LISTED, positions.size, listed)
+    return EncodedBlock(EntryCodec.GATED, positions.size, gated)
+
+
+def _split_by_block(
+    table: ParameterTable, blocks: BlockMap, entries: Iterable[TensorEntries]
+) -> Iterator[tuple[int, UInt32s, UInt32s]]:
+    """Yield (block number, positions in the block, values) of each part that lies in one block."""
+    last = (-1, -1)
+    for item in entries:
+        if item.indices.size == 0:
+            continue
+        if not 0 <= item.tensor_index < len(table.tensors):
+            raise LocalProtocolError(f"entries of tensor {item.tensor_index} of {len(table.tensors)}")
+        spec = table.tensors[item.tensor_index]
+        first = (item.tensor_index, int(item.indices[0]))
+        if first <= last or not bool(np.all(item.indices[1:] > item.indices[:-1])):
+            raise LocalProtocolError(f"entries of tensor {spec.name!r} are out of order")
+        last = (item.tensor_index, int(item.indices[-1]))
+        if last[1] >= spec.element_count:
+            raise LocalProtocolError(f"entry {last[1]} of tensor {spec.name!r} with {spec.element_count} elements")
+        wide = item.indices.astype(np.uint64)
+        cuts = np.flatnonzero(np.diff(wide // np.uint64(limits.BLOCK_ELEMENTS))) + 1
+        for start, end in zip((0, *cuts), (*cuts, wide.size), strict=True):
+            block_index = blocks.index_of(item.tensor_index, int(wide[start]))
+            positions = (wide[start:end] % np.uint64(limits.BLOCK_ELEMENTS)).astype(np.uint32)
+            yield block_index, positions, item.value_bits[start:end]
+
+
+def _gather_by_block(parts: Iterable[tuple[int, UInt32s, UInt32s]]) -> Iterator[tuple[int, UInt32s, UInt32s]]:
+    """Join neighbouring parts of one block."""
+    held: list[tuple[int, UInt32s, UInt32s]] = []
+    for part in parts:
+        if held and held[0][0] != part[0]:
+            yield _join_parts(held)
+            held = []
+        held.append(part)
+    if held:
+        yield _join_parts(held)
+
+
+def _join_parts(parts: list[tuple[int, UInt32s, UInt32s]]) -> tuple[int, UInt32s, UInt32s]:
+    return parts[0][0], np.concatenate([part[1] for part in parts]), np.concatenate([part[2] for part in parts])
+
+
+def _read_records(source: PieceSource, blocks: BlockMap) -> Iterator[tuple[Block, int, bytes]]:
+    """Yield (block, codec id, body); ends after the end record agreed with them and nothing followed it."""
+    record_count, entry_count, next_block = 0, 0, 0
+    while (codec_id := source.take(1)[0]) != END_OF_RECORDS:
+        block_index = next_block + source.take_varint()
+        if block_index >= blocks.block_count:
+            raise RemoteProtocolError("patch-block", f"block {block_index} of {blocks.block_count}")
+        if codec_id not in tuple(EntryCodec):
+            raise RemoteProtocolError("codec-unknown", f"codec {codec_id}")
+        block = blocks.block(block_index)
+        size_bytes = source.take_varint()
+        if size_bytes > block.body_size_bytes_max:
+            raise RemoteProtocolError("patch-size", f"a body of {size_bytes} bytes for {block.size_bytes}")
+        body = source.take(size_bytes)
+        count = BodyReader(body).read_varint() >> (codec_id == EntryCodec.LISTED)
+        if not 0 < count <= block.element_count:
+            raise RemoteProtocolError("patch-count", f"{count} entries among {block.element_count} elements")
+        record_count += 1
+        entry_count += count
+        next_block = block_index + 1
+        yield block, codec_id, body
+    stated = (source.take_varint(), source.take_varint())
+    if stated != (record_count, entry_count):
+        raise RemoteProtocolError("patch-count", f"{stated} stated, {(record_count, entry_count)} found")
+    if not source.is_at_end():
+        raise RemoteProtocolError("patch-trailing", "bytes after the end record")
+
+
+def _view_weights(table: ParameterTable, theta: Sequence[npt.NDArray[Any]]) -> list[UInt32s]:
+    """Return the weights as bits, after checking that they are the table's."""
+    if len(theta) != len(table.tensors):
+        raise LocalProtocolError(f"weights of {len(theta)} tensors, the table has {len(table.tensors)}")
+    for spec, own in zip(table.tensors, theta, strict=True):
+        if spec.dtype != "F32":
+            raise LocalProtocolError(f"master {spec.name!r} is {spec.dtype}: masters are F32")
+        if own.dtype not in (np.dtype(np.float32), np.dtype(np.uint32)) or own.shape != (spec.element_count,):
+            raise LocalProtocolError(f"weights {spec.name!r} are {own.dtype} {own.shape}, not flat FP32")
+    return [own.view(np.uint32) for own in theta]
