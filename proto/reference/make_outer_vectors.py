@@ -67,7 +67,7 @@ def run_step(fields):
 
 def run_clip(fields):
     norms = [reference.norm(values) for values in fields["contributions"]]
-    (multiple,) = struct.unpack("<f", struct.pack("<I", fields["clip_multiple"]))
+    (multiple,) = struct.unpack("<f", struct.pack("<I", fields["clip_norm_ratio"]))
     # FP64 as hexadecimal digits, which say every bit.
     return {"norms": [norm.hex() for norm in norms], "scales": reference.scales(norms, multiple)}
 
@@ -184,7 +184,7 @@ def other_vectors():
     lists = [fp32(3.0, 4.0), fp32(1e-3, 2e-3, 3e-3), [], fp32(60.0, 80.0), fp32(6.0, 8.0)]
     for name, multiple in (("clip", fp32(1.5)[0]), ("clip-none", 0)):
         yield vector(
-            name, "clip", {"contributions": lists, "clip_multiple": multiple}, "Norms in FP64, scales in FP32."
+            name, "clip", {"contributions": lists, "clip_norm_ratio": multiple}, "Norms in FP64, scales in FP32."
         )
     fields = {
         "tensors": [["a.scalar", []], ["b.weight", [2, 2]], ["é.empty", [0, 3]]],

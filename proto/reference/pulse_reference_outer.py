@@ -173,14 +173,14 @@ def norm(values):
     return math.sqrt(total)
 
 
-def scales(norms, clip_multiple):
+def scales(norms, clip_norm_ratio):
     """FP32 bits of each contribution's scale."""
-    if clip_multiple == 0:
+    if clip_norm_ratio == 0:
         return [0x3F800000] * len(norms)
     ranked = sorted(norms)
     middle = len(ranked) // 2
     median = ranked[middle] if len(ranked) % 2 else (ranked[middle - 1] + ranked[middle]) / 2
-    limit = clip_multiple * median
+    limit = clip_norm_ratio * median
     return [
         struct.unpack("<I", struct.pack("<f", limit / one))[0] if limit and one > limit else 0x3F800000 for one in norms
     ]

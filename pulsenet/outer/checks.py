@@ -19,17 +19,17 @@ from pulsenet.tensors.params import ParameterTable
 
 
 class FaultCode(StrEnum):
-    """Stable reasons for which content is refused."""
+    """Stable reasons for which content is refused (SPEC, "Error codes")."""
 
-    ROUND = "contribution-round"
+    ROUND = "round"
     """Of another round than the one that is open."""
-    BASE = "contribution-base"
+    BASE = "base"
     """Starts from another state: its sender diverged, or lags."""
-    SHAPE = "contribution-shape"
+    SHAPE = "shape"
     """Tensors, positions or counts that the table does not have, or sparse where dense is asked for."""
-    NOT_FINITE = "contribution-not-finite"
+    FINITE = "finite"
     """A NaN or an infinity."""
-    NORM = "contribution-norm"
+    NORM = "norm"
     """Euclidean norm above the run's limit."""
 
 
@@ -73,7 +73,7 @@ def find_fault(contribution: Contribution, expected: Expected) -> Fault | None:
             return Fault(FaultCode.SHAPE, f"{tensors[tensor_index].name}: {detail}")
     for tensor_index, entries in enumerate(contribution.entries):
         if not bool(np.isfinite(entries.values).all()):
-            return Fault(FaultCode.NOT_FINITE, tensors[tensor_index].name)
+            return Fault(FaultCode.FINITE, tensors[tensor_index].name)
     norm = compute_norm(contribution)
     if norm > expected.norm_max:
         return Fault(FaultCode.NORM, f"{norm:g}, at most {expected.norm_max:g}")
@@ -116,24 +116,24 @@ def compute_norm(contribution: Contribution) -> float:
     return math.sqrt(total)
 
 
-def compute_scales(norms: Sequence[float], *, clip_multiple: float) -> list[np.float32]:
+def compute_scales(norms: Sequence[float], *, clip_norm_ratio: float) -> list[np.float32]:
     """Return the scale of each contribution: 1, or what cuts its norm to a multiple of the round's median norm.
 
     Args:
         norms: Of the contributions to be listed, in any fixed order.
-        clip_multiple: At least 1; 0 clips nothing.
+        clip_norm_ratio: At least 1; 0 clips nothing.
 
     Raises:
         LocalProtocolError: a multiple that would clip the median itself.
     """
-    if clip_multiple == 0.0:
+    if clip_norm_ratio == 0.0:
         return [np.float32(1.0)] * len(norms)
-    if not clip_multiple >= 1.0:
-        raise LocalProtocolError(f"clipping to {clip_multiple} medians would clip every contribution")
+    if not clip_norm_ratio >= 1.0:
+        raise LocalProtocolError(f"clipping to {clip_norm_ratio} medians would clip every contribution")
     ranked = sorted(norms)
     middle = len(ranked) // 2
     median = ranked[middle] if len(ranked) % 2 else (ranked[middle - 1] + ranked[middle]) / 2 if ranked else 0.0
-    limit = clip_multiple * median
+    limit = clip_norm_ratio * median
     # Where most send nothing the median is 0: one that does send is then not an outlier to be silenced.
     return [np.float32(limit / norm) if limit and norm > limit else np.float32(1.0) for norm in norms]
 

@@ -32,8 +32,11 @@ class Combination(StrEnum):
     TRIMMED = "trimmed"
 
 
-_REALS: Final = ("learning_rate", "momentum_factor", "clip_multiple", "norm_max")
+_REALS: Final = ("learning_rate", "momentum_factor", "clip_norm_ratio", "norm_max")
 _COMBINATIONS: Final = tuple(Combination)
+
+_OTHERS_NAMES: Final = frozenset({"contributions_min", "contribution_wait_seconds"})
+"""Constants in the same list that govern when a round closes, not what it computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +56,14 @@ class OuterSettings:
     """Of the outer optimiser (mu)."""
     missed_rounds_max: int = 2
     """Rounds missed in a row after which the residual is given up and the state fetched anew."""
-    clip_multiple: float = 0.0
+    clip_norm_ratio: float = 0.0
     """Contributions are cut to this multiple of the round's median norm; 0 cuts none."""
     norm_max: float = 1e18
     """A contribution of a larger Euclidean norm is refused."""
     combination: Combination = Combination.MEAN
     trim_count: int = 0
     """With ``trimmed``: contributions left out on each side of every element."""
-    state_anchor_interval: int = 16
+    state_anchor_interval: int = 10
     """Rounds between state anchors (K)."""
 
     def __post_init__(self) -> None:
@@ -75,8 +78,8 @@ class OuterSettings:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it is at least 1")
         if self.momentum_factor >= 1.0:
             raise ConfigError(f"momentum_factor is {self.momentum_factor}: it is below 1")
-        if 0.0 < self.clip_multiple < 1.0:
-            raise ConfigError(f"clip_multiple is {self.clip_multiple}: it is 0 or at least 1")
+        if 0.0 < self.clip_norm_ratio < 1.0:
+            raise ConfigError(f"clip_norm_ratio is {self.clip_norm_ratio}: it is 0 or at least 1")
         if not 0.0 < self.norm_max <= 1e30:
             raise ConfigError(f"norm_max is {self.norm_max}: sums of contributions must stay inside FP32, so 1e30")
         if self.trim_count < 0 or (self.trim_count and self.combination is not Combination.TRIMMED):
@@ -117,6 +120,8 @@ class OuterSettings:
         known = {field.name for field in fields(cls)} - {"algorithm"}
         values: dict[str, object] = {}
         for name, value in constants:
+            if name in _OTHERS_NAMES:
+                continue
             if name not in known:
                 raise ConfigError(f"the run has the outer constant {name!r}, which this version does not know")
             if name in _REALS:

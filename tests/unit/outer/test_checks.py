@@ -43,8 +43,8 @@ def test_a_sound_contribution_has_no_fault(make_contribution: Make, expected: Ex
         ({"entries": (entries(0, [3, 3], [1.0, 1.0]), entries(1, [], []))}, FaultCode.SHAPE),
         ({"entries": (entries(0, [3, 2], [1.0, 1.0]), entries(1, [], []))}, FaultCode.SHAPE),
         ({"entries": (entries(0, None, [0.0] * 6), entries(1, [], []))}, FaultCode.SHAPE),
-        ({"entries": (entries(0, [3], [np.nan]), entries(1, [], []))}, FaultCode.NOT_FINITE),
-        ({"entries": (entries(0, [], []), entries(1, [0], [-np.inf]))}, FaultCode.NOT_FINITE),
+        ({"entries": (entries(0, [3], [np.nan]), entries(1, [], []))}, FaultCode.FINITE),
+        ({"entries": (entries(0, [], []), entries(1, [0], [-np.inf]))}, FaultCode.FINITE),
         ({"entries": (entries(0, [0, 1], [4.0, 3.0]), entries(1, [0], [0.01]))}, FaultCode.NORM),
     ],
 )
@@ -84,10 +84,10 @@ def test_the_norms_sum_is_in_order_and_independent_of_blocks() -> None:
 
 
 def test_norms_are_clipped_to_a_multiple_of_the_median() -> None:
-    assert compute_scales([1.0, 2.0, 3.0, 100.0], clip_multiple=2.0) == [1.0, 1.0, 1.0, np.float32(0.05)]
-    assert compute_scales([4.0, 1.0, 2.0], clip_multiple=1.0) == [0.5, 1.0, 1.0]
-    assert compute_scales([4.0, 1.0], clip_multiple=0.0) == [1.0, 1.0]
-    assert compute_scales([0.0, 0.0, 4.0], clip_multiple=2.0) == [1.0, 1.0, 1.0]
-    assert compute_scales([], clip_multiple=2.0) == []
+    assert compute_scales([1.0, 2.0, 3.0, 100.0], clip_norm_ratio=2.0) == [1.0, 1.0, 1.0, np.float32(0.05)]
+    assert compute_scales([4.0, 1.0, 2.0], clip_norm_ratio=1.0) == [0.5, 1.0, 1.0]
+    assert compute_scales([4.0, 1.0], clip_norm_ratio=0.0) == [1.0, 1.0]
+    assert compute_scales([0.0, 0.0, 4.0], clip_norm_ratio=2.0) == [1.0, 1.0, 1.0]
+    assert compute_scales([], clip_norm_ratio=2.0) == []
     with pytest.raises(LocalProtocolError):
-        compute_scales([1.0], clip_multiple=0.5)
+        compute_scales([1.0], clip_norm_ratio=0.5)

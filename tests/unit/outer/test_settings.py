@@ -7,7 +7,11 @@ from pulsenet.outer.settings import Algorithm, Combination, OuterSettings
 
 def test_constants_are_signed_as_bits_and_come_back() -> None:
     settings = OuterSettings(
-        algorithm=Algorithm.DILOCO, learning_rate=0.1, combination=Combination.TRIMMED, trim_count=1, clip_multiple=2.5
+        algorithm=Algorithm.DILOCO,
+        learning_rate=0.1,
+        combination=Combination.TRIMMED,
+        trim_count=1,
+        clip_norm_ratio=2.5,
     )
     constants = settings.to_constants()
     assert [name for name, _ in constants] == sorted(name for name, _ in constants)
@@ -17,7 +21,7 @@ def test_constants_are_signed_as_bits_and_come_back() -> None:
 
 
 def test_what_a_descriptor_does_not_name_has_its_default() -> None:
-    settings = OuterSettings.from_constants("pulseloco", (("inner_steps", 16),))
+    settings = OuterSettings.from_constants("pulseloco", (("contributions_min", 3), ("inner_steps", 16)))
     assert (settings.inner_steps, settings.missed_rounds_max, settings.is_dense) == (16, 2, False)
     assert (settings.learning_rate, settings.momentum_factor) == (float(np.float32(0.7)), float(np.float32(0.9)))
 
@@ -33,7 +37,7 @@ def test_what_a_descriptor_does_not_name_has_its_default() -> None:
         ("pulseloco", (("inner_steps", 0),)),
         ("pulseloco", (("momentum_factor", 0x3F800000),)),
         ("pulseloco", (("learning_rate", 0x7FC00000),)),
-        ("pulseloco", (("clip_multiple", 0x3F000000),)),
+        ("pulseloco", (("clip_norm_ratio", 0x3F000000),)),
         ("pulseloco", (("norm_max", 0x7F000000),)),
         ("diloco", (("trim_count", 1),)),
     ],

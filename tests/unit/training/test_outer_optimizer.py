@@ -216,7 +216,7 @@ def test_nan_and_infinity_are_rejected_and_poison_nothing(make_swarm: Swarm) -> 
     for index, held in residuals.items():
         trainer = swarm.trainers[index]
         assert trainer.reports[-1].outcome is Outcome.REJECTED
-        assert trainer.reports[-1].reason == FaultCode.NOT_FINITE
+        assert trainer.reports[-1].reason == FaultCode.FINITE
         assert trainer.reports[-1].contributor_count == 1
         assert all(torch.equal(a, b) for a, b in zip(held, trainer.sync.state.residual, strict=True))
         assert trainer.sync.counters.rejected == 1
@@ -242,12 +242,12 @@ def test_what_another_peer_sends_unchecked_is_rejected_as_well(make_swarm: Swarm
     bad.exchange.submit = poison
     swarm.run_rounds(1)
     assert bad.reports[-1].outcome is Outcome.REJECTED
-    assert swarm.exchange.rounds[0].rejected == {b"\x01": FaultCode.NOT_FINITE}
+    assert swarm.exchange.rounds[0].rejected == {b"\x01": FaultCode.FINITE}
     assert len(swarm.thetas()) == 1
 
 
 def test_a_contribution_far_above_the_median_is_clipped_and_keeps_the_rest(make_swarm: Swarm) -> None:
-    swarm = make_swarm(3, settings={"clip_multiple": 1.5})
+    swarm = make_swarm(3, settings={"clip_norm_ratio": 1.5})
     with torch.no_grad():
         # The outlier's steps are a hundred times as long.
         swarm.trainers[2].optimizer.param_groups[0]["lr"] *= 100

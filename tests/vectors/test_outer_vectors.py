@@ -1,0 +1,156 @@
+"""proto/vectors/outer both ways: pulsenet agrees with the reference on every bit."""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pulsenet.ids import Digest
+from pulsenet.outer.checks import compute_norm, compute_scales
+from pulsenet.outer.contribution import Contribution, Entries
+from pulsenet.outer.gate import correct_delta, gate_entries
+from pulsenet.outer.optimizer import step_nesterov
+from pulsenet.outer.reduce import Counted, reduce_mean, reduce_median, reduce_trimmed
+from pulsenet.outer.residual import fold_back, settle_counted, split_scaled
+from pulsenet.outer.self_test import SELF_TEST_DIGEST, make_self_test_input, run_self_test
+from pulsenet.outer.state import compute_state_root
+from pulsenet.tensors.digest import hash_tensor
+from pulsenet.tensors.params import ParameterTable, TensorSpec
+
+PROTO = Path(__file__).parents[2] / "proto"
+FILES = sorted((PROTO / "vectors" / "outer").glob("*.json"))
+Json = dict[str, Any]
+
+
+def floats(bits: list[int]) -> np.ndarray:
+    return np.array(bits, np.uint32).view(np.float32)
+
+
+def bits(values: np.ndarray) -> list[int]:
+    return values.view(np.uint32).tolist()
+
+
+def run_gate(theta: Any, local: Any, residual: Any) -> Json:
+    arguments = floats(theta), floats(local), floats(residual)
+    found = gate_entries(*arguments, tensor_index=0)
+    assert found.indices is not None
+    corrected = correct_delta(*arguments)
+    return {"corrected": bits(corrected), "indices": found.indices.tolist(), "values": bits(found.values)}
+
+
+def run_settle(theta: Any, local: Any, residual: Any, scale: int, outcome: str) -> Json:
+    before, now, held = floats(theta), floats(local), floats(residual)
+    (factor,) = floats([scale])
+    sent = gate_entries(before, now, held, tensor_index=0)
+    assert sent.indices is not None
+    if outcome == "counted":
+        settle_counted(held, before, now, sent, scale=factor)
+    elif outcome == "missed":
+        fold_back(held, before, now)
+    counted = bits(split_scaled(sent.values, factor)[0])
+    return {"indices": sent.indices.tolist(), "counted": counted, "residual": bits(held)}
+
+
+def gather(contributions: Any) -> dict[bytes, Counted]:
+    return {
+        bytes.fromhex(key): Counted(
+            Entries(0, None if indices is None else np.array(indices, np.uint32), floats(values)), floats([scale])[0]
+        )
+        for key, indices, values, scale in contributions
+    }
+
+
+def run_mean(element_count: int, contributions: Any) -> Json:
+    mean = reduce_mean(gather(contributions), tensor_index=0, element_count=element_count)
+    return {"indices": None if mean.indices is None else mean.indices.tolist(), "values": bits(mean.values)}
+
+
+def run_trimmed(element_count: int, trim_count: int, contributions: Any) -> Json:
+    parts = gather(contributions)
+    found = reduce_trimmed(parts, tensor_index=0, element_count=element_count, trim_count=trim_count)
+    if len(parts) == 4:
+        assert reduce_median(parts, tensor_index=0, element_count=element_count).same_as(found)
+    return {"values": bits(found.values)}
+
+
+def run_step(theta: Any, momentum: Any, gradient: Any, learning_rate: int, momentum_factor: int) -> Json:
+    stepped, moved = floats(theta), floats(momentum)
+    rate, factor = floats([learning_rate, momentum_factor])
+    step_nesterov(stepped, moved, floats(gradient), learning_rate=rate, momentum_factor=factor)
+    return {"theta": bits(stepped), "momentum": bits(moved)}
+
+
+def run_clip(contributions: Any, clip_norm_ratio: int) -> Json:
+    norms = [
+        compute_norm(Contribution(0, Digest(bytes(32)), 1, (Entries(0, None, floats(values)),)))
+        for values in contributions
+    ]
+    scales = compute_scales(norms, clip_norm_ratio=float(floats([clip_norm_ratio])[0]))
+    return {"norms": [norm.hex() for norm in norms], "scales": bits(np.array(scales, np.float32))}
+
+
+def run_state_root(tensors: Any, round_index: int, theta: Any, momentum: Any) -> Json:
+    table = ParameterTable(tuple(TensorSpec(name, "F32", tuple(shape)) for name, shape in tensors))
+    hashes = [
+        (hash_tensor(floats(one)), hash_tensor(floats(other))) for one, other in zip(theta, momentum, strict=True)
+    ]
+    return {"root": compute_state_root(table, round_index=round_index, hashes=hashes).hex()}
+
+
+def check_self_test() -> Json:
+    names = ("theta", "momentum", "residual", "delta")
+    packed = {name: values.tobytes().hex() for name, values in zip(names, make_self_test_input(), strict=True)}
+    assert run_self_test() == SELF_TEST_DIGEST
+    return {**packed, "digest": SELF_TEST_DIGEST.hex()}
+
+
+OPERATIONS: dict[str, Callable[..., Json]] = {
+    "gate": run_gate,
+    "settle": run_settle,
+    "mean": run_mean,
+    "trimmed": run_trimmed,
+    "step": run_step,
+    "clip": run_clip,
+    "state-root": run_state_root,
+    "self-test": check_self_test,
+}
+
+
+def load_generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_outer_vectors", PROTO / "reference" / "make_outer_vectors.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(PROTO / "reference"))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def test_there_are_vectors_for_every_operation() -> None:
+    assert {json.loads(file.read_text())["input"]["operation"] for file in FILES} == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_vector_holds_in_pulsenet(file: Path) -> None:
+    vector = json.loads(file.read_text())
+    assert set(vector) == {"name", "expect", "input", "output", "comment"}
+    assert (vector["name"], vector["expect"]) == (file.stem, "ok")
+    # An operation's function takes exactly the vector's fields, so an unknown one is a TypeError.
+    fields = dict(vector["input"])
+    assert OPERATIONS[fields.pop("operation")](**fields) == vector["output"], vector["comment"]
+
+
+def test_regenerating_the_vectors_changes_nothing(tmp_path: Path) -> None:
+    load_generator().main(tmp_path)
+    assert {file.name: file.read_text() for file in tmp_path.glob("*.json")} == {
+        file.name: file.read_text() for file in FILES
+    }
