@@ -177,6 +177,7 @@ def scales(norms, clip_norm_ratio):
     """FP32 bits of each contribution's scale."""
     if clip_norm_ratio == 0:
         return [0x3F800000] * len(norms)
+    norms = [struct.unpack("<f", struct.pack("<f", one))[0] for one in norms]
     ranked = sorted(norms)
     middle = len(ranked) // 2
     median = ranked[middle] if len(ranked) % 2 else (ranked[middle - 1] + ranked[middle]) / 2

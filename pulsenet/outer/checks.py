@@ -120,7 +120,7 @@ def compute_scales(norms: Sequence[float], *, clip_norm_ratio: float) -> list[np
     """Return the scale of each contribution: 1, or what cuts its norm to a multiple of the round's median norm.
 
     Args:
-        norms: Of the contributions to be listed, in any fixed order.
+        norms: Of the contributions to be listed, in any fixed order; rounded to FP32, as their records carry them.
         clip_norm_ratio: At least 1; 0 clips nothing.
 
     Raises:
@@ -130,12 +130,13 @@ def compute_scales(norms: Sequence[float], *, clip_norm_ratio: float) -> list[np
         return [np.float32(1.0)] * len(norms)
     if not clip_norm_ratio >= 1.0:
         raise LocalProtocolError(f"clipping to {clip_norm_ratio} medians would clip every contribution")
-    ranked = sorted(norms)
+    rounded = [float(np.float32(norm)) for norm in norms]
+    ranked = sorted(rounded)
     middle = len(ranked) // 2
     median = ranked[middle] if len(ranked) % 2 else (ranked[middle - 1] + ranked[middle]) / 2 if ranked else 0.0
     limit = clip_norm_ratio * median
     # Where most send nothing the median is 0: one that does send is then not an outlier to be silenced.
-    return [np.float32(limit / norm) if limit and norm > limit else np.float32(1.0) for norm in norms]
+    return [np.float32(limit / norm) if limit and norm > limit else np.float32(1.0) for norm in rounded]
 
 
 def _shape_fault(entries: Entries, tensor_index: int, element_count: int, is_dense: bool) -> str | None:

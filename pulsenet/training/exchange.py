@@ -44,7 +44,8 @@ class FinalRound:
     round_index: int
     base_state_root: Digest
     """Root of the state that it steps from."""
-    aggregate: Aggregate
+    aggregate: Aggregate | None
+    """``None`` if the receipt lists nobody: the state stays, the round index rises."""
     own: Contribution | None = None
     """This trainer's contribution if the receipt lists it."""
     own_scale: float = 1.0

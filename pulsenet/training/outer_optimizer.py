@@ -404,9 +404,10 @@ class OuterOptimizer:
             for index, local in enumerate(self._masters.tensors):
                 if final.own is not None and not (own_known and position == 0):
                     self.state.clear_sent(final.own.entries[index], scale=final.own_scale)
-                self.state.step(final.aggregate.entries(index), self._settings, local.device)
+                if final.aggregate is not None:
+                    self.state.step(final.aggregate.entries(index), self._settings, local.device)
             self._round_index += 1
-            self._contributor_count = final.aggregate.contributor_count
+            self._contributor_count = 0 if final.aggregate is None else final.aggregate.contributor_count
             self._root = self.state.compute_root(self._round_index)
 
     def _resync(self, *, has_diverged: bool) -> None:
@@ -479,7 +480,9 @@ class OuterOptimizer:
         if result.outcome is not Outcome.COUNTED:
             raise UnavailableError(f"the gradient exchange of step {self._round_index} was {result.outcome}")
         for index, local in enumerate(self._masters.tensors):
-            mean = torch.from_numpy(result.rounds[0].aggregate.entries(index).values)
+            aggregate = result.rounds[0].aggregate
+            assert aggregate is not None
+            mean = torch.from_numpy(aggregate.entries(index).values)
             local.grad = mean.view(local.shape).to(local.device)
 
 

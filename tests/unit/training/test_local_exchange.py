@@ -54,6 +54,7 @@ def test_a_late_comer_hears_of_the_rounds_it_missed() -> None:
     assert result.outcome is Outcome.MISSED
     assert [final.round_index for final in result.rounds] == [0]
     assert result.rounds[0].own is None
+    assert result.rounds[0].aggregate is not None
     assert result.rounds[0].aggregate.entries(0).values.tolist() == [1.0, 2.0, 3.0]
 
 
@@ -87,6 +88,7 @@ def test_dense_rounds_may_be_combined_robustly(settings: dict[str, Any], mean: l
     for member, value in ((1, 1.0), (2, 100.0)):
         exchange._arrived[member] = dense(value, 0.0, 0.0)
     result = exchange.member(0).submit(dense(1.0, 0.0, 0.0))
+    assert result.rounds[0].aggregate is not None
     assert result.rounds[0].aggregate.entries(0).values.tolist() == np.array(mean, np.float32).tolist()
     assert result.rounds[0].aggregate.contributor_count == 3
 

@@ -13,7 +13,7 @@ from pulsenet.ids import Digest
 from pulsenet.outer.checks import FaultCode
 from pulsenet.outer.contribution import Contribution
 from pulsenet.outer.settings import Algorithm, OuterSettings
-from pulsenet.training.exchange import Outcome, RoundResult
+from pulsenet.training.exchange import FinalRound, Outcome, RoundResult
 from pulsenet.training.local_exchange import LocalExchange, LocalMember
 from pulsenet.training.outer_optimizer import OuterOptimizer
 
@@ -333,6 +333,20 @@ def test_while_no_round_is_open_inner_steps_go_on(lone: Lone) -> None:
     assert trainer.reports[-1].outcome is Outcome.COUNTED
     assert trainer.sync.round_index == 1
     assert trainer.exchange._swarm.rounds[0].counted[b"\x00"][0].inner_step_count == 4
+
+
+def test_a_receipt_that_lists_nobody_only_counts_the_round(lone: Lone) -> None:
+    trainer = lone()
+    trainer.run_rounds(1)
+    before = [theta.clone() for theta in trainer.sync.state.theta]
+    root = trainer.sync.state_root
+    empty = RoundResult(Outcome.MISSED, (FinalRound(1, root, None),), "late")
+    trainer.exchange.submit = lambda contribution: empty
+    trainer.run_rounds(1)
+    assert trainer.sync.round_index == 2
+    assert trainer.reports[-1].contributor_count == 0
+    assert trainer.sync.state_root != root
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.sync.state.theta, strict=True))
 
 
 def test_the_copies_may_lie_in_files_and_give_the_same_bits(lone: Lone, tmp_path: Path) -> None:
