@@ -52,7 +52,12 @@ def classify(old: Bits, number_format: FloatFormat) -> UInt8s:
 
 
 @compile_loop
-def _count_gaps_loop(classes: UInt8s, positions: UInt32s, gaps: UInt32s) -> None:
+def _count_gaps_loop(classes: UInt8s, positions: UInt32s, gaps: UInt32s, order: UInt32s, starts: Int64s) -> None:
+    for i in range(positions.size):
+        starts[np.int64(classes[positions[i]]) + 1] += 1
+    for row in range(CLASS_COUNT):
+        starts[row + 1] += starts[row]
+    cursor = starts.copy()
     # Four lanes of counters: an increment need not wait for the one before, even in the same class.
     counters = np.zeros(4 * _LANE, np.int32)
     start = np.int64(0)
@@ -73,26 +78,35 @@ def _count_gaps_loop(classes: UInt8s, positions: UInt32s, gaps: UInt32s) -> None
         for lane in range(4):
             gap += counters[lane * _LANE + at]
             counters[lane * _LANE + at] = 0
-        gaps[i] = gap
+        gaps[cursor[at]] = gap
+        order[cursor[at]] = i
+        cursor[at] += 1
         start = position + 1
 
 
-def count_gaps_twin(classes: UInt8s, positions: UInt32s) -> UInt32s:
+def count_gaps_twin(classes: UInt8s, positions: UInt32s) -> tuple[UInt32s, UInt32s, Int64s]:
     """Define :func:`count_gaps` in numpy."""
+    own = classes[positions]
+    order = np.argsort(own, kind="stable")
+    starts = np.concatenate(([0], np.cumsum(np.bincount(own, minlength=CLASS_COUNT))))
     gaps = np.zeros(positions.size, np.uint32)
-    for at in np.unique(classes[positions]):
-        members = np.flatnonzero(classes == at)
-        chosen = np.flatnonzero(classes[positions] == at)
-        ranks = np.searchsorted(members, positions[chosen])
+    for row in range(CLASS_COUNT):
+        chosen = slice(starts[row], starts[row + 1])
+        ranks = np.searchsorted(np.flatnonzero(classes == row), positions[order[chosen]])
         gaps[chosen] = np.diff(ranks, prepend=-1) - 1
-    return gaps
+    return gaps, order.astype(np.uint32), starts.astype(np.int64)
 
 
-def count_gaps(classes: UInt8s, positions: UInt32s) -> UInt32s:
-    """Return the gap of each change in its class, in the order of the ascending ``positions``."""
-    gaps = np.empty(positions.size, np.uint32)
-    _count_gaps_loop(classes, positions, gaps)
-    return gaps
+def count_gaps(classes: UInt8s, positions: UInt32s) -> tuple[UInt32s, UInt32s, Int64s]:
+    """Return (gaps, order, starts): the gaps of changes at ascending ``positions``, ordered by class.
+
+    ``gaps[i]`` is that of ``positions[order[i]]``; class c has those from ``starts[c]`` up to ``starts[c + 1]``,
+    ascending by position.
+    """
+    gaps, order = np.empty(positions.size, np.uint32), np.empty(positions.size, np.uint32)
+    starts = np.zeros(CLASS_COUNT + 1, np.int64)
+    _count_gaps_loop(classes, positions, gaps, order, starts)
+    return gaps, order, starts
 
 
 @compile_loop
@@ -150,10 +164,6 @@ def find_members_twin(classes: UInt8s, gaps: UInt32s, starts: Int64s) -> tuple[U
 
 def find_members(classes: UInt8s, gaps: UInt32s, starts: Int64s) -> tuple[UInt32s, UInt32s] | None:
     """Undo :func:`count_gaps`.
-
-    Args:
-        gaps: Ordered by class, ascending in each.
-        starts: ``CLASS_COUNT + 1`` ascending offsets: the gaps of class c are ``gaps[starts[c]:starts[c + 1]]``.
 
     Returns:
         The ascending positions of the changes, and for each the offset of its gap; ``None`` if some class has fewer

@@ -40,10 +40,9 @@ def encode_gated(theta: UInt32s, positions: UInt32s, values: UInt32s) -> bytes:
     reaches = measure_reach(theta[: int(positions[-1]) + 1])
     top = _choose_top(reaches[positions])
     classes = classify_reach(reaches, top)
-    own_classes = classes[positions]
-    gap_order = np.argsort(own_classes, kind="stable")
-    counts = np.bincount(own_classes, minlength=CLASS_COUNT)
-    gap_parameters, gap_stream = _write_by_class(count_gaps(classes, positions)[gap_order], counts)
+    gaps, _, starts = count_gaps(classes, positions)
+    counts = np.diff(starts)
+    gap_parameters, gap_stream = _write_by_class(gaps, counts)
     numbers, aways, escapes = measure_values(theta[positions], values)
     regular, sizes = _order_values(theta[positions], escapes)
     value_parameters, value_stream = _write_by_class(numbers[regular], sizes)

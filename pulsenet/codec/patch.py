@@ -262,6 +262,7 @@ def run_in_batches(
     weigh: Callable[[Item], int],
     batch_blocks_max: int = BATCH_BLOCKS_MAX,
 ) -> Iterator[Result]:
+    """Yield the results in order; the items in work together weigh what one batch may, in bytes."""
     batch: list[Item] = []
     size_bytes = 0
     for item in items:

@@ -5,7 +5,7 @@ Smallest of the relative codecs and the slowest: both sides walk the old bits of
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -51,11 +51,8 @@ def encode_tight(number_format: FloatFormat, old: Bits, positions: UInt32s, new_
         new_bits: The bits there; they differ from the old ones.
     """
     classes = classify(old[: int(positions[-1]) + 1], number_format)
-    class_of_change = classes[positions]
-    order = np.argsort(class_of_change, kind="stable")
-    gaps = count_gaps(classes, positions)[order]
+    gaps, order, starts = count_gaps(classes, positions)
     ups, extras = measure_steps(old[positions[order]], new_bits[order])
-    starts = _starts_of(np.bincount(class_of_change, minlength=CLASS_COUNT))
     plans, size_bits = plan_stream(gaps, extras, starts)
     stream = write_stream(gaps, ups, extras, starts, plans, size_bits)
     return _encode_head(positions.size, plans.tolist()) + stream.tobytes()
@@ -93,7 +90,9 @@ def decode_tight(number_format: FloatFormat, reader: BodyReader, old: Bits) -> t
         raise RemoteProtocolError("patch-values", "a step beyond its bound, or exceptions beyond their class")
     if -(-end_bit // 8) != stream.size or (end_bit & 7 and int(stream[-1]) >> (end_bit & 7)):
         raise RemoteProtocolError("patch-trailing", f"{stream.size * 8 - end_bit} bits left, or one of them set")
-    found = find_members(classify(old, number_format), gaps, _starts_of(plans[:, COUNT]))
+    starts = np.zeros(CLASS_COUNT + 1, np.int64)
+    np.cumsum(plans[:, COUNT], out=starts[1:])
+    found = find_members(classify(old, number_format), gaps, starts)
     if found is None:
         raise PatchMismatchError("a class of the old elements is smaller than the patch says")
     positions, sources = found
@@ -131,9 +130,3 @@ def _read_plan(reader: BodyReader, count_max: int) -> list[int]:
     if max(rank_parameter, size_parameter) > PARAMETER_MAX:
         raise RemoteProtocolError("patch-values", f"parameters {rank_parameter} and {size_parameter}")
     return [count, gap_parameter, mode, exceptions, rank_parameter, size_parameter]
-
-
-def _starts_of(counts: npt.NDArray[Any]) -> Int64s:
-    starts = np.zeros(CLASS_COUNT + 1, np.int64)
-    np.cumsum(counts, out=starts[1:])
-    return starts

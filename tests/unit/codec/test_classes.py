@@ -62,7 +62,10 @@ def test_gap_counts_unchanged_elements_of_the_same_class_only() -> None:
     classes = u8(3, 5, 3, 3, 5, 5, 3, 5, 3, 3)
     positions = u32(2, 3, 5, 9)
     for count in (count_gaps, count_gaps_twin):
-        assert count(classes, positions).tolist() == [1, 0, 2, 2]
+        gaps, order, offsets = count(classes, positions)
+        assert gaps.tolist() == [1, 0, 2, 2]
+        assert order.tolist() == [0, 1, 3, 2]  # three changes of class 3, then that of class 5
+        assert np.array_equal(offsets, starts(classes, positions))
 
 
 def test_members_come_back_in_order_whatever_their_class() -> None:
@@ -82,11 +85,10 @@ def test_any_positions_in_any_classes_come_back(size: int, density: float) -> No
     classes = generator.choice([0, 1, 7, 19], size, p=[0.1, 0.2, 0.6, 0.1]).astype(np.uint8)
     positions = np.flatnonzero(generator.random(size) < density).astype(np.uint32)
     positions = positions if positions.size else u32(size - 1)
-    gaps = count_gaps(classes, positions)
-    assert np.array_equal(gaps, count_gaps_twin(classes, positions))
-    order = np.argsort(classes[positions], kind="stable")
+    gaps, order, offsets = count_gaps(classes, positions)
+    assert all(map(np.array_equal, (gaps, order, offsets), count_gaps_twin(classes, positions)))
     for find in (find_members, find_members_twin):
-        found = find(classes, gaps[order], starts(classes, positions))
+        found = find(classes, gaps, offsets)
         assert found is not None
         assert np.array_equal(found[0], positions)
         assert np.array_equal(order[found[1]], np.arange(positions.size))

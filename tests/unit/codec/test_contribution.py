@@ -172,6 +172,11 @@ def test_contribution_to_another_state_or_table_is_refused() -> None:
         decode_contribution([blob], other, theta, state_root=ROOT)
 
 
+def test_header_of_a_cut_blob_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="patch-truncated"):
+        peek_contribution_header(HEADER.encode()[:-1])
+
+
 def small_blob(record: bytes, records: int = 1, count: int = 1) -> bytes:
     return HEADER.encode() + record + b"\0" + encode_varint(records) + encode_varint(count)
 
