@@ -218,7 +218,8 @@ class LocalExchange:
         if fit:
             assert base is not None
             scales = compute_scales(
-                [compute_norm(contribution) for contribution in fit.values()], clip_norm_ratio=self.settings.clip_norm_ratio
+                [compute_norm(contribution) for contribution in fit.values()],
+                clip_norm_ratio=self.settings.clip_norm_ratio,
             )
             counted = {
                 bytes([member]): (contribution, float(scale))

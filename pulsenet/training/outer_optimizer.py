@@ -21,11 +21,12 @@ import torch
 from pulsenet.errors import ConfigError, LocalProtocolError, UnavailableError
 from pulsenet.ids import Digest
 from pulsenet.outer.checks import Expected, FaultCode, compute_norm, find_fault
-from pulsenet.outer.contribution import Contribution, Entries
+from pulsenet.outer.contribution import Contribution
 from pulsenet.outer.floats import FP32s
 from pulsenet.outer.self_test import SELF_TEST_DIGEST, run_self_test
 from pulsenet.outer.settings import Algorithm, OuterSettings
 from pulsenet.training.exchange import Exchange, FinalRound, Outcome, RoundResult, StateAnchor
+from pulsenet.training.gradients import STATE_ROOT, share_gradients
 from pulsenet.training.inner import InnerOptimizer, Schedule, check_no_pending, unwrap_optimizer
 from pulsenet.training.masters import adopt_masters
 from pulsenet.training.outer_state import OuterState, Placement
@@ -35,8 +36,6 @@ from pulsenet.training.state_dict import Counters, pack_state, unpack_state
 
 WARMUP_STEPS_DEFAULT: Final = 8
 """Inner steps of warm-up after a reset: Adam's second moments need some to be worth dividing by."""
-
-_NO_ROOT: Final = Digest(bytes(32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ class OuterOptimizer:
         self._inner_step = 0
         self._missed_in_row = 0
         self._state: OuterState | None = None
-        self._root = _NO_ROOT
+        self._root = STATE_ROOT
         self._settings = OuterSettings()
         if is_first_rank():
             self._open(theta, residual, momentum)
@@ -467,23 +466,9 @@ class OuterOptimizer:
         )
 
     def _exchange_gradients(self) -> None:
-        """Under the algorithm ``ddp``: replace the gradients of the masters by their mean over all trainers."""
-        if self._settings.algorithm is not Algorithm.DDP:
-            return
-        assert self._exchange is not None
-        entries = []
-        for index, local in enumerate(self._masters.tensors):
-            gradient = torch.zeros_like(local) if local.grad is None else local.grad
-            flat = gradient.detach().float().reshape(-1).cpu().numpy()
-            entries.append(Entries(index, None, flat.copy()))
-        result = self._exchange.submit(Contribution(self._round_index, _NO_ROOT, 1, tuple(entries)))
-        if result.outcome is not Outcome.COUNTED:
-            raise UnavailableError(f"the gradient exchange of step {self._round_index} was {result.outcome}")
-        for index, local in enumerate(self._masters.tensors):
-            aggregate = result.rounds[0].aggregate
-            assert aggregate is not None
-            mean = torch.from_numpy(aggregate.entries(index).values)
-            local.grad = mean.view(local.shape).to(local.device)
+        if self._settings.algorithm is Algorithm.DDP:
+            assert self._exchange is not None
+            share_gradients(self._exchange, self._masters.tensors, step_index=self._round_index)
 
 
 class _OfferedState:
