@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -51,6 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    _open_standard_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:
@@ -77,6 +79,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"pulsenet: the system refused: {printable(str(error))}; --debug shows where", file=sys.stderr)
         return 1
+
+
+def _open_standard_streams() -> None:
+    """Lead what the caller closed to nowhere, and let no character fail on the way out."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            # Without this the number goes to the next file opened, and whatever p2pd prints goes into that file.
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, open(number, "r" if number == 0 else "w"))  # noqa: SIM115 - open to the end
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may hold what this terminal cannot show
 
 
 if __name__ == "__main__":

@@ -172,6 +172,8 @@ def _parse_single(item: dataclasses.Field[Any], raw: Any) -> Any:
         return _parse_seconds(raw)
     if not isinstance(raw, str):
         raise ValueError(f"{raw!r} is not text")
+    if "\0" in raw:
+        raise ValueError(f"{raw!r} holds a zero byte")
     if choices and raw not in choices:
         raise ValueError(f"'{raw}' is not one of {', '.join(choices)}")
     return raw
@@ -220,6 +222,16 @@ def parse_size(raw: Any) -> int:
     return int(match.group(1)) * _SIZE_UNITS[match.group(2).upper()]
 
 
+def check_run_name(name: str) -> None:
+    """Refuse what cannot name a run, and with it a directory.
+
+    Raises:
+        ValueError: The text says what a name is.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise ValueError(f"'{name}' is not a run name: use letters, digits, '.', '_' and '-' (64 at most)")
+
+
 def _check_together(config: Config, origins: Mapping[str, str]) -> None:
     """Refuse values that are fine alone and wrong together, before any network use."""
 
@@ -227,8 +239,10 @@ def _check_together(config: Config, origins: Mapping[str, str]) -> None:
         error_type = UsageError if origins[name].startswith("flag") else ConfigError
         raise error_type(f"{origins[name]}: {text}")
 
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", config.run):
-        refuse("run", f"'{config.run}' is not a run name: use letters, digits, '.', '_' and '-' (64 at most)")
+    try:
+        check_run_name(config.run)
+    except ValueError as error:
+        refuse("run", str(error))
     # Imported late: commands that use no network do not need the daemon's packages.
     checks: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("bootstrap", config.bootstrap),
@@ -241,8 +255,10 @@ def _check_together(config: Config, origins: Mapping[str, str]) -> None:
                 _check_address(name, address)
             except UsageError as error:
                 refuse(name, str(error))
+    if not config.metrics_host:
+        refuse("metrics_host", "no address, which would be all of them: give 127.0.0.1, or 0.0.0.0 if that is meant")
     for uid in config.allow_uid:
-        if not uid.isdigit():
+        if not re.fullmatch(r"[0-9]{1,10}", uid):
             refuse("allow_uid", f"'{uid}' is not a numeric user id")
 
 

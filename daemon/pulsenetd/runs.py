@@ -26,6 +26,7 @@ from pulsenet.errors import ConfigError, PulsenetError, StorageError
 from pulsenet.ids import PeerId, RunId
 from pulsenet.local.directories import RUN_NAME_DEFAULT
 from pulsenet.wire.schema import decode_value
+from pulsenetd.config import check_run_name
 
 LOCAL_RUN: Final = RUN_NAME_DEFAULT
 """The run that opens by itself, on loopback, when nothing else is asked for."""
@@ -103,7 +104,9 @@ def read_run_file(path: Path) -> RunFile:
     try:
         table: dict[str, Any] = json.loads(data)
         bootstraps = tuple(str(address) for address in table["bootstraps"])
-        return RunFile(str(table["name"]), decode_token(table["token"]), bootstraps)
+        name = str(table["name"])
+        check_run_name(name)  # a file from somebody else must not choose a directory anywhere on this machine
+        return RunFile(name, decode_token(table["token"]), bootstraps)
     except (ValueError, KeyError, TypeError, PulsenetError) as error:
         raise ConfigError(f"{path} is not a run file ({error}); delete it, then join with --token again") from error
 

@@ -154,7 +154,10 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _parse_entry(path: Path, name: str, entry: object, data_start: int) -> TensorPlace:
     """Check one tensor's entry of a header."""
     match entry:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
+        # Exactly integers: Python would take true for 1, and 1.0 for a length until the first read.
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end]} if all(
+            type(number) is int for number in (*shape, begin, end)
+        ):
             pass
         case _:
             raise StorageError(

@@ -159,6 +159,38 @@ def test_a_bug_is_not_hidden(failing: Failing) -> None:
         failing.run(ZeroDivisionError())
 
 
+@pytest.mark.parametrize(("closed", "code"), [("<&- >&-", 0), (">&- 2>&-", 0), ("<&- >&- 2>&-", 0)])
+def test_streams_that_the_caller_closed_are_no_failure(closed: str, code: int, tmp_path: Path) -> None:
+    script = f'"{sys.executable}" -m pulsenetd.cli config show {closed}'
+    done = subprocess.run(
+        ["/bin/sh", "-c", script],
+        capture_output=True,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")
+
+
+def test_closed_streams_lend_their_numbers_to_no_other_file() -> None:
+    code = "from pulsenetd import cli; cli.main(['status']); print(open('/dev/zero', 'rb').fileno(), file=OUT)"
+    script = f'exec 9>&1; "{sys.executable}" -c "OUT = open(9, \'w\'); {code}" <&- >&- 2>&-'
+    done = subprocess.run(["/bin/sh", "-c", script], capture_output=True, timeout=60, check=False)
+    assert int(done.stdout) > 2
+
+
+def test_a_name_that_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pulsenetd.cli", "run", "create", "mine", "--authority", "ab" * 32],
+        capture_output=True,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path / "sch\u00fcler"), "PYTHONIOENCODING": "ascii"},
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"sch\xfcler" in done.stdout
+
+
 def test_a_reader_that_left_is_no_failure(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)

@@ -64,6 +64,9 @@ def test_unknown_key_names_the_nearest_one(tmp_path: Path) -> None:
         ("announce", ["/ip4/1.2.3.400/tcp/1"], "1.2.3.400"),
         ("listen", "/ip4/127.0.0.1/tcp/70000", "'70000' is not a port"),
         ("allow_uid", ["root"], "not a numeric user id"),
+        ("allow_uid", ["\u00b2"], "not a numeric user id"),
+        ("data_dir", "a\0b", "zero byte"),
+        ("metrics_host", "", "127.0.0.1"),
     ],
 )
 def test_bad_flag_is_a_usage_error_that_names_flag_and_value(name: str, value: object, message: str) -> None:

@@ -198,6 +198,9 @@ def test_a_damaged_run_file_is_named(machine: Machine, run: Any, tmp_path: Path)
     path.write_text('{"name": "theirs", "token": "pulse1"}')
     with pytest.raises(ConfigError, match=r"given\.json is not a run file"):
         machine.settle(run_file=str(path))
+    runs.write_run_file(path, runs.RunFile("../../elsewhere", run.token, ()))
+    with pytest.raises(ConfigError, match="is not a run name"):
+        machine.settle(run_file=str(path))
     own = machine.write_run("mine", run.token)
     own.write_text("no JSON")
     with pytest.raises(ConfigError, match=r"run\.json is not a run file"):

@@ -105,6 +105,10 @@ def test_a_name_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         ({"a": entry("U8", [1 << 62, 1 << 62], 0, 1)}, b"x"),
         ({"a": entry("U8", [-1], 0, 1)}, b"x"),
         ({"a": {"dtype": "U8", "shape": ["x"], "data_offsets": [0, 1]}}, b"x"),
+        ({"a": {"dtype": "U8", "shape": [1.0], "data_offsets": [0, 1]}}, b"x"),
+        ({"a": {"dtype": "U8", "shape": [True], "data_offsets": [0, 1]}}, b"x"),
+        ({"a": {"dtype": "U8", "shape": [1], "data_offsets": [False, True]}}, b"x"),
+        ({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1.0]}}, b"x"),
     ],
 )  # fmt: skip
 def test_a_damaged_header_is_refused_in_one_line(header: object, data: bytes, tmp_path: Path) -> None:
