@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +108,14 @@ def spool_count(reader: Inferencer) -> int:
     return len(list((reader.directory / "spools").iterdir()))
 
 
+def wait_for_spools(reader: Inferencer, count: int) -> None:
+    """A preparation opens its spool in a thread of its own."""
+    deadline = time.monotonic() + 10
+    while spool_count(reader) != count:
+        assert time.monotonic() < deadline, "it never happened"
+        threading.Event().wait(0.005)
+
+
 def test_a_hop_prepared_while_it_arrived_ends_bit_by_bit_the_same(node: Any, kit: Any, reader: Inferencer) -> None:
     model = kit.Model()
     follow(reader, [node.publish(model)])
@@ -147,7 +156,7 @@ def test_a_preparation_is_dropped_by_another_hop_an_order_a_restart_and_the_end(
     skip = node.add_skip(first)
     follow(reader, [first])
     arrive(reader, node, kit, second)
-    assert spool_count(reader) == 1
+    wait_for_spools(reader, 1)
     follow(reader, [skip])
     assert (reader.mirror.prepared_count, spool_count(reader)) == (0, 1)
     assert np.array_equal(reader.bytes, model.bytes)
@@ -160,7 +169,7 @@ def test_a_preparation_is_dropped_by_another_hop_an_order_a_restart_and_the_end(
     assert spool_count(reader) == 1
     arrive(reader, node, kit, last)
     arrive(reader, node, kit, last)
-    assert spool_count(reader) == 2
+    wait_for_spools(reader, 2)
     reader.mirror.restore()
     assert reader.mirror._preparation is None
     arrive(reader, node, kit, last)
