@@ -1,6 +1,6 @@
 """Find changed elements by their bits, at about the speed memory can be read.
 
-The loop reads 64-bit words, eight at a time, and looks at single elements only where a word differs.
+Words of 64 bits are compared first; single elements are looked at only where a word differs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from pulsenet.tensors.jit import compile_loop
 
 _WORD_SIZE_BYTES: Final = 8
 _GROUP_WORDS: Final = 8
-_TILE_GROUPS: Final = 1024
-"""Groups of one tile: 64 KiB of each view, so that later sieves find them in the cache."""
+"""Words whose flags, a byte each, make one word."""
+
+_TILE_WORDS: Final = 8192
+"""64 KiB of each view, so that later sieves find them in the cache."""
 
 Words = npt.NDArray[np.uint64]
 
@@ -28,38 +30,35 @@ def _find_in_words(old_words: Words, new_words: Words, old: Bits, new: Bits, out
     """Write the positions of elements that differ, in whole groups of words; count them.
 
     Three sieves, tile by tile: groups that differ, words of those, elements of those. Each writes every candidate
-    and moves on only if it differs: changes lie at random, so a branch on them would often be mispredicted.
+    and moves on only if it differs: changes lie at random, so a branch on them would often be mispredicted. Indices
+    are unsigned or start at 0, which spares numba the question whether they count from the end.
     """
-    groups = np.empty(_TILE_GROUPS, np.int64)
-    words = np.empty(_TILE_GROUPS * _GROUP_WORDS, np.int64)
-    group_count = old_words.size // _GROUP_WORDS
+    flags = np.empty(_TILE_WORDS, np.uint8)
+    flags_of_groups = flags.view(np.uint64)
+    groups, words = np.empty(_TILE_WORDS, np.uint32), np.empty(_TILE_WORDS, np.uint32)
     lane_count = old.size // old_words.size if old_words.size else 0
     count = 0
-    for tile in range(0, group_count, _TILE_GROUPS):
+    for start in range(0, old_words.size, _TILE_WORDS):
+        end = min(start + _TILE_WORDS, old_words.size)
+        old_tile, new_tile = old_words[start:end], new_words[start:end]
+        for i in range(old_tile.size):
+            flags[i] = old_tile[i] != new_tile[i]
         kept_groups = 0
-        for group in range(tile, min(tile + _TILE_GROUPS, group_count)):
-            i = group * _GROUP_WORDS
-            differs = (
-                (old_words[i] ^ new_words[i])
-                | (old_words[i + 1] ^ new_words[i + 1])
-                | (old_words[i + 2] ^ new_words[i + 2])
-                | (old_words[i + 3] ^ new_words[i + 3])
-                | (old_words[i + 4] ^ new_words[i + 4])
-                | (old_words[i + 5] ^ new_words[i + 5])
-                | (old_words[i + 6] ^ new_words[i + 6])
-                | (old_words[i + 7] ^ new_words[i + 7])
-            )
-            groups[kept_groups] = i
-            kept_groups += differs != 0
+        for group in range(old_tile.size // _GROUP_WORDS):
+            groups[kept_groups] = group * _GROUP_WORDS
+            kept_groups += flags_of_groups[group] != 0
         kept_words = 0
         for k in range(kept_groups):
-            for i in range(groups[k], groups[k] + _GROUP_WORDS):
-                words[kept_words] = i * lane_count
-                kept_words += old_words[i] != new_words[i]
+            first = np.int64(groups[k])
+            for i in range(_GROUP_WORDS):
+                words[kept_words] = first + i
+                kept_words += flags[first + i]
+        old_part, new_part = old[start * lane_count : end * lane_count], new[start * lane_count : end * lane_count]
         for k in range(kept_words):
-            for i in range(words[k], words[k] + lane_count):
-                out[count] = i
-                count += old[i] != new[i]
+            first = np.int64(words[k]) * lane_count
+            for lane in range(lane_count):
+                out[count] = start * lane_count + first + lane
+                count += old_part[first + lane] != new_part[first + lane]
     return count
 
 
