@@ -197,6 +197,7 @@ def test_the_run_file_is_bounded_and_keeps_the_newest_nodes(machine: Machine) ->
     assert len(machine.bootstraps) == limits.ADDRESSES_MAX
     assert machine.bootstraps[0] == join_address(HERE, PeerId(bytes([limits.ADDRESSES_MAX + 4]) * 32))
 
+
 def test_nodes_that_start_together_all_stand_in_the_run_file(machine: Machine) -> None:
     """Each adds itself to what it read: without a lock, the last to write would drop the others."""
     peer_ids = [PeerId(bytes([number]) * 32) for number in range(1, 9)]
