@@ -36,17 +36,19 @@ def name_tensors(source: torch.nn.Module | Mapping[str, torch.Tensor], *, keep: 
     """List the tensors of a module or state dict as :class:`NamedTensors`.
 
     Raises:
-        ConfigError: Un-merged adapters, FSDP1 shards, two tensors of one name, a value that is no tensor, or a
-            ``keep`` pattern that matches nothing.
+        ConfigError: Neither a module nor a state dict, un-merged adapters, shards that cannot be gathered, two tensors
+            of one name, a value that is no tensor or has no memory, or a ``keep`` pattern that matches nothing.
     """
     if isinstance(source, torch.nn.Module):
         _refuse_flat_shards(source)
+        _refuse_partitioned(source)
         state: Mapping[str, object] = source.state_dict()
         buffers = dict(source.named_buffers(remove_duplicate=False))
         excluded = [canonical_name(name) for name in buffers if name not in state]
         buffer_names = {name for name in buffers if name in state}
         adapters_merged = _adapters_merged(source)
     else:
+        _refuse_other_sources(source)
         state = source
         excluded = []
         has_parameters = any(isinstance(value, torch.nn.Parameter) for value in source.values())
@@ -99,6 +101,7 @@ def _adapted(state: Mapping[str, object], excluded: list[str], *, merged: bool) 
         elif hasattr(value, "local_shards"):
             raise ConfigError(f"tensor {name} is a ShardedTensor: pass a full state dict, or use DTensor (FSDP2)")
         elif isinstance(value, torch.Tensor):
+            _refuse_valueless(name, value)
             yield name, value.detach()
         else:
             raise ConfigError(f"entry {name} of the state dict is {type(value).__name__}, not a tensor: remove it")
@@ -120,6 +123,37 @@ def _refuse_flat_shards(module: torch.nn.Module) -> None:
             )
 
 
+def _refuse_partitioned(module: torch.nn.Module) -> None:
+    """Refuse DeepSpeed ZeRO-3 partitions: outside a gather its parameters are empty, and would be published so."""
+    for name, parameter in module.named_parameters():
+        if hasattr(parameter, "ds_shape") and tuple(parameter.ds_shape) != tuple(parameter.shape):
+            raise ConfigError(
+                f"parameter {name} is partitioned by DeepSpeed ZeRO-3: publish inside "
+                "deepspeed.zero.GatheredParameters(model.parameters())"
+            )
+
+
+def _refuse_other_sources(source: object) -> None:
+    """Refuse what is neither a module nor tensors by name."""
+    if not isinstance(source, Mapping):
+        raise ConfigError(f"{type(source).__name__} cannot be published: pass a torch.nn.Module or its state dict")
+    for name in source:
+        if not isinstance(name, str):
+            raise ConfigError(f"the state dict has the key {name!r}, which is no name: use text")
+
+
+def _refuse_valueless(name: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor whose values are nowhere in memory, or not in one piece of it."""
+    if torch.nn.parameter.is_lazy(tensor):
+        raise ConfigError(f"tensor {name} is not initialised: run the model once before publishing")
+    if tensor.is_nested:
+        raise ConfigError(f"tensor {name} is a nested tensor: publish its parts as tensors of their own")
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    has_memory = local.layout == torch.strided and local.device.type != "meta"
+    if has_memory and local.numel() and local.untyped_storage().nbytes() == 0:
+        raise ConfigError(f"the memory of tensor {name} was freed: gather or load it before publishing")
+
+
 def _memory_key(tensor: torch.Tensor) -> tuple[object, ...] | None:
     """Return what two names must share to be tied: memory, dtype and the way it is read; ``None`` if empty."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -127,7 +161,7 @@ def _memory_key(tensor: torch.Tensor) -> tuple[object, ...] | None:
         return None
     storage = local.untyped_storage().data_ptr()
     shape, stride = tuple(tensor.shape), tuple(local.stride())
-    return (local.device, storage, local.storage_offset(), tensor.dtype, shape, stride)
+    return (local.device, storage, local.storage_offset(), tensor.dtype, shape, stride, local.is_neg())
 
 
 def _refuse_idle_patterns(keep: tuple[str, ...], tensors: Mapping[str, object]) -> None:

@@ -58,7 +58,8 @@ class Snapshot:
         for tensor_index, source in enumerate(self.sources):
             as_bf16 = self.table.tensors[tensor_index].dtype == "BF16" and source.dtype == torch.float32
             offset_bytes = 0
-            for flat in _flat_blocks(_gather(source)):
+            for block in _flat_blocks(_gather(source)):
+                flat = block.resolve_neg()  # a view may negate what lies in memory
                 data = _cast_block(flat) if as_bf16 else _block_bytes(flat)
                 yield tensor_index, offset_bytes, data
                 offset_bytes += data.size

@@ -126,6 +126,15 @@ def test_a_requester_that_never_acknowledges_loses_its_place() -> None:
     assert provider._traffic.rejected == {"unexpected-message": 1}
 
 
+def test_a_request_for_no_chunks_is_answered_by_none() -> None:
+    async def answer(_peer: PeerId, message: Message) -> list[Message]:
+        return [] if isinstance(message, GetChunks) else [HeadReply(None)]
+
+    received, provider = serve(hello(), GetChunks(()), Ack(), GetHead(), handler=answer)
+    assert [type(message) for message in received] == [Hello, HeadReply]
+    assert provider._traffic.rejected == {}
+
+
 def test_a_request_before_the_chunks_are_acknowledged_is_not_served_twice() -> None:
     async def answer(_peer: PeerId, message: Message) -> list[Message]:
         return [HeadReply(None)] if isinstance(message, GetHead) else [Refusal("busy", "", 0)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from pulsenet.errors import ConfigError
+from pulsenet.training.names import name_tensors
 from pulsenet.training.snapshot import collect_tensors
 
 
@@ -163,6 +165,46 @@ def test_a_keep_pattern_that_matches_nothing_is_refused_with_the_first_names() -
 def test_a_model_without_tensors_is_refused() -> None:
     with pytest.raises(ConfigError, match="no tensors to publish"):
         collect_tensors(torch.nn.ReLU())
+
+
+@pytest.mark.parametrize("source", [None, [torch.ones(2)], torch.ones(2), {1: torch.ones(2)}, {("a",): torch.ones(2)}])
+def test_what_is_neither_module_nor_state_dict_is_refused(source: Any) -> None:
+    with pytest.raises(ConfigError, match=r"state dict"):
+        name_tensors(source, keep=())
+
+
+def test_a_layer_that_never_ran_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tensor weight is not initialised"):
+        name_tensors(torch.nn.LazyLinear(3), keep=())
+
+
+def test_memory_that_was_freed_is_refused() -> None:
+    freed = torch.ones(5)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(ConfigError, match=r"the memory of tensor a was freed"):
+        name_tensors({"a": freed}, keep=())
+
+
+def test_a_nested_tensor_is_refused() -> None:
+    with pytest.warns(UserWarning, match="nested"):
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with pytest.raises(ConfigError, match=r"tensor a is a nested tensor"):
+        name_tensors({"a": nested}, keep=())
+
+
+def test_partitions_of_deepspeed_are_refused_with_what_to_do() -> None:
+    layer = torch.nn.Linear(2, 3)
+    layer.weight.ds_shape = layer.weight.shape
+    assert len(name_tensors(layer, keep=()).tensors) == 2
+    layer.weight.data = torch.empty(0)
+    with pytest.raises(ConfigError, match=r"parameter weight is partitioned .*GatheredParameters"):
+        name_tensors(layer, keep=())
+
+
+def test_a_tensor_and_its_negation_are_not_tied() -> None:
+    weight = torch.ones(3)
+    named = name_tensors({"a": weight, "b": torch._neg_view(weight)}, keep=())
+    assert [name for name, _, _ in named.tensors] == ["a", "b"]
 
 
 def test_a_value_that_is_no_tensor_is_refused_by_name() -> None:

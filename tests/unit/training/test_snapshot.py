@@ -101,6 +101,14 @@ def test_strided_tensors_leave_as_their_row_major_values(
     assert dict(collect_tensors(strided)[1]) == dict(collect_tensors(dense)[1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+def test_a_view_that_negates_leaves_negated(dtype: torch.dtype) -> None:
+    values = torch.arange(1, 5).to(dtype)
+    ((_, sent),) = collect_tensors({"a": torch._neg_view(values)})[1]
+    ((_, expected),) = collect_tensors({"a": -values})[1]
+    assert sent == expected
+
+
 def test_blocks_are_ascending_without_gaps_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "BLOCK_ELEMENTS", 7)
     taken = take_snapshot({"b": torch.arange(20.0), "a": torch.arange(40.0).reshape(4, 10).t()})
