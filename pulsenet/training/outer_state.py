@@ -163,8 +163,12 @@ class OuterState:
 
     def residual_norm(self) -> float:
         """Return the Euclidean norm of the residual, for people to read."""
-        norms = (float(torch.linalg.vector_norm(one, dtype=torch.float64)) for one in self.residual)
-        return math.sqrt(sum(norm * norm for norm in norms))
+        total = 0.0
+        for residual in self.residual:
+            for block in outer_torch.blocks(residual):
+                # Block by block: in FP64 at once, the largest tensor would need a copy of twice its size.
+                total += float(torch.linalg.vector_norm(residual[block], dtype=torch.float64)) ** 2
+        return math.sqrt(total)
 
 
 def _allocate(table: ParameterTable, devices: Sequence[torch.device], placement: Placement) -> list[torch.Tensor]:
