@@ -132,21 +132,39 @@ def encode_block(block: Block, old: Bits, new: Bits, allowed: frozenset[Codec]) 
     tried: list[EncodedBlock] = []
     new_bits = new[positions]
     encoder = PlaneEncoder()
-    head = _encode_positions(encoder, positions)
-    if Codec.ABSOLUTE in allowed:
-        tried.append(EncodedBlock(Codec.ABSOLUTE, positions.size, head + encoder.encode_integers(new_bits)))
     number_format = FLOAT_FORMATS.get(block.spec.dtype)
-    if Codec.PLAIN in allowed and number_format is not None:
-        steps = _encode_steps(encoder, old[positions], new_bits)
-        tried.append(EncodedBlock(Codec.PLAIN, positions.size, head + steps))
     if Codec.TIGHT in allowed and number_format is not None:
         body = encode_tight(number_format, old, positions, new_bits)
         tried.append(EncodedBlock(Codec.TIGHT, positions.size, body))
+    if Codec.ABSOLUTE in allowed or Codec.PLAIN in allowed:
+        tried += _encode_gapped(block, encoder, old, positions, new_bits, allowed, tried)
     shortest = min((len(encoded.body) for encoded in tried), default=block.size_bytes)
     if Codec.DENSE in allowed and shortest * DENSE_TRIED_DIVISOR > block.size_bytes:
         body = encode_varint(positions.size) + encoder.encode_integers(new)
         tried.append(EncodedBlock(Codec.DENSE, positions.size, body))
     return min(tried, key=lambda encoded: (len(encoded.body), encoded.codec))
+
+
+def _encode_gapped(
+    block: Block,
+    encoder: PlaneEncoder,
+    old: Bits,
+    positions: UInt32s,
+    new_bits: Bits,
+    allowed: frozenset[Codec],
+    tried: list[EncodedBlock],
+) -> list[EncodedBlock]:
+    """Return the encodings that start with the gaps, unless the gaps alone are no shorter than one that was tried."""
+    head = _encode_positions(encoder, positions)
+    if any(len(head) >= len(encoded.body) for encoded in tried):
+        return []
+    found = []
+    if Codec.ABSOLUTE in allowed:
+        found.append(EncodedBlock(Codec.ABSOLUTE, positions.size, head + encoder.encode_integers(new_bits)))
+    if Codec.PLAIN in allowed and block.spec.dtype in FLOAT_FORMATS:
+        steps = _encode_steps(encoder, old[positions], new_bits)
+        found.append(EncodedBlock(Codec.PLAIN, positions.size, head + steps))
+    return found
 
 
 def encode_absolute_block(positions: UInt32s, new_bits: Bits) -> EncodedBlock:

@@ -10,7 +10,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pulsenet import limits
 from pulsenet.codec.changes import Bits, Indices
 from pulsenet.errors import LocalProtocolError
 from pulsenet.tensors.jit import compile_loop
@@ -21,6 +20,9 @@ _GROUP_WORDS: Final = 8
 
 _TILE_WORDS: Final = 8192
 """64 KiB of each view, so that later sieves find them in the cache."""
+
+_PART_ELEMENTS: Final = 1 << 18
+"""Searched by one call: the buffer for its positions stays below the size at which numpy asks for huge pages."""
 
 Words = npt.NDArray[np.uint64]
 
@@ -93,17 +95,17 @@ def find_changes(old_view: Bits, new_view: Bits) -> Indices:
     if old_view.dtype.kind != "u":
         raise LocalProtocolError(f"views hold unsigned bits, not {old_view.dtype}")
     size = old_view.size
-    if size <= limits.BLOCK_ELEMENTS:
-        return _find_in_block(old_view, new_view).astype(_index_dtype(size), copy=False)
+    if size <= _PART_ELEMENTS:
+        return _find_in_part(old_view, new_view).astype(_index_dtype(size), copy=False)
     found = []
-    for start in range(0, size, limits.BLOCK_ELEMENTS):
-        end = start + limits.BLOCK_ELEMENTS
-        local = _find_in_block(old_view[start:end], new_view[start:end])
+    for start in range(0, size, _PART_ELEMENTS):
+        end = start + _PART_ELEMENTS
+        local = _find_in_part(old_view[start:end], new_view[start:end])
         found.append(local.astype(_index_dtype(size)) + _index_dtype(size).type(start))
     return np.concatenate(found)
 
 
-def _find_in_block(old: Bits, new: Bits) -> npt.NDArray[np.uint32]:
+def _find_in_part(old: Bits, new: Bits) -> npt.NDArray[np.uint32]:
     # Pages of this buffer that no change reaches are never touched, so its size costs nothing.
     # One place more, because the sieves write a candidate before they know whether it differs.
     out = np.empty(old.size + 1, np.uint32)

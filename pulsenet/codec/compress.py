@@ -31,12 +31,14 @@ class PlaneEncoder:
     """Encodes the planes of one block. Not for two threads at once: a compressor is costly to make, so it is kept."""
 
     def __init__(self) -> None:
-        self._compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=False, write_dict_id=False)
+        self._compressor: zstandard.ZstdCompressor | None = None
 
     def encode(self, raw: Bytes) -> bytes:
         """Return the plane's size and kind, then its bytes; compressed where that is shorter."""
         data = raw.tobytes()
         if len(data) >= COMPRESS_SIZE_BYTES_MIN:
+            if self._compressor is None:
+                self._compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=False, write_dict_id=False)
             frame = self._compressor.compress(data)
             if len(frame) < len(data):
                 return encode_varint(len(frame) << 1 | 1) + frame
@@ -52,7 +54,7 @@ class PlaneReader(BodyReader):
 
     def __init__(self, body: bytes | bytearray | memoryview) -> None:
         super().__init__(body)
-        self._decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_SIZE_BYTES_MAX)
+        self._decompressor: zstandard.ZstdDecompressor | None = None
 
     def read_plane(self, *, size_min: int, size_max: int) -> Bytes:
         """Return the next plane's raw bytes, of ``size_min`` to ``size_max`` bytes.
@@ -85,6 +87,8 @@ class PlaneReader(BodyReader):
             )
         if header.dict_id != 0 or header.window_size > WINDOW_SIZE_BYTES_MAX:
             raise RemoteProtocolError("patch-plane", f"dictionary {header.dict_id}, window {header.window_size}")
+        if self._decompressor is None:
+            self._decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_SIZE_BYTES_MAX)
         try:
             # It allocates what the header states (checked above), streams into exactly that much, and refuses
             # both more output and unused input.

@@ -52,7 +52,7 @@ def encode_tight(number_format: FloatFormat, old: Bits, positions: UInt32s, new_
     """
     classes = classify(old[: int(positions[-1]) + 1], number_format)
     gaps, order, starts = count_gaps(classes, positions)
-    ups, extras = measure_steps(old[positions[order]], new_bits[order])
+    ups, extras = measure_steps(old[positions][order], new_bits[order])
     plans, size_bits = plan_stream(gaps, extras, starts)
     stream = write_stream(gaps, ups, extras, starts, plans, size_bits)
     return _encode_head(positions.size, plans.tolist()) + stream.tobytes()

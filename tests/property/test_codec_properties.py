@@ -1,6 +1,8 @@
 """Laws of the codec over all inputs."""
 
+import importlib
 import importlib.util
+import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -24,10 +26,12 @@ from pulsenet.codec.changes import (
 )
 from pulsenet.codec.compare import find_changes, find_changes_twin
 from pulsenet.codec.compress import PlaneReader
+from pulsenet.codec.contribution import ContributionHeader, TensorEntries, encode_contribution
 from pulsenet.codec.gated import decode_gated, encode_gated
 from pulsenet.codec.patch import CODEC_CHOICES, decode_patch, encode_absolute, encode_patch
 from pulsenet.codec.stream import Form, PatchHeader
 from pulsenet.errors import PatchMismatchError, RemoteProtocolError
+from pulsenet.ids import Digest
 from pulsenet.tensors.bf16 import cast_to_bf16_bits, cast_to_bf16_bits_twin
 from pulsenet.tensors.floats import from_ordered, to_ordered
 from pulsenet.tensors.params import ELEMENT_SIZES_BYTES, ParameterTable, TensorSpec, make_table
@@ -468,3 +472,30 @@ def test_check_before_a_write_equals_its_twin(listed: list[int], expected: list[
 def test_cast_loop_equals_its_twin(fp32_bits: list[int]) -> None:
     floats = np.array(fp32_bits, np.uint32).view(np.float32)
     assert np.array_equal(cast_to_bf16_bits(floats), cast_to_bf16_bits_twin(floats))
+
+
+@cache
+def contribution_reference() -> ModuleType:
+    sys.path.insert(0, str(REFERENCE.parent))
+    try:
+        return importlib.import_module("pulse_reference_contribution")
+    finally:
+        sys.path.pop(0)
+
+
+@law
+@given(gated_entries())
+def test_reference_writes_the_same_contribution_and_reads_the_same_entries(
+    parts: tuple[np.ndarray, np.ndarray, np.ndarray],
+) -> None:
+    theta, positions, bits = parts
+    table = make_table([TensorSpec("w", "F32", (theta.size,))])
+    root = Digest(bytes(32))
+    header = ContributionHeader(table.digest, root, round_index=1, inner_step_count=2)
+    blob = b"".join(encode_contribution(table, [theta], [TensorEntries(0, positions, bits)], header=header))
+    masters, entries = (
+        [("w", (theta.size,))],
+        [(0, *row) for row in zip(positions.tolist(), bits.tolist(), strict=True)],
+    )
+    assert contribution_reference().encode_contribution(masters, [theta.tolist()], entries, root, 1, 2) == blob
+    assert contribution_reference().decode_contribution(masters, [theta.tolist()], blob, root) == entries
