@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from mmap import mmap
@@ -78,6 +78,7 @@ def patch_make(old: Path, new: Path, output: Path, *, codec: str = "auto") -> di
         StorageError: A file is damaged, or the disk is full.
     """
     old_model, new_model = open_model(old), open_model(new)
+    _refuse_input(output, (*old_model.files, *new_model.files))
     table = new_model.table
     check_same_tensors(f"{old} and {new}", old_model.table, table)
     with _output_file(output) as partial, ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -117,6 +118,7 @@ def patch_apply(base: Path, patch: Path, output: Path) -> dict[str, Any]:
         StorageError: A file is damaged, or the disk is full.
     """
     opened = open_patch(patch)
+    _refuse_input(output, (patch,))
     model = open_model(base)
     check_same_tensors(f"{base} and {patch}", model.table, opened.table)
     make_output = _output_directory if base.is_dir() else _output_file
@@ -246,11 +248,20 @@ def _apply_at(mapping: mmap, place: TensorPlace, changes: Changes) -> None:
     view[:] = copy
 
 
+def _refuse_input(output: Path, inputs: Iterable[Path]) -> None:
+    """Refuse an output that would take the place of what it is made from."""
+    if any(output.exists() and output.samefile(file) for file in inputs):
+        raise UsageError(f"{output} is one of the inputs: name another file for the output")
+
+
 @contextmanager
 def _output_file(output: Path) -> Iterator[Path]:
     """Yield the name of a file beside ``output`` that takes its place, durable, when the block succeeds."""
     if output.is_dir():
         raise UsageError(f"{output} is a directory: name a file for the output")
+    if output.exists() and not output.is_file():
+        # A device or pipe would not be written to but replaced, /dev/null for every program of this machine.
+        raise UsageError(f"{output} is no regular file: name a file for the output")
     with _renamed(output) as partial:
         yield partial
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -230,6 +231,33 @@ def test_outputs_in_the_way_are_refused(models: tuple[Path, Path], tmp_path: Pat
     write_sharded(make_states()[0], tmp_path / "base")
     with pytest.raises(UsageError, match="already exists"):
         offline.patch_apply(tmp_path / "base", tmp_path / "p", tmp_path / "base")
+
+
+def test_a_device_or_pipe_is_never_replaced_by_the_output(models: tuple[Path, Path], tmp_path: Path) -> None:
+    offline.patch_make(*models, tmp_path / "p")
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for output in (pipe, link):
+        with pytest.raises(UsageError, match="no regular file"):
+            offline.patch_make(*models, output)
+        with pytest.raises(UsageError, match="no regular file"):
+            offline.patch_apply(models[0], tmp_path / "p", output)
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+
+
+def test_an_input_is_never_overwritten_by_what_is_made_of_it(models: tuple[Path, Path], tmp_path: Path) -> None:
+    offline.patch_make(*models, tmp_path / "p")
+    write_sharded(make_states()[0], tmp_path / "base")
+    shard = next((tmp_path / "base").glob("*.safetensors"))
+    for old, new, output in ((*models, models[0]), (*models, models[1]), (tmp_path / "base", models[1], shard)):
+        with pytest.raises(UsageError, match="one of the inputs"):
+            offline.patch_make(old, new, output)
+    with pytest.raises(UsageError, match="one of the inputs"):
+        offline.patch_apply(models[0], tmp_path / "p", tmp_path / "p")
+    assert same(load_file(models[0]), make_states()[0])
+    assert offline.patch_show(tmp_path / "p")["changed_count"]
 
 
 def test_a_patch_over_its_own_base_replaces_it(models: tuple[Path, Path], tmp_path: Path) -> None:
