@@ -92,6 +92,12 @@ ROUND_MEMBERS_MAX: Final = 1_024
 VOTE_SIZE_BYTES_MAX: Final = 2_048
 """One signed vote."""
 
+VOTE_LEASE_SECONDS: Final = 12.0
+"""How long a voter gives no other candidate its vote, by its own monotonic clock."""
+
+VOTE_RENEW_SECONDS: Final = 4.0
+"""How often a coordinator has its votes renewed."""
+
 ROUND_RECEIPTS_PER_REPLY_MAX: Final = 64
 """Final receipts in one reply; fewer where they would not fit a frame."""
 

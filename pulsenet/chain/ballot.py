@@ -109,7 +109,18 @@ def store(ballot: Ballot, receipt: Stored, coordinator: PeerId) -> Ballot:
     return replace(ballot, newest=receipt)
 
 
-def find_inherited(ballot: Ballot, next_round_index: int) -> Stored | None:
-    """Return the receipt a new coordinator must propose again before it may close the round itself."""
-    newest = ballot.newest
+def is_behind(newest: Stored | None, next_round_index: int) -> bool:
+    """Say whether a receipt of a later round is known, so that the round that seems due is final already.
+
+    Whoever is behind neither stands nor closes a round before it learned what is final.
+    """
+    return newest is not None and newest.place.round_index > next_round_index
+
+
+def find_inherited(newest: Stored | None, next_round_index: int) -> Stored | None:
+    """Return the receipt a coordinator must propose again before it may close the round itself.
+
+    Args:
+        newest: The newest receipt it stored, or was shown by an authority that stored it.
+    """
     return newest if newest is not None and newest.place.round_index == next_round_index else None

@@ -7,9 +7,11 @@ persist, then apply, then announce. A crash may repeat a message; it must never 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from pulsenet.chain.records import Kind, Manifest, SignedRecord
+from pulsenet.chain.records import Contribution, Kind, Manifest, Member, SignedRecord, StateAnchor
 from pulsenet.ids import Digest, PeerId, Version
+from pulsenet.node.events import ContributionSeen, ReceiptSeen, StateLost, StateReached, TermSeen
 from pulsenet.wire.messages import Message
 
 
@@ -219,6 +221,85 @@ class SetTimer:
     at: float
 
 
+class Fate(StrEnum):
+    """What a final receipt makes of this node's own work of its round."""
+
+    COUNTED = "counted"
+    """The residual is what was not sent, and the part that the scale cut off."""
+    MISSED = "missed"
+    """Not listed: everything of this round, sent or not, is folded back into the residual."""
+    REJECTED = "rejected"
+    """The content was refused: this round's work is dropped, the residual is as before the round."""
+    DROPPED = "dropped"
+    """Missed too often: the residual is dropped as well, and the inner optimizer starts afresh."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunInnerSteps:
+    """Let the training process run this many inner steps on from where it is; answered by ``InnerStepsDone``."""
+
+    round_index: int
+    inner_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreContribution:
+    """Gate what the inner steps of this round made, and store it with what a fold-back needs.
+
+    Answered by ``ContributionStored`` or ``ContributionFailed``. Inner steps still running end first.
+    """
+
+    round_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckContribution:
+    """Look into a contribution whose blob is whole; answered by ``ContributionChecked``."""
+
+    contribution: Contribution
+    contribution_digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyAggregate:
+    """Do the outer step of a final receipt, and settle the residual in the same breath.
+
+    All blobs are whole. Inner steps still running end first. Answered by ``AggregateApplied`` or
+    ``AggregateFailed``.
+
+    Of the own contribution the training process may hold the corrected pseudo-gradient or not: without it,
+    ``COUNTED`` means zero wherever its blob sent, and the others leave the residual as it is.
+    """
+
+    round_index: int
+    members: tuple[tuple[Member, Contribution], ...]
+    """Ascending by key; the state stays as it is if there is none."""
+    fate: Fate
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreState:
+    """Replace the outer state by an anchor whose blob is whole; answered by ``StateRestored`` or ``RestoreFailed``."""
+
+    anchor: StateAnchor
+    drops_residual: bool
+    """Whether the residual is unknown or of a state that was wrong; otherwise it stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStateAnchor:
+    """Write the outer state of this round as a blob, before any later step; answered by ``StateAnchorStored``."""
+
+    round_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShowToMachines:
+    """Tell every machine of this node, the sender included."""
+
+    event: TermSeen | ContributionSeen | ReceiptSeen | StateReached | StateLost
+
+
 Effect = (
     StoreRecord
     | StoreChunk
@@ -244,6 +325,13 @@ Effect = (
     | Report
     | Log
     | SetTimer
+    | RunInnerSteps
+    | StoreContribution
+    | CheckContribution
+    | ApplyAggregate
+    | RestoreState
+    | StoreStateAnchor
+    | ShowToMachines
 )
 """Anything a machine may order."""
 
@@ -262,6 +350,13 @@ EXECUTION_ORDER: dict[type[Effect], int] = {
     HandToEngine: 1,
     DropSnapshot: 1,
     RefuseSnapshot: 1,
+    StoreStateAnchor: 1,
+    RunInnerSteps: 1,
+    StoreContribution: 1,
+    CheckContribution: 1,
+    ApplyAggregate: 1,
+    RestoreState: 1,
+    ShowToMachines: 2,
     SendRequest: 2,
     DialPeer: 2,
     AnnounceHead: 2,

@@ -202,6 +202,147 @@ class Committed:
     version: Version
 
 
+@dataclass(frozen=True, slots=True)
+class VoteSeen:
+    """An encoded signed vote arrived from a peer."""
+
+    record: bytes
+    source: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class TermSeen:
+    """Encoded signed votes said to prove whose term it is."""
+
+    votes: tuple[bytes, ...]
+    source: PeerId | None
+    """``None`` when another machine of this node says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionSeen:
+    """An encoded signed contribution arrived, from a peer or from this node's own training process."""
+
+    record: bytes
+    source: PeerId | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptSeen:
+    """An encoded signed receipt arrived: proposed, countersigned or final."""
+
+    record: bytes
+    votes: tuple[bytes, ...]
+    source: PeerId | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingAttached:
+    """The training process is there, with the newest whole outer state it has on disk, if any."""
+
+    round_index: int | None
+    """Rounds that led to that state; ``None`` while there is none."""
+    state_root: Digest | None
+    stored: ContributionStored | None
+    """The newest contribution it stored, whether or not it was ever sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingLost:
+    """The training process is gone, and with it every inner step it had not stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class InnerStepsDone:
+    """The steps that ``RunInnerSteps`` ordered are done."""
+
+    round_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionStored:
+    """The contribution's blob, the corrected pseudo-gradient and the tentative residual are durable."""
+
+    round_index: int
+    base_state_root: Digest
+    blob_id: Digest
+    encoded_size_bytes: int
+    entry_count: int
+    element_count: int
+    norm_bits: int
+    codec_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionFailed:
+    """There is nothing to send for this round; ``reason`` is a stable code such as ``finite`` or ``enospc``."""
+
+    round_index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionChecked:
+    """Whether the content of a contribution may be counted; ``reason`` is empty or a code of SPEC section 6.9."""
+
+    contribution_digest: Digest
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateApplied:
+    """The outer step of ``round_index - 1`` is done, residual included."""
+
+    round_index: int
+    state_root: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateFailed:
+    """The outer step was not done and nothing moved; ``reason`` is a stable code."""
+
+    round_index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateRestored:
+    """The training process holds the state of an anchor, hashed after it was read."""
+
+    round_index: int
+    state_root: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreFailed:
+    """The anchor could not be restored; ``reason`` is a stable code."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateAnchorStored:
+    """The outer state of this round is durable as a blob that can be served."""
+
+    round_index: int
+    state_root: Digest
+    blob_id: Digest
+    encoded_size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateReached:
+    """This node's trainer holds the state that is due next; said by one machine to the others."""
+
+    round_index: int
+    state_root: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class StateLost:
+    """This node's trainer holds no current state any more; said by one machine to the others."""
+
+
 Event = (
     TimerFired
     | PeerConnected
@@ -225,5 +366,22 @@ Event = (
     | SkipEncoded
     | ExtraFailed
     | Committed
+    | VoteSeen
+    | TermSeen
+    | ContributionSeen
+    | ReceiptSeen
+    | TrainingAttached
+    | TrainingLost
+    | InnerStepsDone
+    | ContributionStored
+    | ContributionFailed
+    | ContributionChecked
+    | AggregateApplied
+    | AggregateFailed
+    | StateRestored
+    | RestoreFailed
+    | StateAnchorStored
+    | StateReached
+    | StateLost
 )
 """Anything a machine may be told."""

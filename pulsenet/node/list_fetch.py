@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pulsenet import limits
-from pulsenet.chain.records import Manifest
+from pulsenet.chain.records import Contribution, Manifest, StateAnchor
 from pulsenet.errors import IntegrityError, RemoteProtocolError
 from pulsenet.ids import Digest, PeerId, compute_digest
 from pulsenet.node.effects import Count, Effect, SendRequest, StoreChunkList, StrikePeer
@@ -31,14 +31,17 @@ GRACE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class BlobWant:
-    """A blob to fetch: the verified manifest that names it, and who signed that."""
+    """A blob to fetch: the verified record that names it, and who signed that."""
 
-    manifest: Manifest
+    manifest: Manifest | Contribution | StateAnchor
     publisher: PeerId | None
 
     def claim_of(self, source: Source) -> Claim:
         """Return what ``source`` says about holding this blob."""
-        return claim_of(source, self.manifest, self.publisher)
+        if isinstance(self.manifest, Manifest):
+            return claim_of(source, self.manifest, self.publisher)
+        # Haves say nothing of rounds; the signer stored what it signed.
+        return Claim.HOLDS if source.peer_id == self.publisher else Claim.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +191,7 @@ class ListFetcher:
         return request
 
 
-def open_list(manifest: Manifest, data: bytes) -> tuple[ListOutcome, list[Effect]]:
+def open_list(manifest: Manifest | Contribution | StateAnchor, data: bytes) -> tuple[ListOutcome, list[Effect]]:
     """Open a list whose digest is the one ``manifest`` names; what is wrong with it is then its signer's fault."""
     try:
         chunk_list = open_chunk_list(data, blob_id=manifest.blob_id, size_bytes=manifest.encoded_size_bytes)

@@ -109,7 +109,8 @@ class Rules:
     is_majority: Callable[[int, int], bool] = rules.is_majority
     find_vote_refusal: Callable[..., str] = rules.find_vote_refusal
     find_store_refusal: Callable[..., str] = rules.find_store_refusal
-    find_inherited: Callable[[Ballot, int], Stored | None] = rules.find_inherited
+    is_behind: Callable[[Stored | None, int], bool] = rules.is_behind
+    find_inherited: Callable[[Stored | None, int], Stored | None] = rules.find_inherited
     stores_before_sending: bool = True
     proposes_in_own_term: bool = True
     """A receipt is proposed again under the new coordinator's term, not under its old one."""
@@ -238,13 +239,17 @@ class Model:
         stood = {message.candidate for message in sent.messages if isinstance(message, Stand)}
         if index > len(stood) and self.bounds.authority_count > 2:
             return
-        if ballot.newest is not None and ballot.newest.place.round_index > len(sent.finals):
-            return  # a candidate holds the current state
-        # It may have heard of terms in which it voted for nobody.
-        for term in range(ballot.term + 1, self.bounds.term_max + 1):
-            if not self.bounds.standing or self.bounds.standing[term - 1] == index:
-                after = rules.stand(ballot, _key(index), term)
-                yield self._number(after), self._bit(Stand(term, index, ballot.newest))
+        if self.rules.is_behind(ballot.newest, len(sent.finals)):
+            return
+        # It may have been shown a newer receipt than its own, and heard of terms in which it voted for nobody.
+        stored = [message.receipt for message in sent.messages if isinstance(message, Propose)]
+        shown = {receipt for receipt in stored if rules.is_older(ballot.newest, receipt)}
+        for newest in (ballot.newest, *shown):
+            for term in range(ballot.term + 1, self.bounds.term_max + 1):
+                is_due = not self.bounds.standing or self.bounds.standing[term - 1] == index
+                if is_due and (newest is None or newest.place.term < term):
+                    after = rules.stand(ballot, _key(index), term)
+                    yield self._number(after), self._bit(Stand(term, index, newest))
 
     def _lead(self, index: int, number: int, sent: Sent) -> Iterator[tuple[int, int]]:
         """Propose, as the coordinator of the term voted for; what is final is known, or not yet."""
@@ -254,9 +259,15 @@ class Model:
         votes = [m for m in sent.messages if isinstance(m, Vote) and (m.term, m.candidate) == (ballot.term, index)]
         if not self.rules.is_majority(1 + len(votes), self.bounds.authority_count):
             return
+        newest = ballot.newest
+        for message in sent.messages:
+            if isinstance(message, Stand) and (message.term, message.candidate) == (ballot.term, index):
+                newest = message.newest if rules.is_older(newest, message.newest) else newest
         known_max = len(sent.finals) if self.rules.waits_for_round_before else self.bounds.round_count
         for round_index in range(min(known_max + 1, self.bounds.round_count)):
-            inherited = self.rules.find_inherited(ballot, round_index)
+            if self.rules.is_behind(newest, round_index):
+                continue
+            inherited = self.rules.find_inherited(newest, round_index)
             counted = [m.outcome for m in sent.messages if isinstance(m, Contribute) and m.round_index == round_index]
             for outcome in (inherited.outcome,) if inherited else (NOTHING, *counted):
                 term = ballot.term

@@ -11,6 +11,7 @@ from pulsenet.chain.ballot import (
     find_inherited,
     find_store_refusal,
     find_vote_refusal,
+    is_behind,
     is_majority,
     is_older,
     may_stand,
@@ -93,7 +94,12 @@ def test_a_vote_given_in_a_term_outlives_the_receipt_of_its_coordinator() -> Non
 
 
 def test_a_coordinator_inherits_the_receipt_of_the_round_that_is_due() -> None:
-    ballot = Ballot(2, FIRST, stored(1, 1))
-    assert find_inherited(ballot, 1) == stored(1, 1)
-    assert find_inherited(ballot, 2) is None
-    assert find_inherited(Ballot(), 0) is None
+    assert find_inherited(stored(1, 1), 1) == stored(1, 1)
+    assert find_inherited(stored(1, 1), 2) is None
+    assert find_inherited(None, 0) is None
+
+
+def test_whoever_knows_a_receipt_of_a_later_round_is_behind() -> None:
+    assert is_behind(stored(2, 1), 1)
+    assert not is_behind(stored(1, 1), 1)
+    assert not is_behind(None, 0)

@@ -1,0 +1,395 @@
+"""What a node knows of the run's rounds: whose term it is, what is final, who contributed (SPEC section 6.8 on).
+
+Shared by the node's machines, as :class:`Trust` is. Records pass ``Trust`` first; here they meet each other. A
+refusal changes nothing, except that two outcomes of one round are kept as proof and stop everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, Self
+
+from pulsenet import limits
+from pulsenet.chain.ballot import is_majority
+from pulsenet.chain.outcome import outcome_of
+from pulsenet.chain.records import Contribution, Receipt, SignedRecord, StateAnchor
+from pulsenet.chain.rules import check_record
+from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
+from pulsenet.chain.trust import Trust
+from pulsenet.errors import IntegrityError, RemoteProtocolError, StorageError, TrustError
+from pulsenet.ids import Digest, PeerId, short
+from pulsenet.wire.messages import RoundsReply, Votes
+from pulsenet.wire.schema import CountMax, decode_value, encode_value
+
+LEDGER_KEY: Final = "rounds/ledger"
+"""Name of the ledger among the node's durable state."""
+
+FINALS_MAX: Final = 4_096
+"""Final receipts kept; state anchors let the older ones go long before."""
+
+CONTRIBUTIONS_MAX: Final = 65_536
+"""Contribution records kept."""
+
+ANCHORS_KEPT: Final = 2
+
+REPLY_SIZE_BYTES_MAX: Final = limits.CHUNK_SIZE_BYTES_MAX - 256 * 1024
+"""Receipts in one reply, together; votes and an anchor need room in the same frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mandate:
+    """Whose term it is, and the votes that prove it."""
+
+    term: int
+    coordinator: PeerId
+    votes: Votes
+
+
+@dataclass(frozen=True, slots=True)
+class FinalReceipt:
+    """A receipt that most authorities signed."""
+
+    receipt: Receipt
+    signed: SignedRecord
+    outcome: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionEntry:
+    """A contribution and who made it."""
+
+    contribution: Contribution
+    signed: SignedRecord
+    peer_id: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What nobody here needs any more."""
+
+    blob_ids: tuple[Digest, ...]
+    record_digests: tuple[Digest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What ``save`` writes; the records themselves are in the store."""
+
+    votes: Votes
+    finals: Annotated[tuple[Digest, ...], CountMax(FINALS_MAX)]
+    contributions: Annotated[tuple[Digest, ...], CountMax(CONTRIBUTIONS_MAX)]
+    anchors: Annotated[tuple[Digest, ...], CountMax(ANCHORS_KEPT)]
+    fork: Annotated[tuple[Digest, ...], CountMax(2)]
+
+
+class Ledger:
+    """The rounds, as far as this node knows them.
+
+    Args:
+        trust: The run's rules.
+    """
+
+    def __init__(self, trust: Trust) -> None:
+        self._trust = trust
+        self._mandate: Mandate | None = None
+        self._finals: dict[int, FinalReceipt] = {}
+        self._contributions: dict[Digest, ContributionEntry] = {}
+        self._anchors: tuple[tuple[StateAnchor, SignedRecord], ...] = ()
+        self._fork: tuple[SignedRecord, SignedRecord] | None = None
+        self.is_changed = False
+        """Whether something is not saved yet; :meth:`save` clears it."""
+
+    # What is known
+
+    @property
+    def mandate(self) -> Mandate | None:
+        """Whose the newest term is, as far as proved."""
+        return self._mandate
+
+    @property
+    def fork(self) -> tuple[SignedRecord, SignedRecord] | None:
+        """Two final receipts of one round that say different things; nothing is accepted after that."""
+        return self._fork
+
+    @property
+    def next_round_index(self) -> int:
+        """The round that is due on top of everything known."""
+        newest = max(self._finals, default=-1) + 1
+        return max(newest, max((anchor.round_index for anchor, _ in self._anchors), default=0))
+
+    @property
+    def anchors(self) -> tuple[StateAnchor, ...]:
+        """The newest state anchors, ascending."""
+        return tuple(anchor for anchor, _ in self._anchors)
+
+    def anchor_signer(self, anchor: StateAnchor) -> PeerId | None:
+        """Return who signed an anchor that is kept."""
+        return next((signed.signers[0] for known, signed in self._anchors if known == anchor), None)
+
+    def final(self, round_index: int) -> FinalReceipt | None:
+        """Return the final receipt of a round, if known and kept."""
+        return self._finals.get(round_index)
+
+    def outcome_before(self, round_index: int) -> Digest | None:
+        """Return what the receipt of ``round_index`` must name as previous; ``None`` for round 0 or if unknown."""
+        before = self._finals.get(round_index - 1)
+        if before is not None:
+            return before.outcome
+        return next((anchor.outcome for anchor, _ in self._anchors if anchor.round_index == round_index), None)
+
+    def knows_round_before(self, round_index: int) -> bool:
+        """Say whether :meth:`outcome_before` is known."""
+        return round_index == 0 or self.outcome_before(round_index) is not None
+
+    def contribution(self, digest: Digest) -> ContributionEntry | None:
+        """Return a contribution by its digest."""
+        return self._contributions.get(digest)
+
+    def contributions_to(self, round_index: int) -> dict[PeerId, tuple[Digest, ContributionEntry]]:
+        """Return the contributions to a round, the first of each key."""
+        return {
+            entry.peer_id: (digest, entry)
+            for digest, entry in self._contributions.items()
+            if entry.contribution.round_index == round_index
+        }
+
+    def can_replay_from(self, round_index: int) -> bool:
+        """Say whether every final receipt from this round on is here."""
+        return all(index in self._finals for index in range(round_index, self.next_round_index))
+
+    def reply(self, round_index: int) -> RoundsReply:
+        """Answer ``GetRounds``."""
+        receipts: list[bytes] = []
+        size_bytes = 0
+        known = [index for index in self._finals if index >= round_index]
+        for index in range(min(known, default=0), max(known, default=-1) + 1):
+            if index not in self._finals or len(receipts) == limits.ROUND_RECEIPTS_PER_REPLY_MAX:
+                break
+            data = encode_signed(self._finals[index].signed)
+            size_bytes += len(data)
+            if receipts and size_bytes > REPLY_SIZE_BYTES_MAX:
+                break
+            receipts.append(data)
+        return RoundsReply(
+            round_index=self.next_round_index,
+            votes=() if self._mandate is None else self._mandate.votes,
+            receipts=tuple(receipts),
+            state_anchor=encode_signed(self._anchors[-1][1]) if self._anchors else None,
+        )
+
+    # What may change it
+
+    def accept_mandate(self, votes: Sequence[bytes]) -> Mandate:
+        """Take the votes of one term and return the newest mandate known.
+
+        Raises:
+            TrustError: ``untrusted`` when they do not prove one candidate's term, or a code of ``accept_vote``.
+            RemoteProtocolError: ``decode`` or ``schema``.
+        """
+        mandate = self._mandate
+        if mandate is not None and tuple(votes) == mandate.votes:
+            return mandate
+        signed = [decode_signed(vote) for vote in votes]
+        opened = [self._trust.accept_vote(record) for record in signed]
+        subjects = {(vote.term, vote.candidate) for vote in opened}
+        voters = {record.signers[0] for record in signed}
+        if len(subjects) != 1 or not is_majority(len(voters), self.authority_count):
+            raise TrustError("untrusted", f"{len(voters)} votes for {len(subjects)} candidates prove no term")
+        ((term, coordinator),) = subjects
+        if mandate is None or term > mandate.term:
+            self._mandate = mandate = Mandate(term, coordinator, tuple(votes))
+            self.is_changed = True
+        return mandate
+
+    def accept_final(self, signed: SignedRecord) -> bool:
+        """Take a final receipt and say whether it is news.
+
+        Raises:
+            TrustError: ``untrusted`` while too few signed, ``fork`` for a second outcome of a round,
+                ``mismatch`` when it does not follow the round before, or a code of ``accept_receipt``.
+            RemoteProtocolError: ``decode`` or ``schema``.
+        """
+        if self._fork is not None:
+            raise TrustError("fork", "two final receipts of one round are known")
+        receipt = self._open_vouched(signed)
+        if receipt is None:
+            receipt = self._trust.accept_receipt(signed)
+            if not self._trust.is_final(signed):
+                raise TrustError("untrusted", f"{len(signed.signers)} signatures make no receipt final")
+        outcome = outcome_of(receipt)
+        known = self._finals.get(receipt.round_index)
+        if known is not None:
+            if known.outcome != outcome:
+                self._fork = (known.signed, signed)
+                self.is_changed = True
+                raise TrustError("fork", f"two final receipts of round {receipt.round_index}")
+            return False
+        if self._anchors and receipt.round_index < self._anchors[0][0].round_index:
+            return False  # replaced by an anchor long ago
+        before = self.outcome_before(receipt.round_index)
+        if before is not None and receipt.previous != before:
+            raise TrustError("mismatch", f"the receipt of round {receipt.round_index} does not follow the one before")
+        self._finals[receipt.round_index] = FinalReceipt(receipt, signed, outcome)
+        self.is_changed = True
+        return True
+
+    def accept_contribution(self, signed: SignedRecord) -> ContributionEntry:
+        """Take a contribution; the first of a key and round counts.
+
+        Raises:
+            TrustError: ``duplicate`` for a second one, or a code of ``Trust.accept_contribution``.
+            RemoteProtocolError: ``decode`` or ``schema``.
+        """
+        digest = record_digest(signed)
+        known = self._contributions.get(digest)
+        if known is not None:
+            return known
+        contribution = self._trust.accept_contribution(signed, self._admitted_to(signed))
+        peer_id = signed.signers[0]
+        if peer_id in self.contributions_to(contribution.round_index):
+            raise TrustError("duplicate", f"{short(peer_id)} signed two contributions to {contribution.round_index}")
+        return self._add(digest, ContributionEntry(contribution, signed, peer_id))
+
+    def accept_listed(self, signed: SignedRecord) -> ContributionEntry:
+        """Take a contribution that a receipt lists by its digest: its coordinator judged who may contribute.
+
+        Raises:
+            TrustError: a code of ``open_record``.
+            RemoteProtocolError: ``decode`` or ``schema``.
+        """
+        digest = record_digest(signed)
+        known = self._contributions.get(digest)
+        if known is not None:
+            return known
+        contribution = self._trust.accept_contribution(signed, admitted=(signed.signers[0],))
+        return self._add(digest, ContributionEntry(contribution, signed, signed.signers[0]))
+
+    def accept_anchor(self, signed: SignedRecord) -> bool:
+        """Take a state anchor and say whether it is news.
+
+        Raises:
+            TrustError: ``mismatch`` when it contradicts a final receipt or another anchor, or a code of
+                ``Trust.accept_state_anchor``.
+            RemoteProtocolError: ``decode`` or ``schema``.
+        """
+        anchor = self._trust.accept_state_anchor(signed)
+        at = self._finals.get(anchor.round_index)
+        before = self._finals.get(anchor.round_index - 1)
+        if at is not None and at.receipt.base_state_root != anchor.state_root:
+            raise TrustError("mismatch", f"state {anchor.round_index} has another root by its receipt")
+        if before is not None and before.outcome != anchor.outcome:
+            raise TrustError("mismatch", f"state {anchor.round_index} does not follow round {anchor.round_index - 1}")
+        kept = {known.round_index: (known, record) for known, record in self._anchors}
+        if anchor.round_index in kept:
+            if kept[anchor.round_index][0].state_root != anchor.state_root:
+                raise TrustError("mismatch", f"two state anchors of round {anchor.round_index} differ")
+            return False
+        if len(kept) == ANCHORS_KEPT and anchor.round_index < min(kept):
+            return False
+        kept[anchor.round_index] = (anchor, signed)
+        self._anchors = tuple(kept[index] for index in sorted(kept)[-ANCHORS_KEPT:])
+        self.is_changed = True
+        return True
+
+    def forget_old(self, round_index_min: int) -> Forgotten | None:
+        """Drop what lies before the older of two state anchors and before ``round_index_min``."""
+        if len(self._anchors) < ANCHORS_KEPT:
+            return None
+        oldest = min(self._anchors[0][0].round_index, round_index_min)
+        finals = [index for index in self._finals if index < oldest]
+        contributions = [d for d, entry in self._contributions.items() if entry.contribution.round_index < oldest]
+        if not finals and not contributions:
+            return None
+        records = [record_digest(self._finals.pop(index).signed) for index in finals]
+        gone = [self._contributions.pop(digest) for digest in contributions]
+        used = {entry.contribution.blob_id for entry in self._contributions.values()}
+        blob_ids = {entry.contribution.blob_id for entry in gone} - used
+        self.is_changed = True
+        return Forgotten(tuple(sorted(blob_ids)), (*records, *contributions))
+
+    @property
+    def authority_count(self) -> int:
+        """Authorities of the newest descriptor."""
+        descriptor = self._trust.descriptor
+        return 0 if descriptor is None else len(descriptor.authorities)
+
+    # What outlives a restart
+
+    def save(self) -> bytes:
+        """Return what to keep under ``LEDGER_KEY``; the records it names are stored before it."""
+        self.is_changed = False
+        state = _State(
+            votes=() if self._mandate is None else self._mandate.votes,
+            finals=tuple(record_digest(final.signed) for final in self._finals.values())[-FINALS_MAX:],
+            contributions=tuple(self._contributions)[-CONTRIBUTIONS_MAX:],
+            anchors=tuple(record_digest(signed) for _, signed in self._anchors),
+            fork=() if self._fork is None else tuple(record_digest(signed) for signed in self._fork),
+        )
+        return encode_value(state)
+
+    @classmethod
+    def restore(cls, trust: Trust, data: bytes | None, read: Callable[[Digest], bytes | None]) -> Self:
+        """Return the ledger that ``save`` wrote, every record checked again.
+
+        Args:
+            read: Returns the encoded signed record whose payload has this digest.
+
+        Raises:
+            StorageError: it is damaged, or a record it names is gone.
+        """
+        ledger = cls(trust)
+        if data is None:
+            return ledger
+        try:
+            state = decode_value(_State, data)
+            if state.votes:
+                ledger.accept_mandate(state.votes)
+            for digest in state.anchors:
+                ledger.accept_anchor(_read(read, digest))
+            for digest in state.contributions:
+                ledger.accept_listed(_read(read, digest))
+            for digest in state.finals:
+                # It was final when it was accepted; whether its keys may still sign is not asked again.
+                signed = _read(read, digest)
+                receipt = decode_value(Receipt, signed.payload)
+                ledger._finals[receipt.round_index] = FinalReceipt(receipt, signed, outcome_of(receipt))
+            if state.fork:
+                first, second = (_read(read, digest) for digest in state.fork)
+                ledger._fork = (first, second)
+        except (RemoteProtocolError, IntegrityError) as error:
+            raise StorageError(f"the ledger of rounds is damaged: {error}", reason="damaged") from error
+        ledger.is_changed = False
+        return ledger
+
+    def _open_vouched(self, signed: SignedRecord) -> Receipt | None:
+        """Open a receipt whose outcome a later one or an anchor names: former authorities may have signed it."""
+        if signed.type != Receipt.TYPE:
+            return None
+        receipt = decode_value(Receipt, signed.payload)
+        check_record(receipt)
+        after = self._finals.get(receipt.round_index + 1)
+        named = None if after is None else after.receipt.previous
+        if named is None:
+            at = receipt.round_index + 1
+            named = next((anchor.outcome for anchor, _ in self._anchors if anchor.round_index == at), None)
+        return receipt if outcome_of(receipt) == named else None
+
+    def _add(self, digest: Digest, entry: ContributionEntry) -> ContributionEntry:
+        self._contributions[digest] = entry
+        self.is_changed = True
+        return entry
+
+    def _admitted_to(self, signed: SignedRecord) -> tuple[PeerId, ...]:
+        """Return the unlisted keys that contributed to the round that this contribution is for."""
+        descriptor = self._trust.descriptor
+        listed = () if descriptor is None else descriptor.trainers
+        round_index = decode_value(Contribution, signed.payload).round_index
+        return tuple(peer_id for peer_id in self.contributions_to(round_index) if peer_id not in listed)
+
+
+def _read(read: Callable[[Digest], bytes | None], digest: Digest) -> SignedRecord:
+    data = read(digest)
+    if data is None:
+        raise StorageError(f"record {short(digest)} of the rounds is gone", reason="damaged")
+    return decode_signed(data)

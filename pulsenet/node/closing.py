@@ -1,0 +1,109 @@
+"""Which contributions a round counts, and when it is closed (SPEC section 6.9 and 6.10)."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+from pulsenet.chain.ledger import ContributionEntry
+from pulsenet.chain.records import Member, Rejection
+from pulsenet.chain.round_settings import RoundSettings
+from pulsenet.chain.rules import FP32_ONE_BITS
+from pulsenet.ids import Digest, PeerId
+
+REJECTIONS_MAX = 256
+"""Rejections listed by one receipt, so that it stays within its size."""
+
+MEMBERS_MAX = 1_024
+
+
+def bits_of(value: float) -> int:
+    """Return the FP32 bits of a number."""
+    bits: int = struct.unpack("<I", struct.pack("<f", value))[0]
+    return bits
+
+
+def float_of(bits: int) -> float:
+    """Return the number with these FP32 bits."""
+    value: float = struct.unpack("<f", struct.pack("<I", bits))[0]
+    return value
+
+
+def choose_scales(norms: Mapping[PeerId, float], ratio: float) -> dict[PeerId, int]:
+    """Return what each contribution is multiplied by, as FP32 bits.
+
+    A norm above ``ratio`` times the round's median (the lower one of an even count) is scaled down to that; a
+    ratio of 0 scales nothing. Only the coordinator computes this: everybody else takes the receipt's bits.
+    """
+    scales = dict.fromkeys(norms, FP32_ONE_BITS)
+    if not ratio or not norms:
+        return scales
+    limit = ratio * sorted(norms.values())[(len(norms) - 1) // 2]
+    for peer_id, norm in norms.items():
+        if norm > limit:
+            # A median of 0 would scale to nothing, which no member may be.
+            scales[peer_id] = max(bits_of(limit / norm), 1)
+    return scales
+
+
+@dataclass(slots=True)
+class Collection:
+    """The contributions to the round that is open, at its coordinator."""
+
+    round_index: int
+    base_state_root: Digest
+    found: dict[PeerId, tuple[Digest, ContributionEntry]] = field(default_factory=dict)
+    reasons: dict[PeerId, str] = field(default_factory=dict)
+    """Why each checked contribution is refused; empty for one that counts."""
+    asked: set[PeerId] = field(default_factory=set)
+    """Contributions whose content is being checked."""
+    enough_at: float | None = None
+    """When the least number of checked contributions was there."""
+
+    def add(self, peer_id: PeerId, digest: Digest, entry: ContributionEntry) -> None:
+        """Take in a contribution to this round; one that started from another state needs no look inside."""
+        if peer_id in self.found:
+            return
+        self.found[peer_id] = (digest, entry)
+        if entry.contribution.base_state_root != self.base_state_root:
+            self.reasons[peer_id] = "base"
+
+    def decide(self, digest: Digest, reason: str) -> None:
+        """Note what the check of a contribution found."""
+        for peer_id, (found, _) in self.found.items():
+            if found == digest:
+                self.reasons.setdefault(peer_id, reason)
+
+    def undecided(self) -> dict[PeerId, tuple[Digest, ContributionEntry]]:
+        """Return what is not checked yet."""
+        return {peer_id: item for peer_id, item in self.found.items() if peer_id not in self.reasons}
+
+    @property
+    def counted(self) -> list[PeerId]:
+        """Who counts, ascending."""
+        return sorted(peer_id for peer_id, reason in self.reasons.items() if not reason)[:MEMBERS_MAX]
+
+    def is_complete(self, expected: Set[PeerId], settings: RoundSettings, now: float) -> bool:
+        """Say whether the round can be closed now: everybody expected is decided, or waited for long enough."""
+        count = len(self.counted)
+        if count >= settings.contributions_min and self.enough_at is None:
+            self.enough_at = now
+        if expected <= set(self.reasons) and not self.undecided():
+            # If all were refused, the round ends without moving the state, and they may try the next.
+            return count >= settings.contributions_min or (count == 0 and bool(self.reasons))
+        return self.enough_at is not None and now >= self.enough_at + settings.contribution_wait_seconds
+
+    def members(self, ratio: float) -> tuple[Member, ...]:
+        """Return the members of the receipt."""
+        entries = {peer_id: self.found[peer_id] for peer_id in self.counted}
+        norms = {peer_id: float_of(entry.contribution.norm_bits) for peer_id, (_, entry) in entries.items()}
+        assert all(math.isfinite(norm) for norm in norms.values())
+        scales = choose_scales(norms, ratio)
+        return tuple(Member(peer_id, digest, scales[peer_id]) for peer_id, (digest, _) in entries.items())
+
+    def rejected(self) -> tuple[Rejection, ...]:
+        """Return the rejections of the receipt."""
+        refused = sorted(peer_id for peer_id, reason in self.reasons.items() if reason)[:REJECTIONS_MAX]
+        return tuple(Rejection(peer_id, self.found[peer_id][0], self.reasons[peer_id]) for peer_id in refused)

@@ -1,0 +1,495 @@
+"""An authority's part in the rounds, as a machine: voting, countersigning, and closing rounds in its own term.
+
+What is promised is stored before it is said (``Candidacy``, ``chain/ballot.py``); what is counted is decided by
+``Collection``; what is final is kept by ``Ledger``. This machine moves records between them and the network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pulsenet.chain.ballot import Place, Stored, find_inherited, find_store_refusal, is_behind, is_older, store
+from pulsenet.chain.ledger import LEDGER_KEY, Ledger, Mandate
+from pulsenet.chain.outcome import outcome_of
+from pulsenet.chain.records import Receipt, SignedRecord, StateAnchor
+from pulsenet.chain.round_settings import RoundSettings
+from pulsenet.chain.signing import Sign, add_signature, decode_signed, encode_signed, record_digest, seal
+from pulsenet.chain.trust import Trust
+from pulsenet.errors import LocalProtocolError, RemoteProtocolError, TrustError
+from pulsenet.ids import Digest, PeerId
+from pulsenet.node.candidacy import Candidacy, decode_ballot
+from pulsenet.node.closing import Collection
+from pulsenet.node.courier import Courier
+from pulsenet.node.effects import (
+    CheckContribution,
+    Count,
+    Effect,
+    Log,
+    SaveState,
+    SetTimer,
+    ShowToMachines,
+    StoreRecord,
+    StoreStateAnchor,
+)
+from pulsenet.node.events import (
+    ContributionChecked,
+    ContributionSeen,
+    Event,
+    PeerConnected,
+    PeerLost,
+    ReceiptSeen,
+    StateAnchorStored,
+    StateLost,
+    StateReached,
+    TermSeen,
+    VoteSeen,
+)
+from pulsenet.node.fetch import StoreIndex
+from pulsenet.node.gather import Gatherer
+from pulsenet.node.machine import Draw
+from pulsenet.node.verdicts import Verdicts
+from pulsenet.wire.messages import PushReceipt, PushTerm
+
+RESEND_SECONDS = 2.0
+"""How often a proposal is shown again to authorities that have not countersigned."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A receipt of another coordinator that is not stored yet."""
+
+    receipt: Receipt
+    signed: SignedRecord
+
+
+class Coordinator:
+    """The machine of an authority; it also closes rounds while the term is its own.
+
+    Args:
+        trust: The run's rules; shared with the node's other machines.
+        ledger: The rounds; shared likewise.
+        peer_id: This node's key.
+        sign: Signs with that key.
+        draw: Chance.
+        index: What the store holds.
+        ballot: What was last saved under ``BALLOT_KEY``.
+
+    Raises:
+        StorageError: the ballot is damaged: this key must not vote.
+    """
+
+    def __init__(
+        self,
+        trust: Trust,
+        ledger: Ledger,
+        peer_id: PeerId,
+        sign: Sign,
+        draw: Draw,
+        index: StoreIndex,
+        *,
+        ballot: bytes | None = None,
+    ) -> None:
+        self._trust = trust
+        self._ledger = ledger
+        self._peer_id = peer_id
+        self._sign = sign
+        self._draw = draw
+        self._index = index
+        self._courier = Courier()
+        self._gatherer = Gatherer(ledger, draw, index, self._courier.take_request_id)
+        self._ballot = decode_ballot(ballot)
+        self._candidacy: Candidacy | None = None
+        self._state: StateReached | None = None
+        self._collection: Collection | None = None
+        self._proposal: SignedRecord | None = None
+        self._proposed_at = 0.0
+        self._offer: _Offer | None = None
+        self._shown: SignedRecord | None = None
+        self._timer_at: float | None = None
+        self._is_fork_told = False
+        self.verdicts = Verdicts()
+        """What became of items that were pushed here."""
+
+    def is_leading(self, now: float) -> bool:
+        """Say whether this node is the coordinator now: only then may it publish versions of the run."""
+        return self._candidacy is not None and self._candidacy.is_leading(now)
+
+    def handle(self, event: Event, now: float, now_ms: int) -> list[Effect]:
+        """Take in one event; see :class:`pulsenet.node.machine.Machine`."""
+        candidacy = self._candidacy
+        if candidacy is None:
+            candidacy = self._candidacy = Candidacy(
+                self._trust,
+                self._ledger,
+                self._peer_id,
+                self._sign,
+                self._draw,
+                self._courier,
+                ballot=self._ballot,
+                now=now,
+            )
+        if self._timer_at is not None and now >= self._timer_at:
+            self._timer_at = None
+        effects = self._gatherer.handle(event, now)
+        try:
+            effects += self._take(candidacy, event, now)
+        except (RemoteProtocolError, TrustError) as error:
+            effects.append(Count("rejected", error.code))
+            self.verdicts.note(event, error.code)
+        return effects + self._go_on(candidacy, now)
+
+    def _take(self, candidacy: Candidacy, event: Event, now: float) -> list[Effect]:
+        match event:
+            case PeerConnected(peer_id):
+                self._courier.connected.add(peer_id)
+                if candidacy.is_leading(now) and self._ledger.mandate is not None:
+                    return [self._courier.send(peer_id, PushTerm(self._ledger.mandate.votes))]
+            case PeerLost(peer_id):
+                self._courier.connected.discard(peer_id)
+            case VoteSeen():
+                return self._take_vote(candidacy, event, now)
+            case TermSeen(votes, source):
+                self._note_term(candidacy, self._ledger.accept_mandate(votes), source, now)
+            case ContributionSeen():
+                return self._take_contribution(candidacy, event, now)
+            case ContributionChecked(digest, reason):
+                if self._collection is not None:
+                    self._collection.decide(digest, reason)
+                return [Count("rejected", reason)] if reason else []
+            case ReceiptSeen():
+                return self._take_receipt(candidacy, event, now)
+            case StateReached(round_index):
+                self._state = event
+                settings = self._settings
+                is_known = any(anchor.round_index == round_index for anchor in self._ledger.anchors)
+                if settings is not None and round_index % settings.state_anchor_interval == 0 and not is_known:
+                    return [StoreStateAnchor(round_index)]
+            case StateLost():
+                self._state = None
+            case StateAnchorStored():
+                return self._take_anchor(event)
+            case _:
+                pass
+        return []
+
+    # What others say
+
+    def _take_vote(self, candidacy: Candidacy, event: VoteSeen, now: float) -> list[Effect]:
+        signed = decode_signed(event.record)
+        given = self._trust.accept_vote(signed)
+        effects, refusal = candidacy.take_vote(given, signed.signers[0], event.record, now)
+        self.verdicts.note(event, refusal)
+        newest = candidacy.ballot.newest
+        if refusal == "stale" and newest is not None:
+            # The candidate must know what it may not undo: then it can stand again and propose it.
+            record = self._index.record(newest.digest)
+            if record is not None:
+                effects.append(self._courier.send(event.source, PushReceipt(record, ())))
+        return effects
+
+    def _note_term(self, candidacy: Candidacy, mandate: Mandate, source: PeerId | None, now: float) -> None:
+        if source == mandate.coordinator:
+            candidacy.note_coordinator(now)
+
+    def _take_contribution(self, candidacy: Candidacy, event: ContributionSeen, now: float) -> list[Effect]:
+        if not candidacy.is_leading(now):
+            self.verdicts.note(event, "not-coordinator")
+            return []
+        signed = decode_signed(event.record)
+        round_index = self._trust.accept_contribution(signed, admitted=signed.signers).round_index
+        if round_index != self._ledger.next_round_index:
+            self.verdicts.note(event, "round")
+            return []
+        self._ledger.accept_contribution(signed)
+        self.verdicts.note(event, "")
+        return [StoreRecord(signed)]
+
+    def _take_anchor(self, event: StateAnchorStored) -> list[Effect]:
+        assert self._trust.descriptor is not None
+        if not self._ledger.knows_round_before(event.round_index):
+            return []
+        anchor = StateAnchor(
+            run_id=self._trust.run_id,
+            revision=self._trust.descriptor.revision,
+            round_index=event.round_index,
+            state_root=event.state_root,
+            outcome=self._ledger.outcome_before(event.round_index),
+            blob_id=event.blob_id,
+            encoded_size_bytes=event.encoded_size_bytes,
+        )
+        signed = seal(anchor, self._sign, self._peer_id)
+        self._ledger.accept_anchor(signed)
+        return [StoreRecord(signed)]
+
+    def _take_receipt(self, candidacy: Candidacy, event: ReceiptSeen, now: float) -> list[Effect]:
+        signed = decode_signed(event.record)
+        receipt = self._trust.accept_receipt(signed)
+        self.verdicts.note(event, "")
+        if event.votes:
+            self._note_term(candidacy, self._ledger.accept_mandate(event.votes), event.source, now)
+        if self._trust.is_final(signed):
+            return [StoreRecord(signed)] if self._ledger.accept_final(signed) else []
+        if self._proposal is not None and record_digest(signed) == record_digest(self._proposal):
+            return self._take_countersigned(signed)
+        if receipt.coordinator == self._peer_id or receipt.round_index < self._ledger.next_round_index:
+            return self._help_on(event, receipt)
+        stored = _name(receipt, signed)
+        if is_older(candidacy.newest, stored) and event.source != receipt.coordinator:
+            candidacy.shown, self._shown = stored, signed
+        mandate = self._ledger.mandate
+        if mandate is None or (mandate.term, mandate.coordinator) != (receipt.term, receipt.coordinator):
+            raise TrustError("untrusted", f"nobody proved term {receipt.term}")
+        self._check_offer(candidacy, receipt, stored)
+        self._offer = _Offer(receipt, signed)
+        return []
+
+    def _help_on(self, event: ReceiptSeen, receipt: Receipt) -> list[Effect]:
+        """Show the final receipt of a round to whoever still proposes it."""
+        final = self._ledger.final(receipt.round_index)
+        if final is None or event.source is None or receipt.coordinator == self._peer_id:
+            return []
+        return [self._courier.send(event.source, PushReceipt(encode_signed(final.signed), ()))]
+
+    # What this authority stores for others
+
+    def _check_offer(self, candidacy: Candidacy, receipt: Receipt, stored: Stored) -> None:
+        refusal = find_store_refusal(candidacy.ballot, place=stored.place, outcome=stored.outcome)
+        if refusal:
+            raise TrustError(refusal, f"a receipt of round {receipt.round_index}, term {receipt.term}")
+        state = self._state
+        is_there = state is not None and state.round_index == receipt.round_index
+        if state is not None and is_there and state.state_root != receipt.base_state_root:
+            raise TrustError("mismatch", f"round {receipt.round_index} leads on from another state than ours")
+        before = self._ledger.outcome_before(receipt.round_index)
+        if before is not None and receipt.previous != before:
+            raise TrustError("mismatch", f"round {receipt.round_index} does not follow the one before")
+
+    def _countersign(self, candidacy: Candidacy, now: float) -> list[Effect]:
+        """Store and countersign the offered receipt once everything it lists is here."""
+        offer = self._offer
+        if offer is None or not self._gatherer.holds_contributions(_listed(offer.receipt)):
+            return []
+        self._offer = None
+        stored = _name(offer.receipt, offer.signed)
+        try:
+            self._check_offer(candidacy, offer.receipt, stored)
+        except TrustError as error:
+            return [Count("rejected", error.code)]
+        signed = add_signature(offer.signed, self._sign, self._peer_id)
+        candidacy.ballot = store(candidacy.ballot, stored, offer.receipt.coordinator)
+        told = self._courier.send(offer.receipt.coordinator, PushReceipt(encode_signed(signed), ()))
+        return [StoreRecord(signed), candidacy.save(), told]
+
+    # What this authority closes itself
+
+    def _lead(self, candidacy: Candidacy, now: float) -> list[Effect]:
+        effects = candidacy.renew_if_due(now)
+        state, settings = self._state, self._settings
+        if not candidacy.is_leading(now) or settings is None or state is None:
+            return effects
+        if state.round_index != self._ledger.next_round_index:
+            return effects
+        round_index = state.round_index
+        proposed = candidacy.ballot.newest
+        if self._proposal is not None and proposed is not None:
+            if proposed.place == Place(round_index, candidacy.ballot.term):
+                return effects + self._show_proposal(now)
+            self._proposal = None
+        if not self._ledger.knows_round_before(round_index) or is_behind(candidacy.newest, round_index):
+            return effects
+        inherited = find_inherited(candidacy.newest, round_index)
+        if inherited is not None:
+            return effects + self._propose_again(candidacy, inherited, now)
+        return effects + self._close(candidacy, state, settings, now)
+
+    def _close(self, candidacy: Candidacy, state: StateReached, settings: RoundSettings, now: float) -> list[Effect]:
+        collection = self._collection
+        if collection is None or (collection.round_index, collection.base_state_root) != (
+            state.round_index,
+            state.state_root,
+        ):
+            collection = self._collection = Collection(state.round_index, state.state_root)
+        for peer_id, (digest, entry) in self._ledger.contributions_to(state.round_index).items():
+            collection.add(peer_id, digest, entry)
+        effects: list[Effect] = []
+        for peer_id, (digest, entry) in collection.undecided().items():
+            refused = self._gatherer.refusal_of(entry.contribution.blob_id)
+            if refused:
+                collection.decide(digest, "decode")
+            elif peer_id not in collection.asked and self._gatherer.holds_contributions((digest,)):
+                collection.asked.add(peer_id)
+                effects.append(CheckContribution(entry.contribution, digest))
+        if not collection.is_complete(self._expected(), settings, now):
+            return effects
+        receipt = self._make_receipt(
+            candidacy,
+            round_index=state.round_index,
+            base_state_root=state.state_root,
+            previous=self._ledger.outcome_before(state.round_index),
+            collection=collection,
+            ratio=settings.clip_norm_ratio,
+        )
+        return effects + self._propose(candidacy, receipt, now)
+
+    def _make_receipt(
+        self,
+        candidacy: Candidacy,
+        *,
+        round_index: int,
+        base_state_root: Digest,
+        previous: Digest | None,
+        collection: Collection,
+        ratio: float,
+    ) -> Receipt:
+        assert self._trust.descriptor is not None
+        return Receipt(
+            run_id=self._trust.run_id,
+            revision=self._trust.descriptor.revision,
+            term=candidacy.ballot.term,
+            coordinator=self._peer_id,
+            round_index=round_index,
+            base_state_root=base_state_root,
+            previous=previous,
+            members=collection.members(ratio),
+            rejected=collection.rejected(),
+        )
+
+    def _propose_again(self, candidacy: Candidacy, inherited: Stored, now: float) -> list[Effect]:
+        """Propose what an earlier coordinator may have made final, under the own term and unchanged otherwise."""
+        receipt = self._find_inherited_receipt(inherited)
+        if receipt is None or not self._gatherer.holds_contributions(_listed(receipt)):
+            return []
+        assert self._trust.descriptor is not None
+        again = Receipt(
+            run_id=receipt.run_id,
+            revision=self._trust.descriptor.revision,
+            term=candidacy.ballot.term,
+            coordinator=self._peer_id,
+            round_index=receipt.round_index,
+            base_state_root=receipt.base_state_root,
+            previous=receipt.previous,
+            members=receipt.members,
+            rejected=receipt.rejected,
+        )
+        return self._propose(candidacy, again, now)
+
+    def _propose(self, candidacy: Candidacy, receipt: Receipt, now: float) -> list[Effect]:
+        signed = seal(receipt, self._sign, self._peer_id)
+        stored = _name(receipt, signed)
+        refusal = find_store_refusal(candidacy.ballot, place=stored.place, outcome=stored.outcome)
+        if refusal:
+            raise LocalProtocolError(f"round {receipt.round_index} may not be proposed: {refusal}")
+        candidacy.ballot = store(candidacy.ballot, stored, self._peer_id)
+        self._proposal = signed
+        self._collection = None
+        self._proposed_at = now
+        effects: list[Effect] = [StoreRecord(signed), candidacy.save()]
+        return effects + (self._finish(signed) if self._trust.is_final(signed) else self._push_proposal())
+
+    def _show_proposal(self, now: float) -> list[Effect]:
+        if now < self._proposed_at + RESEND_SECONDS:
+            return []
+        self._proposed_at = now
+        return self._push_proposal()
+
+    def _push_proposal(self) -> list[Effect]:
+        assert self._proposal is not None
+        assert self._trust.descriptor is not None
+        votes = () if self._ledger.mandate is None else self._ledger.mandate.votes
+        waited_for = set(self._trust.descriptor.authorities) - set(self._proposal.signers)
+        return self._courier.send_to_connected(PushReceipt(encode_signed(self._proposal), votes), waited_for)
+
+    def _take_countersigned(self, signed: SignedRecord) -> list[Effect]:
+        """Add the signatures of an accepted copy of the own proposal to it."""
+        assert self._proposal is not None
+        signatures = dict(zip(self._proposal.signers, self._proposal.signatures, strict=True))
+        signatures.update(zip(signed.signers, signed.signatures, strict=True))
+        ordered = sorted(signatures)
+        merged = SignedRecord(signed.type, signed.payload, tuple(ordered), tuple(signatures[k] for k in ordered))
+        self._proposal = merged
+        return self._finish(merged) if self._trust.is_final(merged) else []
+
+    def _finish(self, signed: SignedRecord) -> list[Effect]:
+        self._proposal = None
+        if not self._ledger.accept_final(signed):
+            return []
+        record = encode_signed(signed)
+        effects: list[Effect] = [StoreRecord(signed), ShowToMachines(ReceiptSeen(record, (), None))]
+        return effects + self._courier.send_to_connected(PushReceipt(record, ()))
+
+    # What follows
+
+    def _go_on(self, candidacy: Candidacy, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        state = self._state
+        is_ready = state is not None and state.round_index == self._ledger.next_round_index
+        is_ready = is_ready and not is_behind(candidacy.newest, self._ledger.next_round_index)
+        if self._ledger.fork is None:
+            effects += self._want()
+            effects += self._countersign(candidacy, now)
+            effects += candidacy.stand_if_due(now, is_ready=is_ready)
+            effects += self._lead(candidacy, now)
+            effects += self._want()
+        elif not self._is_fork_told:
+            self._is_fork_told = True
+            text = "two final receipts of one round are known: rounds stop until the owner steps in"
+            effects.append(Log("error", text))
+        effects += self._gatherer.pump(now)
+        if self._ledger.is_changed:
+            effects.append(SaveState(LEDGER_KEY, self._ledger.save()))
+        return effects + self._set_timer(candidacy, now, is_ready=is_ready)
+
+    def _want(self) -> list[Effect]:
+        """Name the contributions that a round may need next: offered, inherited, or sent to this coordinator."""
+        wanted: dict[Digest, PeerId | None] = {}
+        if self._offer is not None:
+            wanted.update(dict.fromkeys(_listed(self._offer.receipt), self._offer.receipt.coordinator))
+        candidacy = self._candidacy
+        assert candidacy is not None
+        due = self._ledger.next_round_index
+        inherited = find_inherited(candidacy.newest, due)
+        receipt = None if inherited is None else self._find_inherited_receipt(inherited)
+        if receipt is not None:
+            wanted.update(dict.fromkeys(_listed(receipt), receipt.coordinator))
+        elif self._collection is not None and self._collection.round_index == due:
+            undecided = self._collection.undecided().values()
+            wanted.update({digest: entry.peer_id for digest, entry in undecided})
+        return self._gatherer.set_wants(wanted, None)
+
+    def _find_inherited_receipt(self, inherited: Stored) -> Receipt | None:
+        if self._shown is not None and record_digest(self._shown) == inherited.digest:
+            return self._trust.accept_receipt(self._shown)
+        record = self._index.record(inherited.digest)
+        return None if record is None else self._trust.accept_receipt(decode_signed(record))
+
+    def _expected(self) -> set[PeerId]:
+        """Return whose contributions a round waits for: trainers that can be reached, and this node's own."""
+        assert self._trust.descriptor is not None
+        reachable = {*self._courier.connected, self._peer_id}
+        return reachable & set(self._trust.descriptor.trainers)
+
+    @property
+    def _settings(self) -> RoundSettings | None:
+        descriptor = self._trust.descriptor
+        return None if descriptor is None else RoundSettings.of(descriptor)
+
+    def _set_timer(self, candidacy: Candidacy, now: float, *, is_ready: bool) -> list[Effect]:
+        times = [candidacy.next_wake(now, is_ready=is_ready), self._gatherer.next_wake(now)]
+        if self._proposal is not None:
+            times.append(self._proposed_at + RESEND_SECONDS)
+        collection, settings = self._collection, self._settings
+        if collection is not None and collection.enough_at is not None and settings is not None:
+            times.append(collection.enough_at + settings.contribution_wait_seconds)
+        at = min((time for time in times if time is not None and time > now), default=None)
+        if at is None or at == self._timer_at:
+            return []
+        self._timer_at = at
+        return [SetTimer(at)]
+
+
+def _name(receipt: Receipt, signed: SignedRecord) -> Stored:
+    return Stored(Place(receipt.round_index, receipt.term), outcome_of(receipt), record_digest(signed))
+
+
+def _listed(receipt: Receipt) -> tuple[Digest, ...]:
+    return tuple(member.contribution_digest for member in receipt.members)

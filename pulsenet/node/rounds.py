@@ -1,0 +1,479 @@
+"""A trainer's part in the rounds, as a machine: contribute, wait for the final receipt, step with everybody.
+
+The training process holds every array; this machine decides what it does next and never twice. A contribution is
+stored before it is sent, and sent until the final receipt of its round says what became of it. State moves by final
+receipts alone, one after another, so a restart at any time goes on from the last whole state on disk.
+"""
+
+from __future__ import annotations
+
+from pulsenet.chain.ledger import LEDGER_KEY, Ledger
+from pulsenet.chain.records import Contribution, Member, Receipt, StateAnchor
+from pulsenet.chain.round_settings import RoundSettings
+from pulsenet.chain.signing import Sign, decode_signed, encode_signed, record_digest, seal
+from pulsenet.chain.trust import Trust
+from pulsenet.errors import RemoteProtocolError, TrustError
+from pulsenet.ids import Digest, PeerId
+from pulsenet.node.courier import Courier
+from pulsenet.node.effects import (
+    ApplyAggregate,
+    Count,
+    Effect,
+    Fate,
+    Log,
+    Release,
+    Report,
+    RestoreState,
+    RunInnerSteps,
+    SaveState,
+    SetTimer,
+    ShowToMachines,
+    StoreContribution,
+    StoreRecord,
+    StrikePeer,
+)
+from pulsenet.node.events import (
+    AggregateApplied,
+    AggregateFailed,
+    ContributionFailed,
+    ContributionSeen,
+    ContributionStored,
+    Event,
+    InnerStepsDone,
+    PeerConnected,
+    PeerLost,
+    ReceiptSeen,
+    ReplyReceived,
+    RestoreFailed,
+    StateLost,
+    StateReached,
+    StateRestored,
+    TermSeen,
+    TrainingAttached,
+    TrainingLost,
+)
+from pulsenet.node.fetch import StoreIndex
+from pulsenet.node.gather import Gatherer
+from pulsenet.node.machine import Draw
+from pulsenet.node.own_work import OwnWork
+from pulsenet.node.rounds_contact import Contact
+from pulsenet.node.rounds_phase import Phase, Step, follow
+from pulsenet.wire.messages import RoundsReply
+
+RETRY_SECONDS = 5.0
+"""Wait after the training process failed at something, before it is asked again."""
+
+GATHER_SECONDS_MAX = 30.0
+"""Without progress for so long, what a receipt lists counts as gone, if a later state anchor is there instead."""
+
+EXTENSIONS_MAX = 2
+"""While no coordinator is heard of, a round's inner steps go on for at most this many times their number."""
+
+
+class Rounds:
+    """The machine of a trainer.
+
+    Args:
+        trust: The run's rules; shared with the node's other machines.
+        ledger: The rounds; shared likewise.
+        peer_id: This node's key.
+        sign: Signs with that key.
+        draw: Chance.
+        index: What the store holds.
+        own: What was last saved under ``OWN_KEY``.
+
+    Raises:
+        StorageError: ``own`` is damaged.
+    """
+
+    def __init__(
+        self,
+        trust: Trust,
+        ledger: Ledger,
+        peer_id: PeerId,
+        sign: Sign,
+        draw: Draw,
+        index: StoreIndex,
+        *,
+        own: bytes | None = None,
+    ) -> None:
+        self._trust = trust
+        self._ledger = ledger
+        self._peer_id = peer_id
+        self._sign = sign
+        self._courier = Courier()
+        self._contact = Contact(ledger, peer_id, draw, self._courier)
+        self._gatherer = Gatherer(ledger, draw, index, self._courier.take_request_id)
+        self._own = OwnWork(peer_id, self._settings.missed_rounds_max, own)
+        self._phase = Phase.IDLE
+        self._round_index = 0
+        self._state_root: Digest | None = None
+        self._extension_count = 0
+        self._drops_residual = False
+        self._is_cut_off = False
+        self._gathered = (-1, 0)
+        self._gathered_at = 0.0
+        self._bad_anchors: set[Digest] = set()
+        self._retry_at = 0.0
+        self._timer_at: float | None = None
+        self._told: Report | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """What the trainer is doing."""
+        return self._phase
+
+    @property
+    def round_index(self) -> int:
+        """Rounds that led to the state it holds."""
+        return self._round_index
+
+    @property
+    def state_root(self) -> Digest | None:
+        """Root of the state it holds; ``None`` while it holds none."""
+        return self._state_root
+
+    def handle(self, event: Event, now: float, now_ms: int) -> list[Effect]:
+        """Take in one event; see :class:`pulsenet.node.machine.Machine`."""
+        if self._timer_at is not None and now >= self._timer_at:
+            self._timer_at = None
+        effects = self._gatherer.handle(event, now)
+        try:
+            effects += self._take(event, now)
+        except (RemoteProtocolError, TrustError) as error:
+            effects.append(Count("rejected", error.code))
+            source = getattr(event, "source", None) or getattr(event, "peer_id", None)
+            if isinstance(error, RemoteProtocolError) and source is not None:
+                effects.append(StrikePeer(source, error.code))
+        return effects + self._go_on(now)
+
+    def _take(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case PeerConnected(peer_id):
+                self._courier.connected.add(peer_id)
+                self._contact.poll_soon(now)
+            case PeerLost(peer_id):
+                self._courier.connected.discard(peer_id)
+            case TermSeen(votes, source):
+                self._ledger.accept_mandate(votes)
+                self._contact.note_heard(source, now)
+            case ReceiptSeen():
+                return self._take_receipt(event, now)
+            case ReplyReceived(_, peer_id, RoundsReply() as reply):
+                return self._take_rounds(peer_id, reply, now)
+            case ReplyReceived():
+                self._contact.take_reply(event, now)
+            case _:
+                return self._take_training(event, now)
+        return []
+
+    # What the run says
+
+    def _take_receipt(self, event: ReceiptSeen, now: float) -> list[Effect]:
+        self._contact.note_heard(event.source, now)
+        signed = decode_signed(event.record)
+        self._trust.accept_receipt(signed)
+        if not self._trust.is_final(signed) or not self._ledger.accept_final(signed):
+            return []
+        return [StoreRecord(signed)]
+
+    def _take_rounds(self, peer_id: PeerId, reply: RoundsReply, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if reply.votes:
+            self._ledger.accept_mandate(reply.votes)
+        self._contact.note_heard(peer_id, now)
+        if reply.state_anchor is not None:
+            anchor = decode_signed(reply.state_anchor)
+            if self._ledger.accept_anchor(anchor):
+                effects.append(StoreRecord(anchor))
+        # Newest first: each vouches for the one before it.
+        for record in reversed(reply.receipts):
+            signed = decode_signed(record)
+            if self._ledger.accept_final(signed):
+                effects += [StoreRecord(signed), ShowToMachines(ReceiptSeen(record, (), None))]
+        is_behind = reply.round_index > self._round_index and self._state_root is not None
+        self._is_cut_off = is_behind and self._ledger.final(self._round_index) is None
+        return effects
+
+    # What the training process says
+
+    def _take_training(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case TrainingAttached():
+                return self._attach(event)
+            case TrainingLost() if self._phase is not Phase.IDLE:
+                self._move(Step.LOST)
+                self._state_root = None
+                return [ShowToMachines(StateLost())]
+            case InnerStepsDone(round_index) if self._is_due(Phase.TRAINING, round_index):
+                return self._end_inner_steps(now)
+            case ContributionStored(round_index) if self._is_due(Phase.STORING, round_index):
+                self._move(Step.STORED)
+                return self._contribute(event)
+            case ContributionFailed(round_index, reason) if self._is_due(Phase.STORING, round_index):
+                self._move(Step.FAILED)
+                return [Count("contributions", reason), *self._start_inner_steps()]
+            case AggregateApplied(round_index, state_root) if self._is_due(Phase.APPLYING, round_index - 1):
+                return self._settle(round_index, state_root)
+            case AggregateFailed(round_index, reason) if self._is_due(Phase.APPLYING, round_index):
+                self._move(Step.FAILED)
+                self._retry_at = now + RETRY_SECONDS
+                return [Log("warning", f"round {round_index} was not applied: {reason}")]
+            case StateRestored() if self._phase is Phase.RESTORING:
+                return self._take_restored(event, now)
+            case RestoreFailed(reason) if self._phase is Phase.RESTORING:
+                return self._refuse_anchor(reason, now)
+        return []
+
+    def _is_due(self, phase: Phase, round_index: int) -> bool:
+        return self._phase is phase and self._round_index == round_index
+
+    def _attach(self, event: TrainingAttached) -> list[Effect]:
+        if self._phase is not Phase.IDLE:
+            # The one before died unnoticed.
+            self._move(Step.LOST)
+        if event.round_index is None or event.state_root is None:
+            self._drops_residual = True
+            self._move(Step.ASTRAY)
+            return [ShowToMachines(StateLost())]
+        self._round_index, self._state_root = event.round_index, event.state_root
+        shown = ShowToMachines(StateReached(event.round_index, event.state_root))
+        stored = event.stored
+        sent = self._own.sent_to(event.round_index)
+        if sent is not None:
+            # One contribution a round: it was sent, or may have been, and nothing else may be.
+            self._move(Step.STORED)
+            self._contact.begin(sent)
+            return [shown]
+        if stored is not None and (stored.round_index, stored.base_state_root) == (event.round_index, event.state_root):
+            self._move(Step.STORED)
+            return [shown, *self._contribute(stored)]
+        self._move(Step.ATTACHED)
+        return [shown, *self._start_inner_steps()]
+
+    def _start_inner_steps(self) -> list[Effect]:
+        if self._ledger.final(self._round_index) is not None:
+            return []
+        self._extension_count = 0
+        return [RunInnerSteps(self._round_index, self._settings.inner_steps)]
+
+    def _end_inner_steps(self, now: float) -> list[Effect]:
+        if self._contact.is_silent(now) and self._extension_count < EXTENSIONS_MAX:
+            self._extension_count += 1
+            return [RunInnerSteps(self._round_index, self._settings.inner_steps)]
+        self._move(Step.DONE)
+        return [StoreContribution(self._round_index)]
+
+    def _contribute(self, stored: ContributionStored) -> list[Effect]:
+        assert self._trust.descriptor is not None
+        record = Contribution(
+            run_id=self._trust.run_id,
+            revision=self._trust.descriptor.revision,
+            round_index=stored.round_index,
+            base_state_root=stored.base_state_root,
+            blob_id=stored.blob_id,
+            encoded_size_bytes=stored.encoded_size_bytes,
+            entry_count=stored.entry_count,
+            element_count=stored.element_count,
+            norm_bits=stored.norm_bits,
+            codec_id=stored.codec_id,
+        )
+        signed = seal(record, self._sign, self._peer_id)
+        self._own.note_sent(stored.round_index, record_digest(signed))
+        self._ledger.accept_listed(signed)
+        self._contact.begin(record_digest(signed))
+        return [StoreRecord(signed), self._own.save()]
+
+    def _settle(self, round_index: int, state_root: Digest) -> list[Effect]:
+        final = self._ledger.final(round_index - 1)
+        assert final is not None
+        fate = self._own.judge(final.receipt)
+        self._own.note_settled(round_index - 1, fate)
+        effects: list[Effect] = [Count("contributions", fate)]
+        if fate in (Fate.REJECTED, Fate.DROPPED):
+            effects.append(Count("wasted_inner_steps", fate, float(self._settings.inner_steps)))
+        self._round_index, self._state_root = round_index, state_root
+        self._move(Step.DONE)
+        effects += [ShowToMachines(StateReached(round_index, state_root)), *self._forget()]
+        return [self._own.save(), *effects, *self._start_inner_steps()]
+
+    def _forget(self) -> list[Effect]:
+        gone = self._ledger.forget_old(self._round_index)
+        if gone is None:
+            return []
+        self._own.forget_before(self._ledger.anchors[0].round_index)
+        return [Release(gone.blob_ids, gone.record_digests)]
+
+    def _take_restored(self, event: StateRestored, now: float) -> list[Effect]:
+        anchor = self._anchor()
+        if anchor is None or (event.round_index, event.state_root) != (anchor.round_index, anchor.state_root):
+            return self._refuse_anchor("root_mismatch", now)
+        self._round_index, self._state_root = event.round_index, event.state_root
+        self._is_cut_off = self._drops_residual = False
+        shown = ShowToMachines(StateReached(event.round_index, event.state_root))
+        sent = self._own.sent_to(event.round_index)
+        if sent is not None:
+            # What was sent for this round, perhaps from another state, still stands: nothing else may be sent.
+            self._move(Step.STORED)
+            self._contact.begin(sent)
+            return [shown]
+        self._move(Step.DONE)
+        return [shown, *self._start_inner_steps()]
+
+    def _refuse_anchor(self, reason: str, now: float) -> list[Effect]:
+        anchor = self._anchor()
+        self._move(Step.FAILED)
+        self._retry_at = now + RETRY_SECONDS
+        if anchor is not None and reason != "enospc":
+            self._bad_anchors.add(anchor.blob_id)
+        return [Count("rejected", reason), Log("warning", f"a state anchor was not restored: {reason}")]
+
+    # What follows
+
+    def _go_on(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if self._ledger.fork is None:
+            self._note_gathered(now)
+            effects += self._check_state()
+            if self._phase in (Phase.TRAINING, Phase.PENDING) and self._ledger.final(self._round_index) is not None:
+                self._move(Step.FINAL)
+            effects += self._gatherer.set_wants(self._wanted(), self._wanted_anchor())
+            effects += self._use_what_is_whole(now)
+        effects += self._gatherer.pump(now)
+        effects += self._send_contribution(now)
+        effects += self._contact.poll(now, from_round_index=self._round_index, is_waiting=self._is_waiting)
+        if self._ledger.is_changed:
+            effects.append(SaveState(LEDGER_KEY, self._ledger.save()))
+        return effects + self._report() + self._set_timer(now)
+
+    def _check_state(self) -> list[Effect]:
+        """Leave a state that is not everybody's, or from which no receipts lead on any more."""
+        if self._phase not in (Phase.TRAINING, Phase.PENDING, Phase.GATHERING):
+            return []
+        final = self._ledger.final(self._round_index)
+        same = [anchor for anchor in self._ledger.anchors if anchor.round_index == self._round_index]
+        has_diverged = final is not None and final.receipt.base_state_root != self._state_root
+        has_diverged |= any(anchor.state_root != self._state_root for anchor in same)
+        has_later = any(anchor.round_index > self._round_index for anchor in self._ledger.anchors)
+        is_cut_off = self._is_cut_off and (final is None or self._phase is Phase.GATHERING)
+        if not has_diverged and not (is_cut_off and has_later):
+            return []
+        reason = "diverged" if has_diverged else "outdated"
+        self._move(Step.ASTRAY)
+        self._state_root = None
+        self._drops_residual = True
+        wasted = Count("wasted_inner_steps", reason, float(self._settings.inner_steps))
+        text = f"the state of round {self._round_index} is {reason}: it is restored from a state anchor"
+        return [ShowToMachines(StateLost()), wasted, Log("warning", text)]
+
+    def _note_gathered(self, now: float) -> None:
+        """Notice when nothing more comes of what a receipt lists: everybody may have let it go."""
+        if self._phase is not Phase.GATHERING:
+            self._gathered = (-1, 0)
+            return
+        gathered = (self._round_index, self._gatherer.progress().held_size_bytes)
+        if gathered != self._gathered:
+            self._gathered, self._gathered_at = gathered, now
+        self._is_cut_off = now >= self._gathered_at + GATHER_SECONDS_MAX
+
+    def _use_what_is_whole(self, now: float) -> list[Effect]:
+        if now < self._retry_at:
+            return []
+        if self._phase is Phase.JOINING:
+            anchor = self._anchor()
+            if anchor is None or not self._gatherer.holds_anchor(anchor):
+                return []
+            self._move(Step.WHOLE)
+            return [RestoreState(anchor, self._drops_residual)]
+        if self._phase is not Phase.GATHERING:
+            return []
+        final = self._ledger.final(self._round_index)
+        assert final is not None
+        if not self._gatherer.holds_contributions(_listed(final.receipt)):
+            return []
+        self._move(Step.WHOLE)
+        return [ApplyAggregate(self._round_index, self._members(final.receipt), self._own.judge(final.receipt))]
+
+    def _members(self, receipt: Receipt) -> tuple[tuple[Member, Contribution], ...]:
+        members = []
+        for member in receipt.members:
+            entry = self._ledger.contribution(member.contribution_digest)
+            assert entry is not None
+            members.append((member, entry.contribution))
+        return tuple(members)
+
+    def _send_contribution(self, now: float) -> list[Effect]:
+        if self._phase is not Phase.PENDING:
+            return []
+        digest = self._own.sent_to(self._round_index)
+        entry = None if digest is None else self._ledger.contribution(digest)
+        if entry is None or not self._contact.may_send(now):
+            return []
+        record = encode_signed(entry.signed)
+        mandate = self._ledger.mandate
+        if mandate is not None and mandate.coordinator == self._peer_id:
+            return [ShowToMachines(ContributionSeen(record, None))]
+        return self._contact.send(record)
+
+    def _wanted(self) -> dict[Digest, PeerId | None]:
+        if self._phase is not Phase.GATHERING:
+            return {}
+        final = self._ledger.final(self._round_index)
+        assert final is not None
+        return dict.fromkeys(_listed(final.receipt), final.receipt.coordinator)
+
+    def _wanted_anchor(self) -> StateAnchor | None:
+        return self._anchor() if self._phase in (Phase.JOINING, Phase.RESTORING) else None
+
+    def _anchor(self) -> StateAnchor | None:
+        """Return the newest state anchor that did not fail here."""
+        good = [anchor for anchor in self._ledger.anchors if anchor.blob_id not in self._bad_anchors]
+        return good[-1] if good else None
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether nothing goes on here before somebody answers."""
+        return self._phase in (Phase.JOINING, Phase.PENDING)
+
+    @property
+    def _settings(self) -> RoundSettings:
+        assert self._trust.descriptor is not None
+        return RoundSettings.of(self._trust.descriptor)
+
+    def _move(self, step: Step) -> None:
+        self._phase = follow(self._phase, step)
+
+    def _report(self) -> list[Effect]:
+        final = self._ledger.final(self._round_index - 1)
+        progress = self._gatherer.progress()
+        reason = progress.reason
+        if self._phase is Phase.JOINING and self._anchor() is None:
+            reason = self._contact.refusal or "no-state-anchor"
+        report = Report(
+            (
+                ("rounds_phase", self._phase.value),
+                ("rounds_reason", reason),
+                ("rounds_wait_seconds", self._contact.wait_seconds if self._phase is Phase.JOINING else 0.0),
+                ("round_index", self._round_index),
+                ("rounds_behind", self._ledger.next_round_index - self._round_index),
+                ("round_contributors", 0 if final is None else len(final.receipt.members)),
+            )
+        )
+        if report == self._told:
+            return []
+        self._told = report
+        return [report]
+
+    def _set_timer(self, now: float) -> list[Effect]:
+        times = [self._gatherer.next_wake(now), self._retry_at, self._contact.next_wake(now)]
+        if self._phase is Phase.GATHERING:
+            times.append(self._gathered_at + GATHER_SECONDS_MAX)
+        at = min((time for time in times if time is not None and time > now), default=None)
+        if at is None or at == self._timer_at:
+            return []
+        self._timer_at = at
+        return [SetTimer(at)]
+
+
+def _listed(receipt: Receipt) -> tuple[Digest, ...]:
+    return tuple(member.contribution_digest for member in receipt.members)

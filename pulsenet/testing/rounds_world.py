@@ -1,0 +1,364 @@
+"""Trainers and authorities in one process, on virtual time: the same seed gives the same rounds, to the last event.
+
+The machines are the real ones; network, disks and training are fakes that fail by draw. After every event the
+checkers look at everything: one outcome a round, one vote a term, one state a round, nothing counted twice or lost.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+
+from blake3 import blake3
+
+from pulsenet.chain.records import Descriptor, Receipt, SignedRecord, Vote
+from pulsenet.chain.signing import decode_signed, seal
+from pulsenet.ids import PeerId
+from pulsenet.node.effects import RunInnerSteps, SendRequest
+from pulsenet.node.events import (
+    Event,
+    PeerConnected,
+    PeerLost,
+    ReplyReceived,
+    RequestDone,
+    RequestFailed,
+    TimerFired,
+)
+from pulsenet.testing.checkers import SimulationError
+from pulsenet.testing.fakes import Chance, make_key, make_sign
+from pulsenet.testing.network import CALM, Faults, Network
+from pulsenet.testing.rounds_checkers import RoundsChecker
+from pulsenet.testing.rounds_node import RoundsNode, TrainingOrder
+from pulsenet.wire.messages import GetChunks, PushVote
+from pulsenet.wire.schema import decode_value
+
+EVENTS_MAX = 1_000_000
+"""A run with more events is called stuck."""
+
+INNER_SECONDS_MAX = 2.0
+"""Longest time of the inner steps of one round."""
+
+ORDER_SECONDS_MAX = 0.2
+"""Longest time of anything else the training process does."""
+
+ANSWER_SECONDS_MAX = 0.05
+"""Longest time until the machine hears of it."""
+
+
+class RoundsWorld:
+    """The trainers of one seed.
+
+    Args:
+        seed: Decides everything that chance decides.
+        authority_count: Authorities; all but ``voter_count`` of them train.
+        trainer_count: Trainers that are no authorities.
+        voter_count: Authorities that only vote.
+        joiner_count: Trainers, listed like the others, that begin without a state and are started by hand.
+        faults: How bad the network is.
+        constants: Changes to the round constants.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        authority_count: int = 3,
+        trainer_count: int = 1,
+        voter_count: int = 0,
+        joiner_count: int = 0,
+        faults: Faults = CALM,
+        constants: dict[str, int] | None = None,
+    ) -> None:
+        self.seed = seed
+        self.chance = Chance(seed)
+        self.network = Network(self.chance.fork(), faults)
+        # Rank follows the keys, so that names tell who stands first.
+        keys = sorted(make_key(f"authority {index}") for index in range(authority_count))
+        self.nodes: dict[PeerId, RoundsNode] = {}
+        trainers = keys[: authority_count - voter_count]
+        others = [make_key(f"trainer {index}") for index in range(trainer_count)]
+        joiners = [make_key(f"joiner {index}") for index in range(joiner_count)]
+        self.genesis = self._make_genesis(keys, [*trainers, *others, *joiners], constants or {})
+        self.event_count = 0
+        self._trace = blake3()
+        self._now = 0.0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = 0
+        self._connections: set[frozenset[PeerId]] = set()
+        self._checker = RoundsChecker(seed)
+        for index, key in enumerate(keys):
+            self._add(f"authority {index}", key, is_authority=True, is_trainer=key in trainers)
+        for index, key in enumerate(others):
+            self._add(f"trainer {index}", key, is_authority=False, is_trainer=True)
+        for index, key in enumerate(joiners):
+            self._add(f"joiner {index}", key, is_authority=False, is_trainer=True, holds_start=False)
+        for node in self.nodes.values():
+            if not node.name.startswith("joiner"):
+                self.start(node)
+
+    # Scenario
+
+    def node(self, name: str) -> RoundsNode:
+        """Return a node by its name."""
+        return next(node for node in self.nodes.values() if node.name == name)
+
+    def start(self, node: RoundsNode) -> None:
+        """Start a node, for the first time or after a crash; it connects to everybody who is there."""
+        node.start()
+        for other in self.nodes.values():
+            if other is not node and other.is_up and not self.network.is_cut(node.peer_id, other.peer_id):
+                self._connect(node, other)
+
+    def crash(self, node: RoundsNode) -> None:
+        """Kill a node; its peers notice."""
+        node.crash()
+        for pair in sorted((pair for pair in self._connections if node.peer_id in pair), key=sorted):
+            self._disconnect(pair)
+
+    def part(self, first: RoundsNode, second: RoundsNode) -> None:
+        """Let nothing through between two nodes; they notice after a while."""
+        self.network.partitions.add((first.peer_id, second.peer_id))
+        pair = frozenset((first.peer_id, second.peer_id))
+        self._later(self.chance.between(0.0, 5.0), lambda: self._disconnect(pair))
+
+    def heal(self) -> None:
+        """End all faults of the network, and connect everybody who is up, anew: who lied is asked again."""
+        self.network.faults = CALM
+        self.network.partitions.clear()
+        self.network.silent.clear()
+        self.network.liars.clear()
+        for pair in sorted(self._connections, key=sorted):
+            self._disconnect(pair)
+        up = [node for node in self.nodes.values() if node.is_up]
+        for index, node in enumerate(up):
+            for other in up[index + 1 :]:
+                self._connect(node, other, delay_seconds=1.0)
+
+    @property
+    def round_index(self) -> int:
+        """The most rounds that any node knows as final."""
+        return max((node.ledger.next_round_index for node in self.nodes.values() if node.is_up), default=0)
+
+    @property
+    def receipts(self) -> dict[int, Receipt]:
+        """The final receipt of each round, as far as any live node keeps it."""
+        return dict(self._checker.receipts)
+
+    def is_settled(self) -> bool:
+        """Say whether all live trainers hold one state, the newest."""
+        trainers = [node for node in self.nodes.values() if node.is_up and node.rounds is not None and node.is_training]
+        rounds = {(n.rounds.round_index, n.rounds.state_root) for n in trainers if n.rounds is not None}
+        return len(rounds) == 1 and next(iter(rounds))[0] == self.round_index
+
+    def run_rounds(self, count: int, limit_seconds: float) -> None:
+        """Run until ``count`` more rounds are final."""
+        goal = self.round_index + count
+        self.run_until(lambda: self.round_index >= goal, limit_seconds)
+
+    # Time
+
+    @property
+    def now(self) -> float:
+        """Virtual monotonic time in seconds."""
+        return self._now
+
+    def run_for(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        end = self._now + seconds
+        while self._step(end):
+            pass
+        self._now = end
+
+    def run_until(self, is_done: Callable[[], bool], limit_seconds: float) -> None:
+        """Run until a condition holds.
+
+        Raises:
+            SimulationError: it does not within ``limit_seconds`` of virtual time.
+        """
+        end = self._now + limit_seconds
+        while not is_done():
+            if not self._step(end):
+                raise SimulationError(self.seed, f"not done after {limit_seconds} s: {self.describe()}")
+
+    def describe(self) -> str:
+        """Return one line on where every node stands."""
+        parts = []
+        for node in self.nodes.values():
+            where = "down"
+            if node.is_up:
+                where = f"knows {node.ledger.next_round_index}"
+                if node.rounds is not None:
+                    where += f", {node.rounds.phase} {node.rounds.round_index}"
+                if node.coordinator is not None and node.coordinator.is_leading(self._now):
+                    where += ", leads"
+            parts.append(f"{node.name} {where}")
+        return "; ".join(parts)
+
+    @property
+    def trace_digest(self) -> str:
+        """Digest of everything that happened, in order."""
+        return self._trace.hexdigest()
+
+    def _step(self, end: float) -> bool:
+        timer = min(
+            ((at, node.name, machine) for node in self.nodes.values() for machine, at in node.timers.items()),
+            default=None,
+        )
+        if self._queue and (timer is None or self._queue[0][0] <= timer[0]):
+            if self._queue[0][0] > end:
+                return False
+            at, _, action = heapq.heappop(self._queue)
+            self._now = max(self._now, at)
+            action()
+        elif timer is not None and timer[0] <= end:
+            at, name, machine = timer
+            self._now = max(self._now, at)
+            node = self.node(name)
+            del node.timers[machine]
+            self._deliver(node, machine, TimerFired())
+        else:
+            return False
+        self.event_count += 1
+        if self.event_count > EVENTS_MAX:
+            raise SimulationError(self.seed, f"more than {EVENTS_MAX} events: {self.describe()}")
+        self._checker.check(self.nodes)
+        return True
+
+    # What nodes ask of the world
+
+    def schedule(self, node: RoundsNode, machine: str, event: Event, delay_seconds: float = 0.0) -> None:
+        """Deliver an event to one machine of this life of the node."""
+        self._later_on(node, delay_seconds, lambda: self._deliver(node, machine, event))
+
+    def train(self, node: RoundsNode, machine: str, order: TrainingOrder) -> None:
+        """Let the node's training process do something that takes time, after what it is at."""
+        longest = INNER_SECONDS_MAX if isinstance(order, RunInnerSteps) else ORDER_SECONDS_MAX
+        if not isinstance(order, RunInnerSteps):
+            # Whatever else is ordered ends running inner steps.
+            node.training_free_at = min(node.training_free_at, self._now + ORDER_SECONDS_MAX)
+        at = max(self._now, node.training_free_at) + self.chance.between(0.0, longest)
+        node.training_free_at = at
+        training = node.training
+
+        def act() -> None:
+            if node.is_training and node.training is training:
+                # What is done is on disk; that it is done, a crash may keep from the machine.
+                answer = node.do(order)
+                self.schedule(node, machine, answer, self.chance.between(0.0, ANSWER_SECONDS_MAX))
+
+        self._later_on(node, at - self._now, act)
+
+    def send(self, node: RoundsNode, machine: str, request: SendRequest) -> None:
+        """Carry a request to its receiver and the replies back."""
+        if isinstance(request.message, PushVote):
+            self._note_vote(request.message)
+        failure = self.network.find_failure(node.peer_id, request.peer_id)
+        if failure:
+            delay_seconds = request.timeout_seconds if failure == "timeout" else self.network.latency_seconds()
+            failed = RequestFailed(request.request_id, request.peer_id, failure)
+            self.schedule(node, machine, failed, delay_seconds)
+            return
+        for _ in range(2 if self.network.duplicates() else 1):
+            self._later(self.network.latency_seconds(), lambda: self._arrive(node, machine, request))
+
+    # Inside
+
+    def _add(self, name: str, key: PeerId, *, is_authority: bool, is_trainer: bool, holds_start: bool = True) -> None:
+        self.nodes[key] = RoundsNode(
+            name,
+            key,
+            self,
+            self.chance.fork(),
+            is_authority=is_authority,
+            is_trainer=is_trainer,
+            holds_start=holds_start,
+        )
+
+    def _note_vote(self, push: PushVote) -> None:
+        signed = decode_signed(push.vote)
+        self._checker.note_vote(signed.signers[0], decode_value(Vote, signed.payload))
+
+    def _deliver(self, node: RoundsNode, machine: str, event: Event) -> None:
+        self._trace.update(f"{self._now:.6f} {node.name} {machine} {event!r}\n".encode())
+        node.deliver(machine, event)
+
+    def _later(self, delay_seconds: float, action: Callable[[], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._queue, (self._now + delay_seconds, self._order, action))
+
+    def _later_on(self, node: RoundsNode, delay_seconds: float, action: Callable[[], None]) -> None:
+        life = node.life
+
+        def act() -> None:
+            if node.is_up and node.life == life:
+                action()
+
+        self._later(delay_seconds, act)
+
+    def _arrive(self, node: RoundsNode, machine: str, request: SendRequest) -> None:
+        receiver = self.nodes[request.peer_id]
+        if not receiver.is_up:
+            failed = RequestFailed(request.request_id, request.peer_id, "closed")
+            self.schedule(node, machine, failed, self.network.latency_seconds())
+            return
+        self._trace.update(f"{self._now:.6f} {receiver.name} asked {request.message!r}\n".encode())
+        last_seconds = 0.0
+        for reply in receiver.answer(request.message, node.peer_id):
+            received = self.network.corrupt(receiver.peer_id, reply)
+            delay_seconds = self.network.latency_seconds()
+            last_seconds = max(last_seconds, delay_seconds)
+            self.schedule(node, machine, ReplyReceived(request.request_id, receiver.peer_id, received), delay_seconds)
+        if isinstance(request.message, GetChunks):
+            self.schedule(node, machine, RequestDone(request.request_id, receiver.peer_id), last_seconds)
+
+    def _connect(self, node: RoundsNode, other: RoundsNode, delay_seconds: float = 0.0) -> None:
+        self._connections.add(frozenset((node.peer_id, other.peer_id)))
+        for here, there in ((node, other), (other, node)):
+            event = PeerConnected(there.peer_id, (), outbound=here is node)
+            after_seconds = delay_seconds + self.network.latency_seconds()
+            self._later_on(here, after_seconds, lambda here=here, event=event: self._to_all(here, event))  # type: ignore[misc]
+
+    def _disconnect(self, pair: frozenset[PeerId]) -> None:
+        if pair not in self._connections:
+            return
+        self._connections.discard(pair)
+        first, second = sorted(pair)
+        for here, there in ((first, second), (second, first)):
+            node = self.nodes[here]
+            event = PeerLost(there, "closed")
+            delay_seconds = self.network.latency_seconds()
+            self._later_on(node, delay_seconds, lambda node=node, event=event: self._to_all(node, event))  # type: ignore[misc]
+
+    def _to_all(self, node: RoundsNode, event: Event) -> None:
+        for machine in tuple(node.machines):
+            self._deliver(node, machine, event)
+
+    def _make_genesis(
+        self, authorities: Sequence[PeerId], trainers: Sequence[PeerId], changes: dict[str, int]
+    ) -> SignedRecord:
+        owner = make_key("owner")
+        constants = {"contribution_wait_seconds": 5, "inner_steps": 2, "state_anchor_interval": 4, **changes}
+        descriptor = Descriptor(
+            name="simulated",
+            nonce=bytes(16),
+            revision=0,
+            previous=None,
+            owners=(owner,),
+            owner_threshold=1,
+            authorities=tuple(sorted(authorities)),
+            trainers=tuple(sorted(trainers)),
+            inferencers=(),
+            open_trainers_max=0,
+            open_inferencers_max=0,
+            private=False,
+            table_digest=None,
+            base_root=None,
+            base_blob_id=None,
+            algorithm="pulseloco",
+            constants=tuple(sorted(constants.items())),
+            publish_interval_min_ms=0,
+            anchor_interval=10,
+            wire_version_min=1,
+            wire_version_max=1,
+        )
+        return seal(descriptor, make_sign(owner), owner)

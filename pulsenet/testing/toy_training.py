@@ -1,0 +1,246 @@
+"""A training process of a few numbers: it does what the effects say, with a disk that survives it.
+
+The maths is the smallest that has everything a round needs: a residual, a gate, a mean, momentum. Steps are
+multiples of 1/1024, so that sums are exact and a lost or doubled contribution cannot hide in rounding.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from pulsenet.chain.records import Contribution
+from pulsenet.ids import Digest, compute_digest
+from pulsenet.node.closing import bits_of, float_of
+from pulsenet.node.effects import ApplyAggregate, CheckContribution, Fate
+from pulsenet.node.events import (
+    AggregateApplied,
+    ContributionChecked,
+    ContributionStored,
+    RestoreFailed,
+    StateRestored,
+    TrainingAttached,
+)
+from pulsenet.testing.fakes import Chance, FakeStore
+from pulsenet.wire.chunks import ChunkCutter
+
+SIZE = 6
+"""Elements of the toy model."""
+
+CHUNK_SIZE_BYTES = 16
+
+Vector = npt.NDArray[np.float32]
+Exact = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class OuterState:
+    """A whole outer state, and this trainer's residual beside it."""
+
+    round_index: int
+    theta: Vector
+    momentum: Vector
+    residual: Vector
+
+    def copy(self) -> OuterState:
+        """Return an independent copy."""
+        return OuterState(self.round_index, self.theta.copy(), self.momentum.copy(), self.residual.copy())
+
+    @property
+    def root(self) -> Digest:
+        """Return the digest of what all trainers share."""
+        return compute_digest(struct.pack("<Q", self.round_index) + self.theta.tobytes() + self.momentum.tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWork:
+    """What a stored contribution leaves on disk."""
+
+    corrected: Vector
+    """Residual and pseudo-gradient together, before the gate."""
+    sent: npt.NDArray[np.bool_]
+    announced: ContributionStored
+
+
+@dataclass(slots=True)
+class TrainingDisk:
+    """What survives the training process."""
+
+    state: OuterState | None
+    stored: dict[int, StoredWork] = field(default_factory=dict)
+    given_up: set[int] = field(default_factory=set)
+    """Rounds whose stored contribution was dropped with the residual."""
+
+
+def start_state() -> OuterState:
+    """Return the state that every run begins with."""
+    zero = np.zeros(SIZE, np.float32)
+    return OuterState(0, np.arange(SIZE, dtype=np.float32), zero, zero.copy())
+
+
+def write_blob(store: FakeStore, data: bytes) -> tuple[Digest, int]:
+    """Store a blob in small chunks; return its id and size."""
+    cutter = ChunkCutter(CHUNK_SIZE_BYTES)
+    chunks = [*cutter.feed(data), *cutter.finish()]
+    for digest, chunk in chunks:
+        store.chunks[digest] = bytes(chunk)
+    store.lists[cutter.chunk_list.blob_id] = cutter.chunk_list.encode()
+    return cutter.chunk_list.blob_id, len(data)
+
+
+def encode_entries(sent: npt.NDArray[np.bool_], values: Vector) -> bytes:
+    """Return the toy form of a contribution: positions, then values."""
+    return np.flatnonzero(sent).astype("<u4").tobytes() + values[sent].astype("<f4").tobytes()
+
+
+def decode_entries(data: bytes) -> Vector:
+    """Return a contribution as a dense vector."""
+    count = len(data) // 8
+    dense = np.zeros(SIZE, np.float32)
+    dense[np.frombuffer(data, "<u4", count)] = np.frombuffer(data, "<f4", count, 4 * count)
+    return dense
+
+
+class ToyTraining:
+    """One life of a training process.
+
+    Args:
+        disk: What earlier lives left.
+        store: The node's store; blobs are read and written there.
+        chance: What inner steps bring.
+    """
+
+    def __init__(self, disk: TrainingDisk, store: FakeStore, chance: Chance) -> None:
+        self.disk = disk
+        self._store = store
+        self._chance = chance
+        self.state = None if disk.state is None else disk.state.copy()
+        self.local: Exact = np.zeros(SIZE)
+        """Inner steps of this round that are nowhere but in memory."""
+        self.made: Exact = np.zeros(SIZE)
+        """All inner steps of this life."""
+        self.dropped: Exact = np.zeros(SIZE)
+        """What this life dropped because it was told to."""
+        self.dropped_step_count = 0
+
+    def attach(self) -> TrainingAttached:
+        """Say what is there."""
+        if self.state is None:
+            return TrainingAttached(None, None, None)
+        work = self.disk.stored.get(self.state.round_index)
+        if work is not None:
+            # A contribution that was stored holds everything; the inner steps are not run again.
+            self.local = (work.corrected - self.state.residual).astype(np.float64)
+        announced = None if work is None else work.announced
+        return TrainingAttached(self.state.round_index, self.state.root, announced)
+
+    def run_inner_steps(self, inner_steps: int) -> None:
+        """Move by multiples of 1/1024."""
+        steps = np.array([self._chance(17 * inner_steps) - 8 * inner_steps for _ in range(SIZE)]) / 1024
+        self.local += steps
+        self.made += steps
+
+    def store_contribution(self) -> ContributionStored:
+        """Gate, store, and say so."""
+        state = self._require()
+        corrected = state.residual + self.local.astype(np.float32)
+        sent = np.array([self._chance(3) > 0 for _ in range(SIZE)]) & (corrected != 0)
+        data = encode_entries(sent, corrected)
+        blob_id, size_bytes = write_blob(self._store, data)
+        announced = ContributionStored(
+            round_index=state.round_index,
+            base_state_root=state.root,
+            blob_id=blob_id,
+            encoded_size_bytes=size_bytes,
+            entry_count=int(sent.sum()),
+            element_count=SIZE,
+            norm_bits=bits_of(float(np.linalg.norm(corrected[sent].astype(np.float64)))),
+            codec_id=1,
+        )
+        self.disk.stored[state.round_index] = StoredWork(corrected, sent, announced)
+        return announced
+
+    def check(self, order: CheckContribution) -> ContributionChecked:
+        """Look into somebody's contribution."""
+        values = decode_entries(self._read(order.contribution))
+        reason = "" if np.isfinite(values).all() else "finite"
+        norm = bits_of(float(np.linalg.norm(values.astype(np.float64))))
+        if not reason and norm != order.contribution.norm_bits:
+            reason = "norm"
+        return ContributionChecked(order.contribution_digest, reason)
+
+    def apply(self, order: ApplyAggregate) -> AggregateApplied:
+        """Do the outer step and settle the residual, both or neither."""
+        state = self._require().copy()
+        assert order.round_index == state.round_index
+        total = np.zeros(SIZE, np.float32)
+        for member, contribution in order.members:
+            scale = np.float32(float_of(member.scale_bits))
+            total = total + scale * decode_entries(self._read(contribution))
+        if order.members:
+            mean = np.divide(total, np.full_like(total, len(order.members)))
+            state.momentum = np.float32(0.5) * state.momentum + mean
+            state.theta = state.theta - np.float32(0.5) * state.momentum
+        self._settle(state, order)
+        state.round_index += 1
+        self.local = np.zeros(SIZE)
+        self.state = state
+        self.disk.state = state.copy()
+        self.disk.stored.pop(order.round_index, None)
+        return AggregateApplied(state.round_index, state.root)
+
+    def _settle(self, state: OuterState, order: ApplyAggregate) -> None:
+        work = self.disk.stored.get(order.round_index)
+        corrected = state.residual + self.local.astype(np.float32) if work is None else work.corrected
+        match order.fate:
+            case Fate.COUNTED:
+                assert work is not None, "no life of this trainer stored what is counted"
+                (member,) = [m for m, c in order.members if c.blob_id == work.announced.blob_id][:1]
+                scaled = np.float32(float_of(member.scale_bits)) * work.corrected
+                state.residual = np.where(work.sent, work.corrected - scaled, work.corrected)
+            case Fate.MISSED:
+                state.residual = corrected
+            case Fate.REJECTED:
+                self.dropped += (corrected - state.residual).astype(np.float64)
+            case Fate.DROPPED:
+                self.dropped += corrected.astype(np.float64)
+                state.residual = np.zeros(SIZE, np.float32)
+
+    def write_anchor(self) -> tuple[int, Digest, Digest, int]:
+        """Store the outer state as a blob; return round, state root, blob id and size."""
+        state = self._require()
+        data = struct.pack("<Q", state.round_index) + state.theta.tobytes() + state.momentum.tobytes()
+        return state.round_index, state.root, *write_blob(self._store, data)
+
+    def restore(self, blob_id: Digest, *, drops_residual: bool) -> StateRestored | RestoreFailed:
+        """Take over the outer state of an anchor."""
+        data = b"".join(self._store.read_blob(blob_id))
+        if len(data) != 8 + 8 * SIZE:
+            return RestoreFailed("decode")
+        theta = np.frombuffer(data, "<f4", SIZE, 8).copy()
+        momentum = np.frombuffer(data, "<f4", SIZE, 8 + 4 * SIZE).copy()
+        residual = np.zeros(SIZE, np.float32) if self.state is None else self.state.residual
+        if drops_residual:
+            held = residual + self.local.astype(np.float32)
+            for round_index, work in self.disk.stored.items():
+                # Whether what it sent was counted, only the receipt knows, and that may be gone.
+                held = work.corrected
+                self.disk.given_up.add(round_index)
+            self.dropped += held.astype(np.float64)
+            residual = np.zeros(SIZE, np.float32)
+            self.disk.stored.clear()
+            self.local = np.zeros(SIZE)
+        (round_index,) = struct.unpack("<Q", data[:8])
+        self.state = OuterState(round_index, theta, momentum, residual)
+        self.disk.state = self.state.copy()
+        return StateRestored(round_index, self.state.root)
+
+    def _require(self) -> OuterState:
+        assert self.state is not None
+        return self.state
+
+    def _read(self, contribution: Contribution) -> bytes:
+        return b"".join(self._store.read_blob(contribution.blob_id))
