@@ -21,7 +21,7 @@ _GROUP_WORDS: Final = 8
 _TILE_WORDS: Final = 8192
 """64 KiB of each view, so that later sieves find them in the cache."""
 
-_PART_ELEMENTS: Final = 1 << 18
+_PART_ELEMENTS: Final = 1 << 19
 """Searched by one call: the buffer for its positions stays below the size at which numpy asks for huge pages."""
 
 Words = npt.NDArray[np.uint64]

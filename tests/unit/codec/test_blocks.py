@@ -117,6 +117,18 @@ def test_shortest_codec_wins() -> None:
     assert len(without.body) > len(sparse.body)
 
 
+def test_block_whose_gaps_alone_are_longer_than_tight_is_tight() -> None:
+    generator = np.random.default_rng(10)
+    old = np.where(generator.random(20_000) < 0.05, 0x3000, 0x3F00).astype(np.uint16)
+    hit = np.flatnonzero((old == 0x3000) & (generator.random(20_000) < 0.1)).tolist()
+    allowed = (ALL, ALL - {Codec.TIGHT}, frozenset({Codec.TIGHT}))
+    mixed, gapped, tight = (encode_block(block_of(20_000), old, stepped(old, hit), codecs) for codecs in allowed)
+    assert mixed is not None
+    assert gapped is not None
+    assert mixed == tight
+    assert len(mixed.body) < 0.8 * len(gapped.body)
+
+
 def test_regular_changes_are_left_to_the_codec_that_sees_them_repeat() -> None:
     old = np.full(100_000, 0x3F80, np.uint16)
     encoded = encode_block(block_of(100_000), old, stepped(old, list(range(0, 100_000, 5))), ALL)
