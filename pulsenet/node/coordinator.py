@@ -161,8 +161,10 @@ class Coordinator:
             case StateReached(round_index):
                 self._state = event
                 settings = self._settings
-                is_known = any(anchor.round_index == round_index for anchor in self._ledger.anchors)
-                if settings is not None and round_index % settings.state_anchor_interval == 0 and not is_known:
+                anchors = [anchor for anchor in self._ledger.anchors if anchor.round_index == round_index]
+                # Another authority may have signed it already; each writes the blob itself, so that several hold it.
+                is_held = any(self._index.chunk_list(anchor.blob_id) is not None for anchor in anchors)
+                if settings is not None and round_index % settings.state_anchor_interval == 0 and not is_held:
                     return [StoreStateAnchor(round_index)]
             case StateLost():
                 self._state = None
@@ -218,8 +220,7 @@ class Coordinator:
             encoded_size_bytes=event.encoded_size_bytes,
         )
         signed = seal(anchor, self._sign, self._peer_id)
-        self._ledger.accept_anchor(signed)
-        return [StoreRecord(signed)]
+        return [StoreRecord(signed)] if self._ledger.accept_anchor(signed) else []
 
     def _take_receipt(self, candidacy: Candidacy, event: ReceiptSeen, now: float) -> list[Effect]:
         signed = decode_signed(event.record)

@@ -52,8 +52,18 @@ class RoundsChecker:
         for node in nodes.values():
             if node.is_up:
                 self._read_finals(node, nodes)
+            if node.is_damaged:
+                state = node.training.state
+                is_there = state is not None and state.round_index == len(self._outcomes)
+                node.is_damaged = not is_there or self._roots.get(len(self._outcomes)) != node.training.state_root
+                continue
             self._check_state(node)
-            self._check_account(node)
+            if node.keeps_books:
+                self._check_account(node)
+
+    def content(self, contribution_digest: Digest) -> Exact:
+        """Return what a contribution holds."""
+        return self._contents[contribution_digest]
 
     def note_vote(self, voter: PeerId, vote: Vote) -> None:
         """A key was heard voting."""

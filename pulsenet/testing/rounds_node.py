@@ -140,8 +140,13 @@ class RoundsNode:
         self.timers: dict[str, float] = {}
         self.coordinator: Coordinator | None = None
         self.rounds: Rounds | None = None
-        self.training = ToyTraining(self.disk, self.store, chance.fork())
+        self._training_seed = chance(1 << 62)
+        self.training = ToyTraining(self.peer_id, self.disk, self.store, self._training_seed)
         self.training_free_at = 0.0
+        self.is_damaged = False
+        """Whether its state was damaged on purpose; nothing is asked of it until it has everybody's again."""
+        self.keeps_books = True
+        """Whether everything its inner steps made is known; not after its training disk was set back."""
         self.made: Exact = np.zeros(SIZE)
         """Inner steps of all lives of the training process."""
         self.gone: Exact = np.zeros(SIZE)
@@ -190,7 +195,7 @@ class RoundsNode:
         """Start a training process from its disk."""
         assert not self.is_training
         self.is_training = True
-        self.training = ToyTraining(self.disk, self.store, self._chance.fork())
+        self.training = ToyTraining(self.peer_id, self.disk, self.store, self._training_seed)
         self.training_free_at = self._world.now
         self._world.schedule(self, "rounds", self.training.attach())
 

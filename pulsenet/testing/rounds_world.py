@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from pulsenet.chain.records import Descriptor, Receipt, SignedRecord, Vote
 from pulsenet.chain.signing import decode_signed, seal
-from pulsenet.ids import PeerId
+from pulsenet.ids import Digest, PeerId
 from pulsenet.node.effects import RunInnerSteps, SendRequest
 from pulsenet.node.events import (
     Event,
@@ -29,6 +29,7 @@ from pulsenet.testing.fakes import Chance, make_key, make_sign
 from pulsenet.testing.network import CALM, Faults, Network
 from pulsenet.testing.rounds_checkers import RoundsChecker
 from pulsenet.testing.rounds_node import RoundsNode, TrainingOrder
+from pulsenet.testing.toy_training import Exact
 from pulsenet.wire.messages import GetChunks, PushVote
 from pulsenet.wire.schema import decode_value
 
@@ -143,6 +144,10 @@ class RoundsWorld:
     def receipts(self) -> dict[int, Receipt]:
         """The final receipt of each round, as far as any live node keeps it."""
         return dict(self._checker.receipts)
+
+    def content(self, contribution_digest: Digest) -> Exact:
+        """Return what a contribution holds, as the checkers know it."""
+        return self._checker.content(contribution_digest)
 
     def is_settled(self) -> bool:
         """Say whether all live trainers hold one state, the newest."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pulsenet.chain.records import Contribution
-from pulsenet.ids import Digest, compute_digest
+from pulsenet.ids import Digest, PeerId, compute_digest
 from pulsenet.node.closing import bits_of, float_of
 from pulsenet.node.effects import ApplyAggregate, CheckContribution, Fate
 from pulsenet.node.events import (
@@ -108,15 +108,19 @@ class ToyTraining:
     """One life of a training process.
 
     Args:
+        peer_id: Whose contributions are its own.
         disk: What earlier lives left.
         store: The node's store; blobs are read and written there.
-        chance: What inner steps bring.
+        seed: What inner steps bring: the same in every life, so that a lone run repeats itself.
     """
 
-    def __init__(self, disk: TrainingDisk, store: FakeStore, chance: Chance) -> None:
+    def __init__(self, peer_id: PeerId, disk: TrainingDisk, store: FakeStore, seed: int) -> None:
+        self._peer_id = peer_id
         self.disk = disk
         self._store = store
-        self._chance = chance
+        self._seed = seed
+        self.poison = ""
+        """What is wrong with the contributions it stores: ``finite``, ``norm`` or nothing."""
         self.state = None if disk.state is None else disk.state.copy()
         self.local: Exact = np.zeros(SIZE)
         """Inner steps of this round that are nowhere but in memory."""
@@ -125,6 +129,11 @@ class ToyTraining:
         self.dropped: Exact = np.zeros(SIZE)
         """What this life dropped because it was told to."""
         self.dropped_step_count = 0
+
+    @property
+    def state_root(self) -> Digest | None:
+        """Root of the state it holds."""
+        return None if self.state is None else self.state.root
 
     def attach(self) -> TrainingAttached:
         """Say what is there."""
@@ -139,7 +148,8 @@ class ToyTraining:
 
     def run_inner_steps(self, inner_steps: int) -> None:
         """Move by multiples of 1/1024."""
-        steps = np.array([self._chance(17 * inner_steps) - 8 * inner_steps for _ in range(SIZE)]) / 1024
+        chance = self._draw("steps")
+        steps = np.array([chance(17 * inner_steps) - 8 * inner_steps for _ in range(SIZE)]) / 1024
         self.local += steps
         self.made += steps
 
@@ -147,8 +157,11 @@ class ToyTraining:
         """Gate, store, and say so."""
         state = self._require()
         corrected = state.residual + self.local.astype(np.float32)
-        sent = np.array([self._chance(3) > 0 for _ in range(SIZE)]) & (corrected != 0)
-        data = encode_entries(sent, corrected)
+        chance = self._draw("gate")
+        sent = np.array([chance(3) > 0 for _ in range(SIZE)]) & (corrected != 0)
+        values = np.full_like(corrected, np.nan) if self.poison == "finite" else corrected
+        data = encode_entries(sent, values)
+        norm = float(np.linalg.norm(corrected[sent].astype(np.float64)))
         blob_id, size_bytes = write_blob(self._store, data)
         announced = ContributionStored(
             round_index=state.round_index,
@@ -157,7 +170,7 @@ class ToyTraining:
             encoded_size_bytes=size_bytes,
             entry_count=int(sent.sum()),
             element_count=SIZE,
-            norm_bits=bits_of(float(np.linalg.norm(corrected[sent].astype(np.float64)))),
+            norm_bits=bits_of(norm + (self.poison == "norm")),
             codec_id=1,
         )
         self.disk.stored[state.round_index] = StoredWork(corrected, sent, announced)
@@ -196,9 +209,16 @@ class ToyTraining:
         work = self.disk.stored.get(order.round_index)
         corrected = state.residual + self.local.astype(np.float32) if work is None else work.corrected
         match order.fate:
+            case Fate.COUNTED if work is None:
+                # An earlier life sent it, from a disk that is gone: whatever it sent is counted and not ours to keep.
+                sent = np.zeros(SIZE, np.bool_)
+                for member, contribution in order.members:
+                    if member.peer_id == self._peer_id:
+                        sent = decode_entries(self._read(contribution)) != 0
+                state.residual = np.where(sent, np.float32(0), corrected)
             case Fate.COUNTED:
-                assert work is not None, "no life of this trainer stored what is counted"
-                (member,) = [m for m, c in order.members if c.blob_id == work.announced.blob_id][:1]
+                assert work is not None
+                (member,) = [m for m, _ in order.members if m.peer_id == self._peer_id]
                 scaled = np.float32(float_of(member.scale_bits)) * work.corrected
                 state.residual = np.where(work.sent, work.corrected - scaled, work.corrected)
             case Fate.MISSED:
@@ -237,6 +257,16 @@ class ToyTraining:
         self.state = OuterState(round_index, theta, momentum, residual)
         self.disk.state = self.state.copy()
         return StateRestored(round_index, self.state.root)
+
+    def flip_bit(self) -> None:
+        """Damage a master weight in memory, as hardware does."""
+        state = self._require()
+        state.theta = state.theta.copy()
+        state.theta.view(np.uint32)[0] ^= 1
+
+    def _draw(self, purpose: str) -> Chance:
+        name = f"{self._seed} {purpose} {self._require().round_index}"
+        return Chance(int.from_bytes(compute_digest(name.encode())[:8], "little"))
 
     def _require(self) -> OuterState:
         assert self.state is not None
