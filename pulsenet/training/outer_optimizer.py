@@ -384,6 +384,9 @@ class OuterOptimizer:
         if rounds and self._pending is None:
             self._step_rounds(rounds, own_known=False)
         if self._round_index != before:
+            if self._counters.inner_steps == 0:
+                # A joiner: the inner optimizer's state is fresh, and the masters are far from where it began.
+                self._inner.reset()
             self._counters.wasted_inner_steps += self._inner_step
             self._restart()
 

@@ -320,6 +320,34 @@ def test_a_diverged_trainer_is_told_so_and_takes_the_state_anchor(make_swarm: Sw
     assert diverged.reports[-1].outcome is Outcome.COUNTED
 
 
+@pytest.mark.parametrize("kept_rounds", ["all", "none"])
+@pytest.mark.parametrize("starts_from", ["base model", "something else"])
+def test_a_joiner_takes_the_state_and_warms_up(make_swarm: Swarm, kept_rounds: str, starts_from: str) -> None:
+    swarm = make_swarm(3, settings={"state_anchor_interval": 2})
+    joiner = swarm.trainers[2]
+    swarm.exchange.leave(2)
+    swarm.run_rounds(5, members=[0, 1])
+    swarm.exchange.join(2)
+    if starts_from == "something else":
+        joiner.sync.state.theta[0][0] += 1.0
+        joiner.sync._root = joiner.sync.state.compute_root(0)
+    if kept_rounds == "none":
+        catch_up = joiner.exchange.catch_up
+
+        def forget(round_index: int) -> Any:
+            if round_index < 4:
+                raise UnavailableError("pruned")
+            return catch_up(round_index)
+
+        joiner.exchange.catch_up = forget
+    assert joiner.sync.catch_up() == 5
+    assert len(swarm.thetas()) == 1
+    assert joiner.sync._inner.warmup_left == 8
+    swarm.run_rounds(1)
+    assert len(swarm.thetas()) == 1
+    assert joiner.reports[-1].outcome is Outcome.COUNTED
+
+
 def test_while_no_round_is_open_inner_steps_go_on(lone: Lone) -> None:
     trainer = lone()
     submit = trainer.exchange.submit
