@@ -280,6 +280,7 @@ def make_contribution(**changes):
     return {
         "run_id": RUN_ID,
         "revision": 0,
+        "peer_id": public(TRAINER),
         "round_index": 7,
         "base_state_root": name("state 7"),
         "blob_id": name("contribution 7"),
@@ -807,13 +808,14 @@ def make_rounds_trust():
         "contribution",
         "Contributions count from trainers.",
         ("contribution", contribution, [TRAINER], "ok"),
-        ("contribution", contribution, [STRANGER], "untrusted"),
+        ("contribution", {**contribution, "peer_id": public(STRANGER)}, [STRANGER], "untrusted"),
+        ("contribution", {**contribution, "peer_id": public(STRANGER)}, [TRAINER], "untrusted"),
         ("contribution", {**contribution, "revision": 1}, [TRAINER], "revision-unknown"),
     )
     yield case(
         "contribution-open",
         "An open run takes others too.",
-        ("contribution", contribution, [STRANGER], "ok"),
+        ("contribution", {**contribution, "peer_id": public(STRANGER)}, [STRANGER], "ok"),
         open_trainers_max=1,
     )
     yield case(

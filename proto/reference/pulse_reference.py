@@ -227,6 +227,7 @@ RECORDS = {
     "contribution": {
         "run_id": "=32",
         "revision": "u",
+        "peer_id": "=32",
         "round_index": "u",
         "base_state_root": "=32",
         "blob_id": "=32",

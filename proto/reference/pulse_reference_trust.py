@@ -174,6 +174,7 @@ class Trust:
         require(signed["signers"][0] in known["trainers"] or known["open_trainers_max"] > 0, "untrusted")
         record = open_record("contribution", signed, self.run_id)
         require(record["revision"] <= known["revision"], "revision-unknown")
+        require(record["peer_id"] == signed["signers"][0], "untrusted")
         return record
 
     def accept_receipt(self, signed):

@@ -256,6 +256,8 @@ class Contribution:
 
     run_id: RunId
     revision: int
+    peer_id: PeerId
+    """The trainer, so that equal content of two trainers is two contributions, and nobody signs another's."""
     round_index: int
     """The round it is for: 0 leads from the starting state to state 1."""
     base_state_root: Digest

@@ -244,6 +244,8 @@ class Trust(Beliefs):
             raise TrustError("untrusted", f"contributions of {short(signer)} do not count")
         contribution = open_record(Contribution, signed, self._verify, run_id=self.run_id)
         self._check_revision(contribution.revision)
+        if contribution.peer_id != signer:
+            raise TrustError("untrusted", f"a contribution of {short(contribution.peer_id)} signed by {short(signer)}")
         return contribution
 
     def accept_receipt(self, signed: SignedRecord) -> Receipt:

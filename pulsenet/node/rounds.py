@@ -269,6 +269,7 @@ class Rounds:
         record = Contribution(
             run_id=self._trust.run_id,
             revision=self._trust.descriptor.revision,
+            peer_id=self._peer_id,
             round_index=stored.round_index,
             base_state_root=stored.base_state_root,
             blob_id=stored.blob_id,

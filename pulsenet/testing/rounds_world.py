@@ -120,7 +120,12 @@ class RoundsWorld:
         """Let nothing through between two nodes; they notice after a while."""
         self.network.partitions.add((first.peer_id, second.peer_id))
         pair = frozenset((first.peer_id, second.peer_id))
-        self._later(self.chance.between(0.0, 5.0), lambda: self._disconnect(pair))
+
+        def notice() -> None:
+            if self.network.is_cut(first.peer_id, second.peer_id):
+                self._disconnect(pair)
+
+        self._later(self.chance.between(0.0, 5.0), notice)
 
     def heal(self) -> None:
         """End all faults of the network, and connect everybody who is up, anew: who lied is asked again."""

@@ -1,0 +1,44 @@
+"""Round constants from a descriptor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pulsenet.chain.round_settings import RoundSettings
+from pulsenet.errors import RemoteProtocolError
+
+
+def test_what_is_not_named_keeps_its_default(make_run: Callable[..., Any]) -> None:
+    assert RoundSettings.of(make_run().descriptor) == RoundSettings()
+
+
+def test_named_constants_are_taken_and_others_left_alone(make_run: Callable[..., Any]) -> None:
+    constants = (("clip_norm_ratio", 0x4000_0000), ("inner_steps", 16), ("lr", 0x3F33_3333))
+    assert RoundSettings.of(make_run(constants=constants).descriptor) == RoundSettings(
+        inner_steps=16, clip_norm_ratio=2.0
+    )
+
+
+@pytest.mark.parametrize(
+    "constant",
+    [
+        ("inner_steps", 0),
+        ("missed_rounds_max", 0),
+        ("state_anchor_interval", 0),
+        ("clip_norm_ratio", 0x7F80_0000),
+        ("clip_norm_ratio", 0x7FC0_0000),
+        ("clip_norm_ratio", 0xBF80_0000),
+        ("clip_norm_ratio", 1 << 32),
+    ],
+)
+def test_what_cannot_be_is_refused(make_run: Callable[..., Any], constant: tuple[str, int]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        RoundSettings.of(make_run(constants=(constant,)).descriptor)
+
+
+def test_no_waiting_at_all_is_allowed(make_run: Callable[..., Any]) -> None:
+    run = make_run(constants=(("contribution_wait_seconds", 0),))
+    assert RoundSettings.of(run.descriptor).contribution_wait_seconds == 0
