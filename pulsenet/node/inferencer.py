@@ -39,6 +39,7 @@ from pulsenet.node.events import (
     HopFailed,
     PeerConnected,
     PeerLost,
+    StoreFailed,
 )
 from pulsenet.node.fetch import Fetcher, StoreIndex
 from pulsenet.node.list_fetch import BlobWant
@@ -50,6 +51,7 @@ from pulsenet.node.report import Reporter, Standing
 from pulsenet.node.route import Router
 from pulsenet.node.shelf import Shelf
 from pulsenet.node.sources import Sources
+from pulsenet.node.store_trouble import StoreTrouble
 
 
 class Phase(StrEnum):
@@ -158,6 +160,7 @@ class Inferencer:
         self._engine = EngineSwap(engine_version, self._sources.backoff_seconds)
         self._shelf = Shelf(role, stored or {}, retention_limits)
         self._reporter = Reporter(role)
+        self._store_trouble = StoreTrouble()
         self._phase = Phase.WAITING
         self._applying: CatalogueEntry | None = None
         self._preparing: Digest | None = None
@@ -203,6 +206,8 @@ class Inferencer:
         if self._timer_at is not None and now >= self._timer_at:
             self._timer_at = None
         effects = self._take(event, now, now_ms)
+        if self._store_trouble.take_due(now):
+            self._news.save_again()
         effects += self._news.save_changes()
         effects += self._decide(now)
         effects += self._prepare()
@@ -238,6 +243,9 @@ class Inferencer:
                 return self._take_hop(event, now)
             case EngineApplied() | EngineFailed():
                 return self._engine.handle(event, now)
+            case StoreFailed(digest, reason):
+                told = self._store_trouble.note(reason, now, is_state=digest is None)
+                return told + self._fetcher.handle(event, now)
             case _:
                 effects, arrived = self._records.handle(event, now)
                 if arrived is not None:
@@ -454,6 +462,7 @@ class Inferencer:
             self._news.next_wake(now),
             self._engine.next_wake(now),
             self._reporter.next_wake(now),
+            self._store_trouble.next_wake(now),
             self._hop_retry_at if self._hop_retry_at > now else None,
         ]
         at = min((wake for wake in wakes if wake is not None), default=None)

@@ -227,6 +227,10 @@ class News:
         self._fork_told = fork is not None
         return effects
 
+    def save_again(self) -> None:
+        """Hold nothing for durable: the disk refused what :meth:`save_changes` returned."""
+        self._saved = ()
+
     # Judging
 
     def _take_foundations(self, arrived: RecordsArrived, now_ms: int) -> list[Effect]:

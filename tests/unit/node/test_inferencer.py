@@ -19,6 +19,7 @@ from pulsenet.node.effects import (
     PrepareHop,
     Release,
     Report,
+    SaveState,
     SendRequest,
     SetTimer,
     StoreChunk,
@@ -39,6 +40,7 @@ from pulsenet.node.events import (
     PeerLost,
     ReplyReceived,
     RequestDone,
+    StoreFailed,
     TimerFired,
 )
 from pulsenet.node.inferencer import TRANSITIONS, Inferencer, Phase, Step
@@ -224,6 +226,20 @@ def test_records_are_stored_before_a_hop_is_ordered() -> None:
     bench.offer(digests)
     assert digests[0] in bench.store.records
     assert bench.store.holds_blob(publisher.manifests[digests[0]].blob_id)
+
+
+def test_state_the_disk_refused_is_counted_and_stored_again() -> None:
+    """A-DSK-1: what is believed in memory must not stay away from the disk until the next news."""
+    bench, _ = caught_up(12)
+    saved = [effect.key for effect in only(bench.log, SaveState)]
+    effects = bench.tell(StoreFailed(None, "enospc"))
+    assert Count("rejected", "enospc") in effects
+    assert only(effects, SaveState) == []
+    assert len(only(effects, Log)) == 1
+    effects = bench.pass_time(6.0)
+    assert {effect.key for effect in only(effects, SaveState)} == set(saved)
+    assert only(effects, StoreRecord)
+    assert only(bench.pass_time(6.0), SaveState) == []
 
 
 def test_a_newer_head_during_a_hop_is_looked_at_after_it() -> None:
