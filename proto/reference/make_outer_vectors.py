@@ -77,6 +77,10 @@ def run_state_root(fields):
     return {"root": root.hex()}
 
 
+def run_history(fields):
+    return {"rounds": reference.history(fields["tensor"], fields["rounds"])}
+
+
 def run_self_test(fields):
     theta, momentum, residual, delta = reference.self_test_input()
     packed = {
@@ -94,6 +98,7 @@ OPERATIONS = {
     "step": run_step,
     "clip": run_clip,
     "state-root": run_state_root,
+    "history": run_history,
     "self-test": run_self_test,
 }
 
@@ -170,6 +175,27 @@ def reduce_vectors():
     yield vector("trimmed-median", "trimmed", fields, "Median of four: the mean of the middle two.")
 
 
+def history_vectors():
+    state, rounds = 1, []
+    outcomes = {(1, "b2"): "missed", (2, "b2"): "missed", (3, "a1"): "rejected", (5, "c3"): "rejected"}
+    for round_index in range(8):
+        trainers = []
+        for key in ("c3", "a1", "b2"):
+            delta = []
+            for _ in range(6):
+                # A linear congruential generator; the deltas are around a quarter of a BF16 step of 1.
+                state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+                delta += fp32(((state >> 40) - 2**22) * 2.0**-33)
+            outcome = "missed" if round_index == 6 else outcomes.get((round_index, key), "counted")
+            scale = THIRD if (round_index, key) == (4, "b2") else ONE
+            trainers.append([key, delta, scale, outcome])
+        rounds.append(trainers)
+    fields = {"tensor": ["w", [2, 3]], "rounds": rounds}
+    yield vector(
+        "history", "history", fields, "A golden history: late, rejected, clipped, and a round that counts nobody."
+    )
+
+
 def other_vectors():
     rates = {"learning_rate": reference.LEARNING_RATE, "momentum_factor": reference.MOMENTUM_FACTOR}
     values = {
@@ -197,7 +223,7 @@ def other_vectors():
 
 
 def main(folder):
-    vectors = [*gate_vectors(), *settle_vectors(), *reduce_vectors(), *other_vectors()]
+    vectors = [*gate_vectors(), *settle_vectors(), *reduce_vectors(), *history_vectors(), *other_vectors()]
     names = [item["name"] for item in vectors]
     assert len(set(names)) == len(names), "a name is used twice"
     folder.mkdir(parents=True, exist_ok=True)

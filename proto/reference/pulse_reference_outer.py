@@ -187,6 +187,32 @@ def scales(norms, clip_norm_ratio):
     ]
 
 
+def history(tensor, rounds):
+    """Rounds of several trainers on one tensor: [name, shape]; a round lists [key, delta, scale, outcome] each.
+
+    Returns for each round the state root after it and every trainer's residual by key, ascending.
+    """
+    count = math.prod(tensor[1])
+    theta, momentum, residuals, found = [0x3F800000] * count, [0] * count, {}, []
+    for round_index, trainers in enumerate(rounds):
+        contributions = {}
+        for key, delta, scale, outcome in trainers:
+            residual = residuals.get(key, [0] * count)
+            local = [subtract(t, d) for t, d in zip(theta, delta, strict=True)]
+            indices, values = gate(theta, local, residual)
+            residuals[key] = settle(theta, local, residual, indices, values, scale, outcome)
+            if outcome == "counted":
+                contributions[bytes.fromhex(key)] = (indices, values, scale)
+        if contributions:
+            gradient = [0] * count
+            for index, value in zip(*mean(contributions, count), strict=True):
+                gradient[index] = value
+            theta, momentum = step(theta, momentum, gradient, LEARNING_RATE, MOMENTUM_FACTOR)
+        root = state_root([tensor], round_index + 1, [theta], [momentum]).hex()
+        found.append([root, [residuals[key] for key in sorted(residuals)]])
+    return found
+
+
 def pack(values):
     return struct.pack(f"<{len(values)}I", *values)
 

@@ -103,6 +103,36 @@ def run_state_root(tensors: Any, round_index: int, theta: Any, momentum: Any) ->
     return {"root": compute_state_root(table, round_index=round_index, hashes=hashes).hex()}
 
 
+def run_history(tensor: Any, rounds: Any) -> Json:
+    table = ParameterTable((TensorSpec(tensor[0], "F32", tuple(tensor[1])),))
+    count = table.element_count
+    theta, momentum = np.ones(count, np.float32), np.zeros(count, np.float32)
+    residuals: dict[str, np.ndarray] = {}
+    found = []
+    rates = {"learning_rate": np.float32(0.7), "momentum_factor": np.float32(0.9)}
+    for round_index, trainers in enumerate(rounds):
+        contributions = {}
+        for key, delta, scale, outcome in trainers:
+            residual = residuals.setdefault(key, np.zeros(count, np.float32))
+            local = theta - floats(delta)
+            sent = gate_entries(theta, local, residual, tensor_index=0)
+            if outcome == "counted":
+                settle_counted(residual, theta, local, sent, scale=floats([scale])[0])
+                contributions[bytes.fromhex(key)] = Counted(sent, floats([scale])[0])
+            elif outcome == "missed":
+                fold_back(residual, theta, local)
+        if contributions:
+            gradient = np.zeros(count, np.float32)
+            mean = reduce_mean(contributions, tensor_index=0, element_count=count)
+            gradient[mean.indices] = mean.values
+            step_nesterov(theta, momentum, gradient, **rates)
+        root = compute_state_root(
+            table, round_index=round_index + 1, hashes=[(hash_tensor(theta), hash_tensor(momentum))]
+        )
+        found.append([root.hex(), [bits(residuals[key]) for key in sorted(residuals)]])
+    return {"rounds": found}
+
+
 def check_self_test() -> Json:
     names = ("theta", "momentum", "residual", "delta")
     packed = {name: values.tobytes().hex() for name, values in zip(names, make_self_test_input(), strict=True)}
@@ -118,6 +148,7 @@ OPERATIONS: dict[str, Callable[..., Json]] = {
     "step": run_step,
     "clip": run_clip,
     "state-root": run_state_root,
+    "history": run_history,
     "self-test": check_self_test,
 }
 
