@@ -266,6 +266,31 @@ def test_a_restarted_node_serves_engines_before_any_news(
         again.close()
 
 
+def test_an_engine_that_outlived_its_daemon_is_heard_to_be_current(
+    tmp_path: Path, follower: Follower, hands: Any, upstream: Upstream
+) -> None:
+    """It has nothing to confirm, so without this the machine would wait for it until the swap's deadline."""
+    asyncio.run(follower.follow(2))
+    follower.close()
+    again = Follower(tmp_path / "inferencer", upstream, hands)
+    try:
+
+        async def scenario() -> None:
+            assert await again.ask(TWO) is None
+            assert again.posted == [EngineApplied(TWO)]
+            await again.hand_over(TWO)
+            assert await again.ask(TWO) is None
+            assert await again.ask(TWO) is None
+            assert again.posted == [EngineApplied(TWO)] * 2
+            end(await again.ask(ONE))
+
+        asyncio.run(scenario())
+        assert again.posted == [EngineApplied(TWO)] * 2
+        assert again.ledger.fields["engine_version"] == 2
+    finally:
+        again.close()
+
+
 def test_a_confirmation_reaches_machine_metrics_and_status(follower: Follower) -> None:
     asyncio.run(follower.handlers.confirm(EngineConfirmation(TWO, True, TWO, "")))
     assert follower.posted == [EngineApplied(TWO)]

@@ -52,6 +52,8 @@ class FollowerHandlers:
         self._monotonic = monotonic
         self._due: Version | None = None if mirror.held is None else mirror.held.version
         self._order_count = 0
+        self._is_answered = False
+        """Whether an engine was heard to hold what is due."""
         self._due_changed = asyncio.Condition()
 
     def table(self) -> dict[type[Effect], Handler]:
@@ -102,11 +104,14 @@ class FollowerHandlers:
     async def _hand_to_engine(self, effect: HandToEngine, post: Post) -> None:
         async with self._due_changed:
             self._due = effect.version
+            self._is_answered = False
             self._order_count += 1
             self._due_changed.notify_all()
 
     async def serve_engine(self, engine_version: Version | None, wait_seconds: float) -> StagedUpdate | None:
         """Wait for a version the engine does not hold, and stage it."""
+
+        self._hear(engine_version)
 
         def is_due() -> bool:
             return self._due is not None and engine_version != self._due and not _is_ahead(engine_version, self._due)
@@ -141,10 +146,19 @@ class FollowerHandlers:
             self._post(EngineFailed(engine_version, error.reason))
             return None
 
+    def _hear(self, engine_version: Version | None) -> None:
+        """Take an engine that outlived the daemon at its word: it confirmed this version to the one before."""
+        if self._is_answered or engine_version is None or self._due is None or engine_version < self._due:
+            return
+        self._is_answered = True
+        self._ledger.note_engine(engine_version.number)
+        self._post(EngineApplied(engine_version))
+
     async def confirm(self, confirmation: EngineConfirmation) -> None:
         """Take what an engine says of its hand-over."""
         self._ledger.last_update_failed = not confirmation.ok
         if confirmation.ok:
+            self._is_answered = self._due is not None and confirmation.version >= self._due
             self._ledger.note_engine(confirmation.version.number)
             self._post(EngineApplied(confirmation.version))
         else:
