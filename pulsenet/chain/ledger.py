@@ -6,7 +6,7 @@ refusal changes nothing, except that two outcomes of one round are kept as proof
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, Self
 
@@ -153,6 +153,13 @@ class Ledger:
             for digest, entry in self._contributions.items()
             if entry.contribution.round_index == round_index
         }
+
+    def records(self) -> Iterator[SignedRecord]:
+        """Yield every record that what :meth:`save` writes names."""
+        yield from (signed for _, signed in self._anchors)
+        yield from (entry.signed for entry in self._contributions.values())
+        yield from (final.signed for final in self._finals.values())
+        yield from self._fork or ()
 
     def can_replay_from(self, round_index: int) -> bool:
         """Say whether every final receipt from this round on is here."""

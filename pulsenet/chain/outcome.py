@@ -18,3 +18,8 @@ NOBODY = PeerId(bytes(PEER_ID_SIZE_BYTES))
 def outcome_of(receipt: Receipt) -> Digest:
     """Return the digest of the receipt without its term, coordinator and revision."""
     return compute_digest(encode_value(replace(receipt, term=0, coordinator=NOBODY, revision=0)))
+
+
+def listed_by(receipt: Receipt) -> tuple[Digest, ...]:
+    """Return the digests of the contributions a receipt counts, in its order."""
+    return tuple(member.contribution_digest for member in receipt.members)

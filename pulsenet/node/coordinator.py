@@ -6,11 +6,11 @@ What is promised is stored before it is said (``Candidacy``, ``chain/ballot.py``
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pulsenet.chain.ballot import Place, Stored, find_inherited, find_store_refusal, is_behind, is_older, store
 from pulsenet.chain.ledger import LEDGER_KEY, Ledger, Mandate
-from pulsenet.chain.outcome import outcome_of
+from pulsenet.chain.outcome import listed_by, outcome_of
 from pulsenet.chain.records import Receipt, SignedRecord, StateAnchor
 from pulsenet.chain.round_settings import RoundSettings
 from pulsenet.chain.signing import Sign, add_signature, decode_signed, encode_signed, record_digest, seal
@@ -41,17 +41,19 @@ from pulsenet.node.events import (
     StateAnchorStored,
     StateLost,
     StateReached,
+    StoreFailed,
     TermSeen,
     VoteSeen,
 )
 from pulsenet.node.fetch import StoreIndex
 from pulsenet.node.gather import Gatherer
 from pulsenet.node.machine import Draw
+from pulsenet.node.proposal import Proposal
 from pulsenet.node.verdicts import Verdicts
 from pulsenet.wire.messages import PushReceipt, PushTerm
 
-RESEND_SECONDS = 2.0
-"""How often a proposal is shown again to authorities that have not countersigned."""
+STORE_RETRY_SECONDS = 5.0
+"""Wait after the disk refused, before everything is stored again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,8 @@ class Coordinator:
         self._candidacy: Candidacy | None = None
         self._state: StateReached | None = None
         self._collection: Collection | None = None
-        self._proposal: SignedRecord | None = None
-        self._proposed_at = 0.0
+        self._proposal: Proposal | None = None
+        self._is_unsaved = False
         self._offer: _Offer | None = None
         self._shown: SignedRecord | None = None
         self._timer_at: float | None = None
@@ -131,6 +133,11 @@ class Coordinator:
         if self._timer_at is not None and now >= self._timer_at:
             self._timer_at = None
         effects = self._gatherer.handle(event, now)
+        if isinstance(event, StoreFailed) and event.digest is None:
+            # Nothing may be said that is not stored: whatever comes next begins with storing all of it again.
+            self._is_unsaved = True
+            self._timer_at = now + STORE_RETRY_SECONDS
+            return [Count("rejected", event.reason), SetTimer(self._timer_at)]
         try:
             effects += self._take(candidacy, event, now)
         except (RemoteProtocolError, TrustError) as error:
@@ -160,12 +167,7 @@ class Coordinator:
                 return self._take_receipt(candidacy, event, now)
             case StateReached(round_index):
                 self._state = event
-                settings = self._settings
-                anchors = [anchor for anchor in self._ledger.anchors if anchor.round_index == round_index]
-                # Another authority may have signed it already; each writes the blob itself, so that several hold it.
-                is_held = any(self._index.chunk_list(anchor.blob_id) is not None for anchor in anchors)
-                if settings is not None and round_index % settings.state_anchor_interval == 0 and not is_held:
-                    return [StoreStateAnchor(round_index)]
+                return self._order_anchor(round_index)
             case StateLost():
                 self._state = None
             case StateAnchorStored():
@@ -173,6 +175,14 @@ class Coordinator:
             case _:
                 pass
         return []
+
+    def _order_anchor(self, round_index: int) -> list[Effect]:
+        settings = self._settings
+        anchors = [anchor for anchor in self._ledger.anchors if anchor.round_index == round_index]
+        # Another authority may have signed it already; each writes the blob itself, so that several hold it.
+        is_held = any(self._index.chunk_list(anchor.blob_id) is not None for anchor in anchors)
+        is_due = settings is not None and round_index % settings.state_anchor_interval == 0
+        return [StoreStateAnchor(round_index)] if is_due and not is_held else []
 
     # What others say
 
@@ -228,10 +238,11 @@ class Coordinator:
         self.verdicts.note(event, "")
         if event.votes:
             self._note_term(candidacy, self._ledger.accept_mandate(event.votes), event.source, now)
+        if self._proposal is not None and self._proposal.is_copy(signed):
+            self._proposal.merge(signed)
+            return self._finish(self._proposal.signed) if self._trust.is_final(self._proposal.signed) else []
         if self._trust.is_final(signed):
             return [StoreRecord(signed)] if self._ledger.accept_final(signed) else []
-        if self._proposal is not None and record_digest(signed) == record_digest(self._proposal):
-            return self._take_countersigned(signed)
         if receipt.coordinator == self._peer_id or receipt.round_index < self._ledger.next_round_index:
             return self._help_on(event, receipt)
         stored = _name(receipt, signed)
@@ -268,7 +279,7 @@ class Coordinator:
     def _countersign(self, candidacy: Candidacy, now: float) -> list[Effect]:
         """Store and countersign the offered receipt once everything it lists is here."""
         offer = self._offer
-        if offer is None or not self._gatherer.holds_contributions(_listed(offer.receipt)):
+        if offer is None or not self._gatherer.holds_contributions(listed_by(offer.receipt)):
             return []
         self._offer = None
         stored = _name(offer.receipt, offer.signed)
@@ -279,7 +290,7 @@ class Coordinator:
         signed = add_signature(offer.signed, self._sign, self._peer_id)
         candidacy.ballot = store(candidacy.ballot, stored, offer.receipt.coordinator)
         told = self._courier.send(offer.receipt.coordinator, PushReceipt(encode_signed(signed), ()))
-        return [StoreRecord(signed), candidacy.save(), told]
+        return [*self._store_listed(offer.receipt), StoreRecord(signed), candidacy.save(), told]
 
     # What this authority closes itself
 
@@ -294,7 +305,9 @@ class Coordinator:
         proposed = candidacy.ballot.newest
         if self._proposal is not None and proposed is not None:
             if proposed.place == Place(round_index, candidacy.ballot.term):
-                return effects + self._show_proposal(now)
+                if now >= self._proposal.shown_again_at:
+                    effects += self._show(candidacy, self._proposal, now)
+                return effects
             self._proposal = None
         if not self._ledger.knows_round_before(round_index) or is_behind(candidacy.newest, round_index):
             return effects
@@ -358,20 +371,11 @@ class Coordinator:
     def _propose_again(self, candidacy: Candidacy, inherited: Stored, now: float) -> list[Effect]:
         """Propose what an earlier coordinator may have made final, under the own term and unchanged otherwise."""
         receipt = self._find_inherited_receipt(inherited)
-        if receipt is None or not self._gatherer.holds_contributions(_listed(receipt)):
+        if receipt is None or not self._gatherer.holds_contributions(listed_by(receipt)):
             return []
         assert self._trust.descriptor is not None
-        again = Receipt(
-            run_id=receipt.run_id,
-            revision=self._trust.descriptor.revision,
-            term=candidacy.ballot.term,
-            coordinator=self._peer_id,
-            round_index=receipt.round_index,
-            base_state_root=receipt.base_state_root,
-            previous=receipt.previous,
-            members=receipt.members,
-            rejected=receipt.rejected,
-        )
+        revision, term = self._trust.descriptor.revision, candidacy.ballot.term
+        again = replace(receipt, revision=revision, term=term, coordinator=self._peer_id)
         return self._propose(candidacy, again, now)
 
     def _propose(self, candidacy: Candidacy, receipt: Receipt, now: float) -> list[Effect]:
@@ -381,34 +385,23 @@ class Coordinator:
         if refusal:
             raise LocalProtocolError(f"round {receipt.round_index} may not be proposed: {refusal}")
         candidacy.ballot = store(candidacy.ballot, stored, self._peer_id)
-        self._proposal = signed
+        self._proposal = Proposal(signed, now)
         self._collection = None
-        self._proposed_at = now
-        effects: list[Effect] = [StoreRecord(signed), candidacy.save()]
-        return effects + (self._finish(signed) if self._trust.is_final(signed) else self._push_proposal())
+        return self._store_listed(receipt) + self._show(candidacy, self._proposal, now)
 
-    def _show_proposal(self, now: float) -> list[Effect]:
-        if now < self._proposed_at + RESEND_SECONDS:
-            return []
-        self._proposed_at = now
-        return self._push_proposal()
+    def _store_listed(self, receipt: Receipt) -> list[Effect]:
+        """Return the orders to store what a receipt lists, which a full disk may have kept in memory only."""
+        entries = [self._ledger.contribution(digest) for digest in listed_by(receipt)]
+        return [StoreRecord(entry.signed) for entry in entries if entry is not None]
 
-    def _push_proposal(self) -> list[Effect]:
-        assert self._proposal is not None
+    def _show(self, candidacy: Candidacy, proposal: Proposal, now: float) -> list[Effect]:
         assert self._trust.descriptor is not None
-        votes = () if self._ledger.mandate is None else self._ledger.mandate.votes
-        waited_for = set(self._trust.descriptor.authorities) - set(self._proposal.signers)
-        return self._courier.send_to_connected(PushReceipt(encode_signed(self._proposal), votes), waited_for)
-
-    def _take_countersigned(self, signed: SignedRecord) -> list[Effect]:
-        """Add the signatures of an accepted copy of the own proposal to it."""
-        assert self._proposal is not None
-        signatures = dict(zip(self._proposal.signers, self._proposal.signatures, strict=True))
-        signatures.update(zip(signed.signers, signed.signatures, strict=True))
-        ordered = sorted(signatures)
-        merged = SignedRecord(signed.type, signed.payload, tuple(ordered), tuple(signatures[k] for k in ordered))
-        self._proposal = merged
-        return self._finish(merged) if self._trust.is_final(merged) else []
+        kept: list[Effect] = [StoreRecord(proposal.signed), candidacy.save()]
+        told = proposal.show(self._courier, self._ledger, self._trust.descriptor.authorities, now)
+        if self._trust.is_final(proposal.signed):
+            # Final by this one signature, so not before it is on disk: the event comes back only after that.
+            told = [ShowToMachines(ReceiptSeen(encode_signed(proposal.signed), (), None))]
+        return kept + told
 
     def _finish(self, signed: SignedRecord) -> list[Effect]:
         self._proposal = None
@@ -436,6 +429,14 @@ class Coordinator:
             text = "two final receipts of one round are known: rounds stop until the owner steps in"
             effects.append(Log("error", text))
         effects += self._gatherer.pump(now)
+        if self._is_unsaved:
+            self._is_unsaved = False
+            effects += [StoreRecord(signed) for signed in self._ledger.records()]
+            effects += [candidacy.save(), SaveState(LEDGER_KEY, self._ledger.save())]
+            # Orders given in the same breath were not carried out.
+            effects += [] if self._state is None else self._order_anchor(self._state.round_index)
+            if self._collection is not None:
+                self._collection.asked.clear()
         if self._ledger.is_changed:
             effects.append(SaveState(LEDGER_KEY, self._ledger.save()))
         return effects + self._set_timer(candidacy, now, is_ready=is_ready)
@@ -444,14 +445,14 @@ class Coordinator:
         """Name the contributions that a round may need next: offered, inherited, or sent to this coordinator."""
         wanted: dict[Digest, PeerId | None] = {}
         if self._offer is not None:
-            wanted.update(dict.fromkeys(_listed(self._offer.receipt), self._offer.receipt.coordinator))
+            wanted.update(dict.fromkeys(listed_by(self._offer.receipt), self._offer.receipt.coordinator))
         candidacy = self._candidacy
         assert candidacy is not None
         due = self._ledger.next_round_index
         inherited = find_inherited(candidacy.newest, due)
         receipt = None if inherited is None else self._find_inherited_receipt(inherited)
         if receipt is not None:
-            wanted.update(dict.fromkeys(_listed(receipt), receipt.coordinator))
+            wanted.update(dict.fromkeys(listed_by(receipt), receipt.coordinator))
         elif self._collection is not None and self._collection.round_index == due:
             undecided = self._collection.undecided().values()
             wanted.update({digest: entry.peer_id for digest, entry in undecided})
@@ -477,7 +478,7 @@ class Coordinator:
     def _set_timer(self, candidacy: Candidacy, now: float, *, is_ready: bool) -> list[Effect]:
         times = [candidacy.next_wake(now, is_ready=is_ready), self._gatherer.next_wake(now)]
         if self._proposal is not None:
-            times.append(self._proposed_at + RESEND_SECONDS)
+            times.append(self._proposal.shown_again_at)
         collection, settings = self._collection, self._settings
         if collection is not None and collection.enough_at is not None and settings is not None:
             times.append(collection.enough_at + settings.contribution_wait_seconds)
@@ -490,7 +491,3 @@ class Coordinator:
 
 def _name(receipt: Receipt, signed: SignedRecord) -> Stored:
     return Stored(Place(receipt.round_index, receipt.term), outcome_of(receipt), record_digest(signed))
-
-
-def _listed(receipt: Receipt) -> tuple[Digest, ...]:
-    return tuple(member.contribution_digest for member in receipt.members)

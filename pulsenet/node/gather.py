@@ -14,7 +14,7 @@ from pulsenet.chain.signing import decode_signed, record_digest
 from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.effects import Count, Effect, StoreRecord, StrikePeer
-from pulsenet.node.events import Event, PeerConnected, PeerLost
+from pulsenet.node.events import Event, PeerConnected, PeerLost, StoreFailed
 from pulsenet.node.fetch import Fetcher, FetchProgress, StoreIndex
 from pulsenet.node.list_fetch import BlobWant
 from pulsenet.node.machine import Draw
@@ -35,6 +35,8 @@ class Gatherer:
 
     def __init__(self, ledger: Ledger, draw: Draw, index: StoreIndex, take_request_id: Callable[[], int]) -> None:
         self._ledger = ledger
+        self._index = index
+        self._take_request_id = take_request_id
         self._sources = Sources(draw)
         self._records = RecordsFetcher(self._sources, take_request_id)
         self._blobs = Fetcher(self._sources, take_request_id, index)
@@ -78,10 +80,19 @@ class Gatherer:
             effects = self._blobs.lose_peer(event.peer_id, now)
             self._sources.disconnect(event.peer_id)
             return effects
+        if isinstance(event, StoreFailed) and event.digest is None:
+            return self._start_over(now)
         effects, arrived = self._records.handle(event, now)
         if arrived is not None:
             effects += self._take_records(arrived)
         return effects + self._blobs.handle(event, now)
+
+    def _start_over(self, now: float) -> list[Effect]:
+        """Begin again from what the store holds: lists, chunks and records may be known here and not be on disk."""
+        effects = [effect for source in self._sources for effect in self._blobs.lose_peer(source.peer_id, now)]
+        self._blobs = Fetcher(self._sources, self._take_request_id, self._index)
+        self._wanted, self._known, self._anchor = {}, frozenset(), None
+        return effects
 
     def pump(self, now: float) -> list[Effect]:
         """Ask for everything that may be asked for now."""

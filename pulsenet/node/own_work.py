@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from pulsenet.chain.records import Receipt
+from pulsenet.chain.records import Contribution, Receipt
+from pulsenet.chain.trust import Trust
 from pulsenet.errors import RemoteProtocolError, StorageError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.effects import Fate, SaveState
+from pulsenet.node.events import ContributionStored
 from pulsenet.wire.schema import CountMax, decode_value, encode_value
 
 OWN_KEY: Final = "rounds/own"
@@ -100,3 +102,21 @@ class OwnWork:
             missed=tuple(_Missed(index, count) for index, count in sorted(self._missed.items()))[-OWN_MAX:],
         )
         return SaveState(OWN_KEY, encode_value(state))
+
+
+def make_contribution(trust: Trust, peer_id: PeerId, stored: ContributionStored) -> Contribution:
+    """Return the record of what the training process stored."""
+    assert trust.descriptor is not None
+    return Contribution(
+        run_id=trust.run_id,
+        revision=trust.descriptor.revision,
+        peer_id=peer_id,
+        round_index=stored.round_index,
+        base_state_root=stored.base_state_root,
+        blob_id=stored.blob_id,
+        encoded_size_bytes=stored.encoded_size_bytes,
+        entry_count=stored.entry_count,
+        element_count=stored.element_count,
+        norm_bits=stored.norm_bits,
+        codec_id=stored.codec_id,
+    )

@@ -8,6 +8,7 @@ receipts alone, one after another, so a restart at any time goes on from the las
 from __future__ import annotations
 
 from pulsenet.chain.ledger import LEDGER_KEY, Ledger
+from pulsenet.chain.outcome import listed_by
 from pulsenet.chain.records import Contribution, Member, Receipt, StateAnchor
 from pulsenet.chain.round_settings import RoundSettings
 from pulsenet.chain.signing import Sign, decode_signed, encode_signed, record_digest, seal
@@ -48,6 +49,7 @@ from pulsenet.node.events import (
     StateLost,
     StateReached,
     StateRestored,
+    StoreFailed,
     TermSeen,
     TrainingAttached,
     TrainingLost,
@@ -55,9 +57,10 @@ from pulsenet.node.events import (
 from pulsenet.node.fetch import StoreIndex
 from pulsenet.node.gather import Gatherer
 from pulsenet.node.machine import Draw
-from pulsenet.node.own_work import OwnWork
+from pulsenet.node.own_work import OwnWork, make_contribution
 from pulsenet.node.rounds_contact import Contact
 from pulsenet.node.rounds_phase import Phase, Step, follow
+from pulsenet.node.rounds_report import make_report
 from pulsenet.wire.messages import RoundsReply
 
 RETRY_SECONDS = 5.0
@@ -115,6 +118,7 @@ class Rounds:
         self._gathered_at = 0.0
         self._bad_anchors: set[Digest] = set()
         self._retry_at = 0.0
+        self._is_unsaved = False
         self._timer_at: float | None = None
         self._told: Report | None = None
 
@@ -138,6 +142,11 @@ class Rounds:
         if self._timer_at is not None and now >= self._timer_at:
             self._timer_at = None
         effects = self._gatherer.handle(event, now)
+        if isinstance(event, StoreFailed) and event.digest is None:
+            # Nothing may be said that is not stored: whatever comes next begins with storing all of it again.
+            self._is_unsaved = True
+            self._timer_at = now + RETRY_SECONDS
+            return [Count("rejected", event.reason), SetTimer(self._timer_at)]
         try:
             effects += self._take(event, now)
         except (RemoteProtocolError, TrustError) as error:
@@ -237,7 +246,7 @@ class Rounds:
             self._move(Step.ASTRAY)
             return [ShowToMachines(StateLost())]
         self._round_index, self._state_root = event.round_index, event.state_root
-        shown = ShowToMachines(StateReached(event.round_index, event.state_root))
+        shown = ShowToMachines(self._state_event)
         stored = event.stored
         sent = self._own.sent_to(event.round_index)
         if sent is not None:
@@ -265,20 +274,7 @@ class Rounds:
         return [StoreContribution(self._round_index)]
 
     def _contribute(self, stored: ContributionStored) -> list[Effect]:
-        assert self._trust.descriptor is not None
-        record = Contribution(
-            run_id=self._trust.run_id,
-            revision=self._trust.descriptor.revision,
-            peer_id=self._peer_id,
-            round_index=stored.round_index,
-            base_state_root=stored.base_state_root,
-            blob_id=stored.blob_id,
-            encoded_size_bytes=stored.encoded_size_bytes,
-            entry_count=stored.entry_count,
-            element_count=stored.element_count,
-            norm_bits=stored.norm_bits,
-            codec_id=stored.codec_id,
-        )
+        record = make_contribution(self._trust, self._peer_id, stored)
         signed = seal(record, self._sign, self._peer_id)
         self._own.note_sent(stored.round_index, record_digest(signed))
         self._ledger.accept_listed(signed)
@@ -295,7 +291,7 @@ class Rounds:
             effects.append(Count("wasted_inner_steps", fate, float(self._settings.inner_steps)))
         self._round_index, self._state_root = round_index, state_root
         self._move(Step.DONE)
-        effects += [ShowToMachines(StateReached(round_index, state_root)), *self._forget()]
+        effects += [ShowToMachines(self._state_event), *self._forget()]
         return [self._own.save(), *effects, *self._start_inner_steps()]
 
     def _forget(self) -> list[Effect]:
@@ -311,7 +307,7 @@ class Rounds:
             return self._refuse_anchor("root_mismatch", now)
         self._round_index, self._state_root = event.round_index, event.state_root
         self._is_cut_off = self._drops_residual = False
-        shown = ShowToMachines(StateReached(event.round_index, event.state_root))
+        shown = ShowToMachines(self._state_event)
         sent = self._own.sent_to(event.round_index)
         if sent is not None:
             # What was sent for this round, perhaps from another state, still stands: nothing else may be sent.
@@ -342,7 +338,15 @@ class Rounds:
             effects += self._use_what_is_whole(now)
         effects += self._gatherer.pump(now)
         effects += self._send_contribution(now)
-        effects += self._contact.poll(now, from_round_index=self._round_index, is_waiting=self._is_waiting)
+        effects += self._contact.poll(
+            now, from_round_index=self._poll_from, is_waiting=self._phase in (Phase.JOINING, Phase.PENDING)
+        )
+        if self._is_unsaved:
+            self._is_unsaved = False
+            effects += [StoreRecord(signed) for signed in self._ledger.records()]
+            effects += [self._own.save(), SaveState(LEDGER_KEY, self._ledger.save()), *self._order_again()]
+            effects.append(ShowToMachines(self._state_event))
+            self._told = None
         if self._ledger.is_changed:
             effects.append(SaveState(LEDGER_KEY, self._ledger.save()))
         return effects + self._report() + self._set_timer(now)
@@ -385,15 +389,36 @@ class Rounds:
             if anchor is None or not self._gatherer.holds_anchor(anchor):
                 return []
             self._move(Step.WHOLE)
-            return [RestoreState(anchor, self._drops_residual)]
+            return self._order_again()
         if self._phase is not Phase.GATHERING:
             return []
         final = self._ledger.final(self._round_index)
         assert final is not None
-        if not self._gatherer.holds_contributions(_listed(final.receipt)):
+        if not self._gatherer.holds_contributions(listed_by(final.receipt)):
             return []
         self._move(Step.WHOLE)
-        return [ApplyAggregate(self._round_index, self._members(final.receipt), self._own.judge(final.receipt))]
+        return self._order_again()
+
+    def _order_again(self) -> list[Effect]:
+        """Return what the training process is to do now; it does nothing twice that bears a round's number.
+
+        What an outer step rests on is stored in the same breath, so a full disk holds the step back as well.
+        """
+        match self._phase:
+            case Phase.STORING:
+                return [StoreContribution(self._round_index)]
+            case Phase.TRAINING:
+                return self._start_inner_steps()
+            case Phase.APPLYING:
+                final = self._ledger.final(self._round_index)
+                assert final is not None
+                kept: list[Effect] = [StoreRecord(final.signed), SaveState(LEDGER_KEY, self._ledger.save())]
+                fate = self._own.judge(final.receipt)
+                return [*kept, ApplyAggregate(self._round_index, self._members(final.receipt), fate)]
+            case Phase.RESTORING:
+                anchor = self._anchor()
+                return [] if anchor is None else [RestoreState(anchor, self._drops_residual)]
+        return []
 
     def _members(self, receipt: Receipt) -> tuple[tuple[Member, Contribution], ...]:
         members = []
@@ -421,7 +446,7 @@ class Rounds:
             return {}
         final = self._ledger.final(self._round_index)
         assert final is not None
-        return dict.fromkeys(_listed(final.receipt), final.receipt.coordinator)
+        return dict.fromkeys(listed_by(final.receipt), final.receipt.coordinator)
 
     def _wanted_anchor(self) -> StateAnchor | None:
         return self._anchor() if self._phase in (Phase.JOINING, Phase.RESTORING) else None
@@ -432,9 +457,13 @@ class Rounds:
         return good[-1] if good else None
 
     @property
-    def _is_waiting(self) -> bool:
-        """Whether nothing goes on here before somebody answers."""
-        return self._phase in (Phase.JOINING, Phase.PENDING)
+    def _state_event(self) -> StateReached | StateLost:
+        return StateLost() if self._state_root is None else StateReached(self._round_index, self._state_root)
+
+    @property
+    def _poll_from(self) -> int:
+        """The first round asked for; a training process may have come back with more than this ledger knows."""
+        return min(self._round_index, self._ledger.next_round_index)
 
     @property
     def _settings(self) -> RoundSettings:
@@ -445,20 +474,13 @@ class Rounds:
         self._phase = follow(self._phase, step)
 
     def _report(self) -> list[Effect]:
-        final = self._ledger.final(self._round_index - 1)
-        progress = self._gatherer.progress()
-        reason = progress.reason
-        if self._phase is Phase.JOINING and self._anchor() is None:
-            reason = self._contact.refusal or "no-state-anchor"
-        report = Report(
-            (
-                ("rounds_phase", self._phase.value),
-                ("rounds_reason", reason),
-                ("rounds_wait_seconds", self._contact.wait_seconds if self._phase is Phase.JOINING else 0.0),
-                ("round_index", self._round_index),
-                ("rounds_behind", self._ledger.next_round_index - self._round_index),
-                ("round_contributors", 0 if final is None else len(final.receipt.members)),
-            )
+        report = make_report(
+            self._ledger,
+            phase=self._phase,
+            round_index=self._round_index,
+            has_anchor=self._anchor() is not None,
+            contact=self._contact,
+            progress=self._gatherer.progress(),
         )
         if report == self._told:
             return []
@@ -474,7 +496,3 @@ class Rounds:
             return []
         self._timer_at = at
         return [SetTimer(at)]
-
-
-def _listed(receipt: Receipt) -> tuple[Digest, ...]:
-    return tuple(member.contribution_digest for member in receipt.members)

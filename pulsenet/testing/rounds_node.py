@@ -41,6 +41,7 @@ from pulsenet.node.events import (
     Event,
     InnerStepsDone,
     StateAnchorStored,
+    StoreFailed,
     TimerFired,
     TrainingLost,
 )
@@ -145,6 +146,8 @@ class RoundsNode:
         self.training_free_at = 0.0
         self.is_damaged = False
         """Whether its state was damaged on purpose; nothing is asked of it until it has everybody's again."""
+        self.is_full = False
+        """Whether the node's disk refuses everything; the training disk is another."""
         self.keeps_books = True
         """Whether everything its inner steps made is known; not after its training disk was set back."""
         self.made: Exact = np.zeros(SIZE)
@@ -237,6 +240,13 @@ class RoundsNode:
             return
         effects = self.machines[machine].handle(event, self._world.now, 0)
         for effect in sorted(effects, key=lambda effect: EXECUTION_ORDER[type(effect)]):
+            if self.is_full and EXECUTION_ORDER[type(effect)] == 0:
+                # As the daemon's driver does: nothing is done any more that comes after what was not stored.
+                digest = effect.digest if isinstance(effect, StoreChunk) else None
+                self._world.schedule(self, machine, StoreFailed(digest, "enospc"))
+                if digest is None:
+                    return
+                continue
             self._execute(machine, effect)
 
     def deliver_to_all(self, event: Event) -> None:

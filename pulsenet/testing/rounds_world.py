@@ -133,6 +133,8 @@ class RoundsWorld:
         self.network.partitions.clear()
         self.network.silent.clear()
         self.network.liars.clear()
+        for node in self.nodes.values():
+            node.is_full = False
         for pair in sorted(self._connections, key=sorted):
             self._disconnect(pair)
         up = [node for node in self.nodes.values() if node.is_up]

@@ -154,8 +154,10 @@ class ToyTraining:
         self.made += steps
 
     def store_contribution(self) -> ContributionStored:
-        """Gate, store, and say so."""
+        """Gate, store, and say so; once stored, it is only said again."""
         state = self._require()
+        if state.round_index in self.disk.stored:
+            return self.disk.stored[state.round_index].announced
         corrected = state.residual + self.local.astype(np.float32)
         chance = self._draw("gate")
         sent = np.array([chance(3) > 0 for _ in range(SIZE)]) & (corrected != 0)
@@ -186,8 +188,10 @@ class ToyTraining:
         return ContributionChecked(order.contribution_digest, reason)
 
     def apply(self, order: ApplyAggregate) -> AggregateApplied:
-        """Do the outer step and settle the residual, both or neither."""
+        """Do the outer step and settle the residual, both or neither; once done, it is only said again."""
         state = self._require().copy()
+        if order.round_index == state.round_index - 1:
+            return AggregateApplied(state.round_index, state.root)
         assert order.round_index == state.round_index
         total = np.zeros(SIZE, np.float32)
         for member, contribution in order.members:

@@ -42,7 +42,7 @@ def run_story(seed: int, step_count: int = 40) -> RoundsWorld:
     for _ in range(step_count):
         world.run_for(chance.between(0.05, 6.0))
         node = nodes[chance(len(nodes))]
-        match chance(8):
+        match chance(10):
             case 0 | 1 if node.is_up:
                 world.crash(node)
             case 2 | 3 | 4 if not node.is_up:
@@ -59,6 +59,10 @@ def run_story(seed: int, step_count: int = 40) -> RoundsWorld:
                 world.network.partitions.clear()
             case 7:
                 world.network.liars.add(node.peer_id)
+            case 8:
+                node.is_full = True
+            case 9:
+                node.is_full = False
     for node in nodes:
         if not node.is_up:
             world.start(node)

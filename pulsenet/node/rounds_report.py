@@ -1,0 +1,32 @@
+"""How far a trainer's rounds are, for status and metrics."""
+
+from __future__ import annotations
+
+from pulsenet.chain.ledger import Ledger
+from pulsenet.node.effects import Report
+from pulsenet.node.fetch import FetchProgress
+from pulsenet.node.rounds_contact import Contact
+from pulsenet.node.rounds_phase import Phase
+
+
+def make_report(
+    ledger: Ledger, *, phase: Phase, round_index: int, has_anchor: bool, contact: Contact, progress: FetchProgress
+) -> Report:
+    """Return the report; a joiner that waits says why, and for how long it was told to."""
+    is_joining = phase is Phase.JOINING
+    final = ledger.final(round_index - 1)
+    reason = progress.reason
+    if is_joining and not has_anchor:
+        reason = contact.refusal or "no-state-anchor"
+    return Report(
+        (
+            ("rounds_phase", phase.value),
+            ("rounds_reason", reason),
+            ("rounds_wait_seconds", contact.wait_seconds if is_joining else 0.0),
+            ("rounds_wanted_size_bytes", progress.wanted_size_bytes),
+            ("rounds_held_size_bytes", progress.held_size_bytes),
+            ("round_index", round_index),
+            ("rounds_behind", ledger.next_round_index - round_index),
+            ("round_contributors", 0 if final is None else len(final.receipt.members)),
+        )
+    )
