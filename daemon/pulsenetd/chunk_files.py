@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -41,9 +42,10 @@ class ChunkFiles:
                 digest = _parse_name(path.name)
                 if digest is None:
                     continue
-                size_bytes = path.stat().st_size
-                if size_bytes > limits.CHUNK_SIZE_BYTES_MAX:
-                    # No chunk is that large, so its bytes cannot match: never read it.
+                status = path.lstat()
+                size_bytes = status.st_size
+                if not stat.S_ISREG(status.st_mode) or size_bytes > limits.CHUNK_SIZE_BYTES_MAX:
+                    # No chunk is that large, nor a link or pipe, so its bytes cannot match: never read it.
                     self.damaged_count += 1
                     self._disk.remove(path)
                 else:
@@ -120,7 +122,8 @@ class ChunkFiles:
             return None
         path = self._path(digest)
         try:
-            data = path.read_bytes()
+            with path.open("rb") as file:
+                data = file.read(limits.CHUNK_SIZE_BYTES_MAX + 1)  # whatever it has become since it was written
         except FileNotFoundError:
             self._forget(digest)
             return None

@@ -215,7 +215,7 @@ class Store:
         for _, digest in self._require_list(blob_id).entries:
             data = self._chunks.get(digest)
             if data is None:
-                raise StorageError(f"chunk {short(digest)} of blob {short(blob_id)} is missing or damaged", "damaged")
+                raise self._describe_damage(blob_id, digest)
             yield data
 
     def read_arriving_blob(self, blob_id: Digest, gives_up: Callable[[], bool]) -> Iterator[bytes]:
@@ -229,10 +229,21 @@ class Store:
             StorageError: A chunk is missing and it was given up, or one is damaged (reason ``damaged``).
         """
         for _, digest in self._require_list(blob_id).entries:
-            data = self._chunks.get(digest) if self._chunks.wait_for(digest, gives_up) else None
+            if not self._chunks.wait_for(digest, gives_up):
+                raise StorageError(f"chunk {short(digest)} of blob {short(blob_id)} did not come", "damaged")
+            data = self._chunks.get(digest)
             if data is None:
-                raise StorageError(f"chunk {short(digest)} of blob {short(blob_id)} is missing or damaged", "damaged")
+                raise self._describe_damage(blob_id, digest)
             yield data
+
+    def _describe_damage(self, blob_id: Digest, digest: Digest) -> StorageError:
+        """Return the error of a chunk that is missing or damaged, after looking at the blob's other chunks.
+
+        Damage seldom comes alone: found chunk by chunk, it would take a fetch and a failed hop for each of them.
+        """
+        for _, other in self._require_list(blob_id).entries:
+            self._chunks.get(other)
+        return StorageError(f"chunk {short(digest)} of blob {short(blob_id)} is missing or damaged", "damaged")
 
     def wake_readers(self) -> None:
         """Make those who wait for chunks ask again whether to give up."""

@@ -99,6 +99,19 @@ def test_scanning_deletes_partials_and_giants_and_ignores_strangers(tmp_path: Pa
     assert chunks.damaged_count == 1
 
 
+def test_what_became_no_chunk_file_is_never_read_to_its_end(tmp_path: Path) -> None:
+    chunks = open_chunks(tmp_path)
+    chunks.put(DIGEST, DATA)
+    path_of(tmp_path).unlink()
+    path_of(tmp_path).symlink_to("/dev/zero")
+    assert chunks.get(DIGEST) is None
+    assert not path_of(tmp_path).is_symlink()
+    path_of(tmp_path).symlink_to("/dev/zero")
+    again = open_chunks(tmp_path)
+    assert (DIGEST in again, again.damaged_count) == (False, 1)
+    assert not path_of(tmp_path).is_symlink()
+
+
 def test_a_batch_is_synced_by_directory(tmp_path: Path) -> None:
     chunks = open_chunks(tmp_path)
     items = [bytes([value]) for value in range(20)]

@@ -159,6 +159,20 @@ def test_a_damaged_chunk_is_found_on_reading_and_can_be_fetched_again(store: Sto
     assert b"".join(store.read_blob(blob_id)) == data
 
 
+def test_damage_is_found_in_all_of_a_blob_at_once(store: Store) -> None:
+    """A-DSK-2: else every further chunk would cost one more fetch and one more failed hop."""
+    data = noise(3 * MEBIBYTE)
+    blob_id = write_blob(store, data)
+    entries = store.chunk_list(blob_id).entries  # type: ignore[union-attr]
+    for read in (store.read_blob(blob_id), store.read_arriving_blob(blob_id, lambda: True)):
+        for position in (0, 2):
+            store.put_chunk(entries[position][1], data[position * MEBIBYTE : (position + 1) * MEBIBYTE])
+            chunk_file(store, entries[position][1]).write_bytes(bytes(MEBIBYTE))
+        with pytest.raises(StorageError, match="missing or damaged"):
+            list(read)
+        assert store.missing_chunks(blob_id) == [entries[0], entries[2]]
+
+
 def test_a_failed_write_leaves_no_chunk_behind(store: Store) -> None:
     def fail() -> None:
         with store.writing_blob() as writer:
