@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.metadata import version as package_version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from pulsenet.chain.records import Descriptor, JoinToken
 from pulsenet.chain.token import encode_token
@@ -56,6 +56,9 @@ TOKEN_BOOTSTRAPS_MAX: Final = 4
 HEARTBEAT_SECONDS: Final = 1.0
 HEARTBEAT_MISSED_SECONDS: Final = 15.0
 """An event loop that did not turn for so long is stuck, and ``/livez`` says so."""
+
+DIRECTORY_SECONDS: Final = 3.0
+"""A data directory that was removed is noticed within so many seconds."""
 
 REPORTED_FIELDS: Final = ("applied_version", "latest_seen_version", "version_lag", "version_age_seconds", "revision")
 """Fields every status has, as ``None`` until a machine has reported."""
@@ -325,6 +328,7 @@ class Node:
                 self._network.transport.serve(responder.answer)
                 tasks.create_task(self._network.run())
                 tasks.create_task(local.serve())
+                tasks.create_task(self._watch_directory())
                 tasks.create_task(repeat(HEARTBEAT_SECONDS, lambda: self._beat(role, driver)))
                 tasks.create_task(repeat(chores.LINKS_SECONDS, links.look))
                 tasks.create_task(repeat(chores.HEADS_SECONDS, reader.read_heads))
@@ -348,6 +352,12 @@ class Node:
         self._metrics.set("reachable", float(bool(self._network.transport.inbound_peers)))
         self._metrics.set("clock_offset_seconds", self._directory.clock_offset.ahead_seconds or 0.0)
         self._metrics.take_traffic(self._network.transport.traffic)
+
+    async def _watch_directory(self) -> NoReturn:
+        """End the node whose directory is gone: it could keep nothing, and its lock excludes nobody any more."""
+        while True:
+            await asyncio.to_thread(self._settled.lock.check)
+            await asyncio.sleep(DIRECTORY_SECONDS)
 
     async def _mend(self) -> None:
         await self._network.mend()

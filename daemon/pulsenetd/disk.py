@@ -208,6 +208,22 @@ class DirectoryLock:
             raise describe_os_error("lock", path, error) from error
         return cls(directory, descriptor)
 
+    def check(self) -> None:
+        """Return if the directory is still the one that was locked.
+
+        Raises:
+            StorageError: It was removed or replaced: another process may hold its name by now.
+        """
+        assert self._descriptor is not None
+        try:
+            here = os.stat(self.directory / LOCK_NAME)
+        except (FileNotFoundError, NotADirectoryError):
+            here = None
+        except OSError:
+            return  # a disk that does not answer has not lost the directory
+        if here is None or not os.path.samestat(here, os.fstat(self._descriptor)):
+            raise StorageError(f"{self.directory} was removed or replaced under the running node: start it again")
+
     def release(self) -> None:
         """Give the directory up; a second call does nothing."""
         if self._descriptor is not None:

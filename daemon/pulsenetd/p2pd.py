@@ -266,9 +266,12 @@ async def start(settings: P2pdSettings, on_progress: Callable[[str], None] = lam
     Raises:
         P2pdError: the binary cannot run here.
         AddressInUseError: another process listens on one of the ports.
-        ConfigError: an address or the socket directory is wrong.
+        ConfigError: an address, the key file or the socket directory is wrong.
         UnavailableError: p2pd did not come up in time.
     """
+    if not settings.identity_path.is_file():
+        # hivemind would make another key there, and the node would speak under two names.
+        raise ConfigError(f"the key file {settings.identity_path} is gone: restore it, then start the node again")
     for address in settings.announce_addresses:
         addresses.check_announced(address)
     for address in settings.listen_addresses:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from swarm import Swarm
 from synthetic import MEGABYTE, SyntheticModel, connect
@@ -26,3 +28,12 @@ def test_an_inferencer_that_was_current_is_ready_again_and_follows_at_once(swarm
         assert model.publish_step(client) == 2
         inferencer.start().wait_applied(2)
         assert inferencer.read_root(2) == model.root
+
+
+def test_a_node_whose_directory_was_removed_ends_and_says_why(swarm: Swarm) -> None:
+    node = swarm.add("trainer-9", "trainer").start().wait_ready()
+    shutil.rmtree(node.data_dir)
+    assert node.wait_exit(15) == 6
+    assert "was removed or replaced under the running node: start it again" in node.log.splitlines()[-1]
+    assert "Traceback" not in node.log
+    assert node.find_p2pd() == []

@@ -84,6 +84,14 @@ def test_removing_sockets_twice_is_fine(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_key_file_that_is_gone_is_never_replaced_by_another_key(tmp_path: Path) -> None:
+    settings = make_settings(tmp_path)
+    settings.identity_path.unlink()
+    with pytest.raises(ConfigError, match=r"key is gone: restore it"):
+        run(p2pd.start(settings))
+    assert not settings.identity_path.exists()
+
+
 def test_a_slow_start_is_told_and_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A-PROC-5."""
     monkeypatch.setattr(p2pd, "_PROGRESS_SECONDS", 0.2)

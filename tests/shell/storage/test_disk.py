@@ -139,3 +139,20 @@ def test_a_lock_without_a_pid_still_refuses(tmp_path: Path) -> None:
 def test_a_lock_file_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="ENOENT"):
         DirectoryLock.acquire(tmp_path / "absent")
+
+
+def test_a_lock_notices_that_its_directory_was_removed_or_replaced(tmp_path: Path) -> None:
+    directory = tmp_path / "node"
+    directory.mkdir()
+    lock = DirectoryLock.acquire(directory)
+    lock.check()
+    for replace in (lambda: directory.rename(tmp_path / "moved"), directory.touch, directory.unlink, directory.mkdir):
+        replace()
+        with pytest.raises(StorageError, match=r"node was removed or replaced"):
+            lock.check()
+    other = DirectoryLock.acquire(directory)
+    with pytest.raises(StorageError, match=r"node was removed or replaced"):
+        lock.check()
+    other.check()
+    for held in (lock, other):
+        held.release()
