@@ -316,15 +316,22 @@ class Coordinator:
             return effects + self._propose_again(candidacy, inherited, now)
         return effects + self._close(candidacy, state, settings, now)
 
-    def _close(self, candidacy: Candidacy, state: StateReached, settings: RoundSettings, now: float) -> list[Effect]:
+    def _collect(self, candidacy: Candidacy, now: float) -> None:
+        """Take up what was contributed to the round that is due, before anything is wanted for it."""
+        state = self._state
+        if state is None or state.round_index != self._ledger.next_round_index or not candidacy.is_leading(now):
+            return
         collection = self._collection
-        if collection is None or (collection.round_index, collection.base_state_root) != (
-            state.round_index,
-            state.state_root,
-        ):
-            collection = self._collection = Collection(state.round_index, state.state_root)
+        expected = (state.round_index, state.state_root)
+        if collection is None or (collection.round_index, collection.base_state_root) != expected:
+            collection = self._collection = Collection(*expected)
         for peer_id, (digest, entry) in self._ledger.contributions_to(state.round_index).items():
             collection.add(peer_id, digest, entry)
+
+    def _close(self, candidacy: Candidacy, state: StateReached, settings: RoundSettings, now: float) -> list[Effect]:
+        collection = self._collection
+        if collection is None or collection.round_index != state.round_index:
+            return []
         effects: list[Effect] = []
         for peer_id, (digest, entry) in collection.undecided().items():
             refused = self._gatherer.refusal_of(entry.contribution.blob_id)
@@ -419,11 +426,11 @@ class Coordinator:
         is_ready = state is not None and state.round_index == self._ledger.next_round_index
         is_ready = is_ready and not is_behind(candidacy.newest, self._ledger.next_round_index)
         if self._ledger.fork is None:
+            effects += candidacy.stand_if_due(now, is_ready=is_ready)
+            self._collect(candidacy, now)
             effects += self._want()
             effects += self._countersign(candidacy, now)
-            effects += candidacy.stand_if_due(now, is_ready=is_ready)
             effects += self._lead(candidacy, now)
-            effects += self._want()
         elif not self._is_fork_told:
             self._is_fork_told = True
             text = "two final receipts of one round are known: rounds stop until the owner steps in"

@@ -1,0 +1,268 @@
+"""An authority: it stores before it says, countersigns what it holds, and closes rounds only in its own term."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pulsenet.chain.ledger import LEDGER_KEY, Ledger
+from pulsenet.chain.records import Contribution, Member, Receipt, SignedRecord, Vote
+from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
+from pulsenet.ids import compute_digest
+from pulsenet.node.candidacy import BALLOT_KEY
+from pulsenet.node.coordinator import STORE_RETRY_SECONDS, Coordinator
+from pulsenet.node.effects import (
+    EXECUTION_ORDER,
+    CheckContribution,
+    Effect,
+    SaveState,
+    SendRequest,
+    ShowToMachines,
+    StoreRecord,
+    StoreStateAnchor,
+)
+from pulsenet.node.events import (
+    ContributionChecked,
+    ContributionSeen,
+    Event,
+    PeerConnected,
+    ReceiptSeen,
+    StateAnchorStored,
+    StateReached,
+    StoreFailed,
+    TimerFired,
+    VoteSeen,
+)
+from pulsenet.testing.fakes import FakeStore
+from pulsenet.testing.toy_training import write_blob
+from pulsenet.wire.messages import PushContribution, PushReceipt, PushVote
+
+STATE = compute_digest(b"state 0")
+
+
+class Bench:
+    """The authority of rank 0 among ``count``; the others are played."""
+
+    def __init__(self, make_run: Callable[..., Any], count: int, rank: int = 0) -> None:
+        keys = sorted((make_run.key(seed) for seed in range(2, 2 + count)), key=lambda key: key.peer_id)  # type: ignore[attr-defined]
+        self.trainer = make_run.key(50)  # type: ignore[attr-defined]
+        self.me, self.others = keys[rank], [key for index, key in enumerate(keys) if index != rank]
+        trainers = tuple(sorted((self.trainer.peer_id,)))
+        self.run = make_run(authorities=tuple(keys), trainers=trainers)
+        self.trust = self.run.trust()
+        self.ledger = Ledger(self.trust)
+        self.store = FakeStore()
+        self.machine = Coordinator(self.trust, self.ledger, self.me.peer_id, self.me.sign, lambda count: 0, self.store)
+        self.now = 0.0
+        self.tell(TimerFired())
+        for key in self.others:
+            self.tell(PeerConnected(key.peer_id, (), outbound=True))
+
+    def tell(self, event: Event) -> list[Effect]:
+        effects = sorted(self.machine.handle(event, self.now, 0), key=lambda effect: EXECUTION_ORDER[type(effect)])
+        for effect in effects:
+            if isinstance(effect, StoreRecord):
+                self.store.put_record(effect.record)
+            elif isinstance(effect, SaveState):
+                self.store.state[effect.key] = effect.value
+        return effects
+
+    def vote(self, key: Any, term: int, candidate: Any) -> VoteSeen:
+        record = Vote(self.run.run_id, 0, term, candidate.peer_id, None)
+        return VoteSeen(encode_signed(self.run.seal(record, key)), key.peer_id)
+
+    def contribution(self, *, is_held: bool = True) -> SignedRecord:
+        store = self.store if is_held else FakeStore()
+        blob_id, size_bytes = write_blob(store, bytes(range(20)))
+        record = Contribution(self.run.run_id, 0, self.trainer.peer_id, 0, STATE, blob_id, size_bytes, 2, 100, 0, 1)
+        signed: SignedRecord = self.run.seal(record, self.trainer)
+        return signed
+
+    def receipt(self, coordinator: Any, *keys: Any, term: int = 1, contribution: SignedRecord | None = None) -> bytes:
+        member = Member(self.trainer.peer_id, record_digest(contribution or self.contribution()), 0x3F80_0000)
+        receipt = Receipt(self.run.run_id, 0, term, coordinator.peer_id, 0, STATE, None, (member,), ())
+        return encode_signed(self.run.seal(receipt, coordinator, *keys))
+
+    def votes(self, candidate: Any, term: int = 1) -> tuple[bytes, ...]:
+        keys = [candidate, *(key for key in (self.me, *self.others) if key is not candidate)]
+        needed = len(keys) // 2 + 1
+        return tuple(self.vote(key, term, candidate).record for key in keys[:needed])
+
+    def lead(self) -> list[Effect]:
+        """Let the authority under test reach its state and be elected."""
+        effects = self.tell(StateReached(0, STATE))
+        for key in self.others:
+            effects += self.tell(self.vote(key, 1, self.me))
+        return effects
+
+    def close(self) -> list[Effect]:
+        """Let the only trainer contribute, and its content be good."""
+        signed = self.contribution()
+        effects = self.tell(ContributionSeen(encode_signed(signed), None))
+        assert only(effects, CheckContribution)
+        return self.tell(ContributionChecked(record_digest(signed), ""))
+
+
+def only(effects: list[Effect], kind: type) -> list[Any]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def pushed(effects: list[Effect], kind: type) -> list[Any]:
+    return [effect for effect in only(effects, SendRequest) if isinstance(effect.message, kind)]
+
+
+def test_one_authority_closes_a_round_with_its_signature_on_disk_first(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 1)
+    assert only(bench.lead(), StoreStateAnchor) == [StoreStateAnchor(0)]
+    bench.machine._courier.connected.add(bench.trainer.peer_id)
+    effects = bench.close()
+    assert bench.ledger.final(0) is None, "not before it is on disk"
+    assert [effect.key for effect in only(effects, SaveState)].count(BALLOT_KEY) == 1
+    (shown,) = only(effects, ShowToMachines)
+    effects = bench.tell(shown.event)
+    assert bench.ledger.final(0) is not None
+    (push,) = pushed(effects, PushReceipt)
+    assert push.peer_id == bench.trainer.peer_id
+
+
+def test_a_receipt_is_final_with_the_second_of_three_signatures(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 3)
+    bench.lead()
+    assert bench.machine.is_leading(bench.now)
+    pushes = pushed(bench.close(), PushReceipt)
+    assert {push.peer_id for push in pushes} == {key.peer_id for key in bench.others}
+    assert pushes[0].message.votes
+    assert bench.ledger.final(0) is None
+    signed = decode_signed(pushes[0].message.receipt)
+    receipt = bench.trust.accept_receipt(signed)
+    answer = encode_signed(bench.run.seal(receipt, bench.me, bench.others[0]))
+    bench.tell(ReceiptSeen(answer, (), bench.others[0].peer_id))
+    assert bench.ledger.final(0) is not None
+
+
+def test_nothing_is_closed_without_a_state(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 1)
+    bench.now = 1e6
+    assert bench.tell(TimerFired()) == []
+    assert not bench.machine.is_leading(bench.now)
+
+
+def test_a_contribution_elsewhere_is_answered_with_why_not(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 3)
+    record = encode_signed(bench.contribution())
+    bench.tell(ContributionSeen(record, bench.trainer.peer_id))
+    assert bench.machine.verdicts.find(PushContribution(record)) == "not-coordinator"
+    bench.lead()
+    bench.tell(ContributionSeen(record, bench.trainer.peer_id))
+    assert bench.machine.verdicts.find(PushContribution(record)) == ""
+    stranger = encode_signed(bench.run.seal(bench.trust.accept_contribution(bench.contribution()), bench.run.stranger))
+    bench.tell(ContributionSeen(stranger, bench.trainer.peer_id))
+    assert bench.machine.verdicts.find(PushContribution(stranger)) == "untrusted"
+
+
+def test_an_authority_countersigns_only_what_it_holds(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 3, rank=1)
+    coordinator = bench.others[0]
+    signed = bench.contribution(is_held=False)
+    record = bench.receipt(coordinator, contribution=signed)
+    effects = bench.tell(ReceiptSeen(record, bench.votes(coordinator), coordinator.peer_id))
+    assert pushed(effects, PushReceipt) == []
+    bench.ledger.accept_contribution(signed)
+    bench.contribution()  # now the blob is here
+    bench.machine._gatherer.set_wants({}, None)
+    effects = bench.tell(TimerFired())
+    (push,) = pushed(effects, PushReceipt)
+    assert push.peer_id == coordinator.peer_id
+    assert bench.me.peer_id in decode_signed(push.message.receipt).signers
+    kinds = [type(effect) for effect in effects]
+    assert kinds.index(SaveState) < kinds.index(SendRequest)
+
+
+@pytest.mark.parametrize("held", ["other state", "no proof", "promised"])
+def test_a_receipt_that_may_not_be_stored_is_refused(make_run: Callable[..., Any], held: str) -> None:
+    bench = Bench(make_run, 3, rank=1)
+    coordinator = bench.others[0]
+    record, votes = bench.receipt(coordinator), bench.votes(coordinator)
+    expected = {"other state": "mismatch", "no proof": "untrusted", "promised": "term"}[held]
+    if held == "other state":
+        bench.tell(StateReached(0, compute_digest(b"other")))
+    elif held == "promised":
+        bench.tell(bench.vote(bench.others[1], 5, bench.others[1]))
+    bench.tell(ReceiptSeen(record, () if held == "no proof" else votes, coordinator.peer_id))
+    assert bench.machine.verdicts.find(PushReceipt(record, ())) == expected
+    assert bench.store.state.get(BALLOT_KEY) is None or held == "promised"
+
+
+def test_a_stale_candidate_is_shown_what_it_lacks(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 3, rank=2)
+    first, second = bench.others
+    bench.tell(ContributionSeen(encode_signed(bench.contribution()), None))
+    bench.ledger.accept_contribution(bench.contribution())
+    bench.tell(ReceiptSeen(bench.receipt(first), bench.votes(first), first.peer_id))
+    bench.now = 100.0
+    asked = bench.vote(second, 2, second)
+    effects = bench.tell(asked)
+    assert bench.machine.verdicts.find(PushVote(asked.record)) == "stale"
+    (push,) = pushed(effects, PushReceipt)
+    assert push.peer_id == second.peer_id
+
+
+def test_a_new_coordinator_proposes_what_it_was_shown_again(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 3, rank=0)
+    former, voter = bench.others
+    bench.ledger.accept_contribution(bench.contribution())
+    shown = bench.receipt(former, voter, term=1)
+    # Two of three signed it, so it would be final; as one signature shows it, it is not known to be.
+    alone = bench.receipt(former, term=1)
+    bench.tell(ReceiptSeen(alone, (), voter.peer_id))
+    bench.tell(StateReached(0, STATE))
+    bench.now = 30.0
+    bench.tell(TimerFired())
+    term = bench.machine._candidacy.ballot.term  # type: ignore[union-attr]
+    effects = bench.tell(bench.vote(voter, term, bench.me))
+    effects += bench.tell(TimerFired())
+    pushes = pushed(effects, PushReceipt)
+    again = bench.trust.accept_receipt(decode_signed(pushes[0].message.receipt))
+    former_receipt = bench.trust.accept_receipt(decode_signed(shown))
+    assert again.term > former_receipt.term
+    assert again.members == former_receipt.members
+
+
+def test_a_state_anchor_is_signed_once_it_is_stored(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 1)
+    bench.lead()
+    blob_id, size_bytes = write_blob(bench.store, bytes(48))
+    effects = bench.tell(StateAnchorStored(0, STATE, blob_id, size_bytes))
+    assert only(effects, StoreRecord)[0].record.type == "stateanchor"
+    assert [anchor.blob_id for anchor in bench.ledger.anchors] == [blob_id]
+    assert only(bench.tell(StateReached(0, STATE)), StoreStateAnchor) == []
+    assert LEDGER_KEY in bench.store.state
+
+
+def test_after_a_full_disk_everything_is_stored_again_before_anything_is_said(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 3)
+    bench.lead()
+    bench.close()
+    bench.store.records.clear()
+    bench.store.state.clear()
+    bench.tell(StoreFailed(None, "enospc"))
+    bench.now += STORE_RETRY_SECONDS
+    effects = bench.tell(TimerFired())
+    assert {BALLOT_KEY, LEDGER_KEY} <= set(bench.store.state)
+    assert bench.store.record(record_digest(bench.contribution())) is not None
+    kinds = [type(effect) for effect in effects]
+    assert kinds.index(SaveState) < kinds.index(SendRequest)
+
+
+def test_two_outcomes_of_one_round_stop_the_machine_and_are_told_once(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 1)
+    bench.tell(ReceiptSeen(bench.receipt(bench.me), (), None))
+    other = Member(bench.trainer.peer_id, record_digest(bench.contribution()), 1)
+    receipt = Receipt(bench.run.run_id, 0, 1, bench.me.peer_id, 0, STATE, None, (other,), ())
+    bench.tell(ReceiptSeen(encode_signed(bench.run.seal(receipt, bench.me)), (), None))
+    assert bench.ledger.fork is not None
+    bench.now = 100.0
+    bench.tell(StateReached(0, STATE))
+    assert not bench.machine.is_leading(bench.now)
