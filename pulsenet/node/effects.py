@@ -246,7 +246,8 @@ class RunInnerSteps:
 class StoreContribution:
     """Gate what the inner steps of this round made, and store it with what a fold-back needs.
 
-    Answered by ``ContributionStored`` or ``ContributionFailed``. Inner steps still running end first.
+    Answered by ``ContributionStored`` or ``ContributionFailed``. Inner steps still running end first. Ordered again
+    for a round whose contribution is stored, it is only answered again.
     """
 
     round_index: int
@@ -265,7 +266,7 @@ class ApplyAggregate:
     """Do the outer step of a final receipt, and settle the residual in the same breath.
 
     All blobs are whole. Inner steps still running end first. Answered by ``AggregateApplied`` or
-    ``AggregateFailed``.
+    ``AggregateFailed``; ordered again for a round that is done, it is only answered again.
 
     Of the own contribution the training process may hold the corrected pseudo-gradient or not: without it,
     ``COUNTED`` means zero wherever its blob sent, and the others leave the residual as it is.
@@ -283,7 +284,7 @@ class RestoreState:
 
     anchor: StateAnchor
     drops_residual: bool
-    """Whether the residual is unknown or of a state that was wrong; otherwise it stays."""
+    """Whether the residual is unknown or of a state that was wrong, stored contributions included; else it stays."""
 
 
 @dataclass(frozen=True, slots=True)

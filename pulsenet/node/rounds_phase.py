@@ -1,4 +1,4 @@
-"""What a trainer's part in the rounds is doing, and what may follow (drawn in SPEC section 6.9).
+"""What a trainer's part in the rounds is doing, and what may follow (SPEC section 6.9 and 6.10).
 
 A phase changes only along this table; what is not in it does not happen.
 """

@@ -1,0 +1,321 @@
+"""A trainer: one contribution a round, stored before it is sent, and state that only final receipts move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pulsenet.chain.ledger import LEDGER_KEY, Ledger
+from pulsenet.chain.outcome import outcome_of
+from pulsenet.chain.records import Member, Receipt, Rejection, StateAnchor, Vote
+from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
+from pulsenet.ids import Digest, compute_digest
+from pulsenet.node.effects import (
+    EXECUTION_ORDER,
+    ApplyAggregate,
+    Count,
+    Effect,
+    Fate,
+    RestoreState,
+    RunInnerSteps,
+    SaveState,
+    SendRequest,
+    ShowToMachines,
+    StoreContribution,
+    StoreRecord,
+)
+from pulsenet.node.events import (
+    AggregateApplied,
+    AggregateFailed,
+    ContributionFailed,
+    ContributionStored,
+    Event,
+    InnerStepsDone,
+    PeerConnected,
+    ReceiptSeen,
+    ReplyReceived,
+    RestoreFailed,
+    StateLost,
+    StateReached,
+    StateRestored,
+    StoreFailed,
+    TermSeen,
+    TimerFired,
+    TrainingAttached,
+    TrainingLost,
+)
+from pulsenet.node.own_work import OWN_KEY
+from pulsenet.node.rounds import EXTENSIONS_MAX, GATHER_SECONDS_MAX, RETRY_SECONDS, Rounds
+from pulsenet.node.rounds_phase import Phase
+from pulsenet.testing.fakes import FakeStore
+from pulsenet.testing.toy_training import write_blob
+from pulsenet.wire.messages import PushContribution, RoundsReply
+
+
+def root(round_index: int) -> Digest:
+    return compute_digest(b"state %d" % round_index)
+
+
+class Bench:
+    """One trainer; the authorities and the training process are played."""
+
+    def __init__(self, make_run: Callable[..., Any], authorities: tuple[Any, ...] | None = None) -> None:
+        self.me, self.authority = make_run.second, make_run.publisher  # type: ignore[attr-defined]
+        self.run = make_run(authorities=authorities, trainers=(self.me.peer_id,))
+        self.trust = self.run.trust()
+        self.store = FakeStore()
+        self.now = 0.0
+        self.receipts: dict[int, Receipt] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the machine, for the first time or anew from the disk."""
+        self.ledger = Ledger.restore(self.trust, self.store.state.get(LEDGER_KEY), self.store.record)
+        own = self.store.state.get(OWN_KEY)
+        self.machine = Rounds(
+            self.trust, self.ledger, self.me.peer_id, self.me.sign, lambda count: 0, self.store, own=own
+        )
+        self.tell(TimerFired())
+        self.tell(PeerConnected(self.authority.peer_id, (), outbound=True))
+        vote = Vote(self.run.run_id, 0, 1, self.authority.peer_id, None)
+        votes = (encode_signed(self.run.seal(vote, self.authority)),)
+        self.tell(TermSeen(votes, self.authority.peer_id))
+
+    def tell(self, event: Event) -> list[Effect]:
+        effects = sorted(self.machine.handle(event, self.now, 0), key=lambda effect: EXECUTION_ORDER[type(effect)])
+        for effect in effects:
+            if isinstance(effect, StoreRecord):
+                self.store.put_record(effect.record)
+            elif isinstance(effect, SaveState):
+                self.store.state[effect.key] = effect.value
+        return effects
+
+    def attach(self, round_index: int = 0, stored: ContributionStored | None = None) -> list[Effect]:
+        return self.tell(TrainingAttached(round_index, root(round_index), stored))
+
+    def stored(self, round_index: int = 0) -> ContributionStored:
+        blob_id, size_bytes = write_blob(self.store, b"contribution %d" % round_index)
+        return ContributionStored(round_index, root(round_index), blob_id, size_bytes, 1, 100, 0, 1)
+
+    def contribute(self, round_index: int = 0) -> list[Effect]:
+        """Run the inner steps of a round and store the contribution."""
+        effects = self.tell(InnerStepsDone(round_index))
+        return effects + self.tell(self.stored(round_index))
+
+    def finish(
+        self, round_index: int = 0, fate: Fate = Fate.COUNTED, base: Digest | None = None, also: Any = None
+    ) -> list[Effect]:
+        """Show the final receipt of a round."""
+        own = self.machine._own.sent_to(round_index) or root(99)
+        before = self.receipts.get(round_index - 1)
+        bad = Rejection(self.run.stranger.peer_id, root(98), "finite")
+        receipt = self.receipts[round_index] = Receipt(
+            run_id=self.run.run_id,
+            revision=0,
+            term=1,
+            coordinator=self.authority.peer_id,
+            round_index=round_index,
+            base_state_root=base or root(round_index),
+            previous=None if before is None else outcome_of(before),
+            members=(Member(self.me.peer_id, own, 0x3F80_0000),) if fate is Fate.COUNTED else (),
+            rejected=(Rejection(self.me.peer_id, own, "norm"),) if fate is Fate.REJECTED else (bad,),
+        )
+        keys = (self.authority,) if also is None else (self.authority, also)
+        record = encode_signed(self.run.seal(receipt, *keys))
+        return self.tell(ReceiptSeen(record, (), self.authority.peer_id))
+
+    def anchor(self, round_index: int) -> bytes:
+        before = self.receipts.get(round_index - 1)
+        outcome = root(50) if before is None and round_index else before and outcome_of(before)
+        blob_id, size_bytes = write_blob(self.store, b"state anchor %d" % round_index)
+        anchor = StateAnchor(self.run.run_id, 0, round_index, root(round_index), outcome, blob_id, size_bytes)
+        return encode_signed(self.run.seal(anchor, self.authority))
+
+    def tell_rounds(self, round_index: int, anchor: bytes | None) -> list[Effect]:
+        return self.tell(ReplyReceived(1, self.authority.peer_id, RoundsReply(round_index, (), (), anchor)))
+
+
+def only(effects: list[Effect], kind: type) -> list[Any]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def pushed(effects: list[Effect]) -> list[Any]:
+    return [effect.message for effect in only(effects, SendRequest) if isinstance(effect.message, PushContribution)]
+
+
+@pytest.fixture
+def bench(make_run: Callable[..., Any]) -> Bench:
+    return Bench(make_run)
+
+
+def test_a_round_goes_from_inner_steps_to_the_next_state(bench: Bench) -> None:
+    assert only(bench.attach(), RunInnerSteps) == [RunInnerSteps(0, 8)]
+    effects = bench.tell(InnerStepsDone(0))
+    assert only(effects, StoreContribution) == [StoreContribution(0)]
+    assert pushed(effects) == []
+    effects = bench.tell(bench.stored())
+    (push,) = pushed(effects)
+    kinds = [type(effect) for effect in effects]
+    assert kinds.index(StoreRecord) < kinds.index(SendRequest)
+    assert bench.trust.accept_contribution(decode_signed(push.contribution)).base_state_root == root(0)
+    (order,) = only(bench.finish(), ApplyAggregate)
+    assert (order.round_index, order.fate, len(order.members)) == (0, Fate.COUNTED, 1)
+    effects = bench.tell(AggregateApplied(1, root(1)))
+    assert ShowToMachines(StateReached(1, root(1))) in effects
+    assert only(effects, RunInnerSteps) == [RunInnerSteps(1, 8)]
+    assert bench.machine.state_root == root(1)
+
+
+@pytest.mark.parametrize("fate", [Fate.COUNTED, Fate.MISSED, Fate.REJECTED])
+def test_the_final_receipt_alone_decides_the_fate(bench: Bench, fate: Fate) -> None:
+    bench.attach()
+    bench.contribute()
+    bench.now = 1e4
+    assert only(bench.tell(TimerFired()), ApplyAggregate) == []
+    (order,) = only(bench.finish(fate=fate), ApplyAggregate)
+    assert order.fate is fate
+    assert Count("contributions", fate) in bench.tell(AggregateApplied(1, root(1)))
+
+
+def test_a_receipt_that_is_not_final_moves_nothing(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, authorities=(make_run.publisher, make_run.third))  # type: ignore[attr-defined]
+    bench.attach()
+    bench.tell(InnerStepsDone(0))
+    bench.now = 1e4
+    for _ in range(EXTENSIONS_MAX):
+        bench.tell(InnerStepsDone(0))
+    bench.tell(bench.stored())
+    assert only(bench.finish(), ApplyAggregate) == [], "one signature of two"
+    assert bench.machine.phase is Phase.PENDING
+    assert len(only(bench.finish(also=bench.run.third), ApplyAggregate)) == 1
+
+
+def test_a_late_trainer_is_interrupted_and_folds_back(bench: Bench) -> None:
+    bench.attach()
+    (order,) = only(bench.finish(fate=Fate.MISSED), ApplyAggregate)
+    assert order.fate is Fate.MISSED
+    bench.tell(InnerStepsDone(0))
+    assert bench.machine.phase is Phase.APPLYING
+
+
+def test_after_a_restart_the_same_contribution_is_sent_again_and_no_other(bench: Bench) -> None:
+    bench.attach()
+    (first,) = pushed(bench.contribute())
+    bench.begin()
+    effects = bench.attach(stored=bench.stored())
+    assert bench.machine.phase is Phase.PENDING
+    assert only(effects, RunInnerSteps) == []
+    assert pushed(effects) == [first]
+
+
+def test_a_contribution_stored_and_never_sent_is_sent_after_a_restart(bench: Bench) -> None:
+    bench.attach()
+    bench.tell(InnerStepsDone(0))
+    bench.begin()
+    assert len(pushed(bench.attach(stored=bench.stored()))) == 1
+
+
+def test_a_returning_trainer_replays_what_it_missed_before_it_trains(bench: Bench) -> None:
+    bench.attach()
+    bench.contribute()
+    bench.finish()
+    bench.begin()
+    (order,) = only(bench.attach(), ApplyAggregate)
+    assert (order.round_index, order.fate) == (0, Fate.COUNTED)
+
+
+def test_failed_work_is_tried_again(bench: Bench) -> None:
+    bench.attach()
+    bench.tell(InnerStepsDone(0))
+    effects = bench.tell(ContributionFailed(0, "finite"))
+    assert only(effects, RunInnerSteps)
+    bench.contribute()
+    bench.finish()
+    assert only(bench.tell(AggregateFailed(0, "memory")), ApplyAggregate) == []
+    bench.now += RETRY_SECONDS
+    assert len(only(bench.tell(TimerFired()), ApplyAggregate)) == 1
+
+
+def test_without_a_coordinator_inner_steps_go_on_up_to_a_bound(bench: Bench) -> None:
+    bench.attach()
+    bench.now = 1e4
+    for _ in range(EXTENSIONS_MAX):
+        assert only(bench.tell(InnerStepsDone(0)), RunInnerSteps)
+    assert only(bench.tell(InnerStepsDone(0)), StoreContribution)
+
+
+def test_a_joiner_restores_the_newest_anchor_and_checks_its_root(bench: Bench) -> None:
+    assert ShowToMachines(StateLost()) in bench.tell(TrainingAttached(None, None, None))
+    assert bench.machine.phase is Phase.JOINING
+    (order,) = only(bench.tell_rounds(4, bench.anchor(4)), RestoreState)
+    assert order.drops_residual
+    bench.tell(StateRestored(4, root(5)))
+    assert bench.machine.phase is Phase.JOINING, "another root than the anchor's"
+    bench.now = 100.0
+    assert only(bench.tell(TimerFired()), RestoreState) == [], "that anchor is bad"
+    (order,) = only(bench.tell_rounds(6, bench.anchor(6)), RestoreState)
+    effects = bench.tell(StateRestored(6, root(6)))
+    assert only(effects, RunInnerSteps) == [RunInnerSteps(6, 8)]
+
+
+def test_a_restore_that_fails_for_want_of_space_is_tried_again(bench: Bench) -> None:
+    bench.tell(TrainingAttached(None, None, None))
+    bench.tell_rounds(4, bench.anchor(4))
+    bench.tell(RestoreFailed("enospc"))
+    bench.now += RETRY_SECONDS
+    assert only(bench.tell(TimerFired()), RestoreState)
+
+
+def test_another_root_than_everybodys_is_a_reason_to_restore(bench: Bench) -> None:
+    bench.attach()
+    bench.tell_rounds(0, bench.anchor(0))
+    bench.contribute()
+    effects = bench.finish(base=root(7))
+    assert ShowToMachines(StateLost()) in effects
+    assert Count("wasted_inner_steps", "diverged", 8.0) in effects
+
+
+def test_a_state_no_receipts_lead_on_from_is_replaced(bench: Bench) -> None:
+    bench.attach(2)
+    effects = bench.tell_rounds(9, bench.anchor(8))
+    assert Count("wasted_inner_steps", "outdated", 8.0) in effects
+    assert only(effects, RestoreState)
+
+
+def test_what_nobody_has_any_more_is_given_up_for_an_anchor(bench: Bench) -> None:
+    bench.attach()
+    bench.finish(fate=Fate.COUNTED)  # lists a contribution that is nowhere
+    assert bench.machine.phase is Phase.GATHERING
+    bench.tell_rounds(9, bench.anchor(8))
+    bench.now = GATHER_SECONDS_MAX + 1
+    assert only(bench.tell(TimerFired()), RestoreState)
+
+
+def test_a_training_process_that_dies_leaves_no_state(bench: Bench) -> None:
+    bench.attach()
+    assert ShowToMachines(StateLost()) in bench.tell(TrainingLost())
+    assert bench.machine.phase is Phase.IDLE
+    assert bench.machine.state_root is None
+    assert bench.tell(TrainingLost()) == []
+
+
+def test_after_a_full_disk_orders_are_given_again(bench: Bench) -> None:
+    bench.attach()
+    bench.contribute()
+    bench.finish()
+    bench.tell(StoreFailed(None, "enospc"))
+    bench.now += RETRY_SECONDS
+    effects = bench.tell(TimerFired())
+    assert len(only(effects, ApplyAggregate)) == 1
+    kinds = [type(effect) for effect in effects]
+    assert kinds.index(SaveState) < kinds.index(ApplyAggregate)
+
+
+def test_old_news_and_foreign_records_change_nothing(bench: Bench) -> None:
+    bench.attach()
+    effects = bench.tell(ReceiptSeen(b"\xc0", (), bench.authority.peer_id))
+    assert Count("rejected", "schema") in effects
+    assert record_digest(bench.run.genesis) == bench.run.run_id
+    assert bench.machine.phase is Phase.TRAINING
