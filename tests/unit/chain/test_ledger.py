@@ -12,7 +12,7 @@ from pulsenet.chain.outcome import outcome_of
 from pulsenet.chain.records import Contribution, Member, Receipt, SignedRecord, StateAnchor, Vote
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.errors import RemoteProtocolError, StorageError, TrustError
-from pulsenet.ids import Digest, PeerId, compute_digest
+from pulsenet.ids import Digest, compute_digest
 
 
 def digest(text: str) -> Digest:
@@ -236,7 +236,8 @@ def test_nothing_is_forgotten_that_the_own_trainer_still_needs(rounds: Rounds) -
 
 def test_a_reply_holds_receipts_without_a_gap(rounds: Rounds) -> None:
     for index in (0, 1, 3):
-        rounds.receipt(index - 1) if index else None
+        if index:
+            rounds.receipt(index - 1)
         rounds.ledger.accept_final(rounds.final(index))
     rounds.ledger.accept_mandate(rounds.votes())
     reply = rounds.ledger.reply(0)
@@ -292,7 +293,5 @@ def test_a_record_that_is_gone_is_said_to_be(rounds: Rounds) -> None:
         Ledger.restore(rounds.trust, rounds.ledger.save(), lambda digest: None)
 
 
-def test_a_peer_is_not_a_receipt(rounds: Rounds) -> None:
+def test_a_contribution_is_no_receipt(rounds: Rounds) -> None:
     assert code_of(lambda: rounds.ledger.accept_final(rounds.contribution(0))) == "wrong-type"
-    assert isinstance(rounds.run.trainer.peer_id, bytes)
-    assert rounds.ledger.contribution(Digest(PeerId(bytes(32)))) is None

@@ -128,7 +128,9 @@ class Bench:
 
     def anchor(self, round_index: int) -> bytes:
         before = self.receipts.get(round_index - 1)
-        outcome = root(50) if before is None and round_index else before and outcome_of(before)
+        outcome = root(50) if round_index else None
+        if before is not None:
+            outcome = outcome_of(before)
         blob_id, size_bytes = write_blob(self.store, b"state anchor %d" % round_index)
         anchor = StateAnchor(self.run.run_id, 0, round_index, root(round_index), outcome, blob_id, size_bytes)
         return encode_signed(self.run.seal(anchor, self.authority))
