@@ -144,6 +144,12 @@ class Fetcher:
         self._lists.set_wants([b.want for b in blobs.values() if b.chunk_list is None and not b.refused])
         return effects
 
+    def look_again(self, blob_id: Digest) -> None:
+        """The store found chunks of a whole blob damaged and dropped them: fetch what it lacks now."""
+        blob = self._blobs.get(blob_id)
+        if blob is not None and blob.is_whole and blob.chunk_list is not None:
+            self._begin(blob, blob.chunk_list)
+
     def is_whole(self, blob_id: Digest) -> bool:
         """Say whether a wanted blob is durable, list and all."""
         blob = self._blobs.get(blob_id)

@@ -330,6 +330,23 @@ def test_a_full_disk_is_waited_out_without_doubting_the_mirror() -> None:
     assert [hop.manifest.version for hop in only(effects, ApplyHop)] == [v(13)]
 
 
+def test_chunks_that_rotted_on_the_disk_are_fetched_again_before_the_next_try() -> None:
+    """A-DSK-2: damage shows when a blob is read, and by then the machine calls it whole."""
+    bench, digests = caught_up(12)
+    digests.append(bench.publisher.add(Kind.PATCH, v(12), v(13), b"x" * 50))
+    effects = bench.offer(digests, at_ms=1)
+    assert only(effects, ApplyHop)
+    blob_id = bench.publisher.manifests[digests[-1]].blob_id
+    for digest in bench.store.digests_of(bench.store.lists[blob_id]):
+        del bench.store.chunks[digest]
+    effects = bench.tell(HopFailed(v(13), "damaged", v(12)))
+    effects += bench.pass_time(2.0)
+    assert only(effects, StoreChunk)
+    assert bench.store.holds_blob(blob_id)
+    bench.apply_all(effects)
+    assert bench.node.mirror_version == v(13)
+
+
 def test_answers_about_other_hops_are_ignored() -> None:
     bench, digests = caught_up(12)
     digests.append(bench.publisher.add(Kind.PATCH, v(12), v(13), b"x"))
