@@ -264,7 +264,7 @@ def test_what_was_saved_comes_back(rounds: Rounds) -> None:
     stored[record_digest(rounds.anchor(2))] = encode_signed(rounds.anchor(2))
     assert ledger.is_changed
     data = ledger.save()
-    assert not ledger.is_changed
+    assert [ledger.is_changed] == [False]
     again = Ledger.restore(rounds.trust, data, stored.get)
     assert again.reply(0) == ledger.reply(0)
     assert again.contributions_to(2) == ledger.contributions_to(2)
