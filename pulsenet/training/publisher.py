@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, Final
 
 import torch
 
-from pulsenet.errors import LocalProtocolError
+from pulsenet.errors import ConfigError, LocalProtocolError
 from pulsenet.local.client import Client, PublishResult
 from pulsenet.local.directories import RUN_NAME_DEFAULT, find_data_directory
 from pulsenet.local.parts import SealedPart
@@ -100,9 +101,13 @@ class Publisher:
             timeout_seconds: With ``wait`` or ``blocking``, how long at most.
 
         Raises:
-            ConfigError: The model cannot be published as it is; the message says what to do.
+            ConfigError: The model cannot be published as it is, or ``step`` is no integer; the message says what to do.
             StorageError: No shared memory for the copy.
         """
+        try:
+            step = operator.index(step)  # integers of numpy and torch too
+        except TypeError:
+            raise ConfigError(f"step {step!r} is no integer: count optimiser steps") from None
         snapshot = take_snapshot(model, compute_dtype=self._compute_dtype, keep=self._keep)
         if self._client is None:
             _take_part(snapshot)

@@ -305,6 +305,28 @@ def test_a_failed_hand_over_is_reported_with_what_the_engine_holds(follower: Fol
     assert follower.ledger.last_update_failed
 
 
+def test_an_engine_is_not_believed_what_it_was_never_handed(follower: Follower) -> None:
+    """G1: such a version would be reported as applied."""
+
+    async def scenario() -> None:
+        await follower.follow(2)
+        assert await follower.ask(THREE) is None
+        assert follower.posted == []
+        await follower.handlers.confirm(EngineConfirmation(TWO, True, THREE, ""))
+        await follower.handlers.confirm(EngineConfirmation(TWO, False, THREE, "own"))
+        await follower.handlers.confirm(EngineConfirmation(TWO, True, ONE, ""))
+
+    asyncio.run(scenario())
+    first, second, third = follower.posted
+    assert isinstance(first, EngineFailed)
+    assert first.version is None
+    assert "holds 0.3" in first.reason
+    assert second == EngineFailed(None, "own")
+    assert isinstance(third, EngineFailed)
+    assert third.version == ONE
+    assert follower.ledger.last_update_failed
+
+
 def test_a_loan_that_was_withdrawn_is_not_taken_for_a_success(follower: Follower) -> None:
     async def scenario() -> bool:
         await follower.follow(1)

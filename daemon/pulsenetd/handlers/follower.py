@@ -150,19 +150,26 @@ class FollowerHandlers:
         """Take an engine that outlived the daemon at its word: it confirmed this version to the one before."""
         if self._is_answered or engine_version is None or self._due is None or engine_version < self._due:
             return
+        if self._mirror.held is None or engine_version > self._mirror.held.version:
+            return  # nobody here can vouch for what it says it holds
         self._is_answered = True
         self._ledger.note_engine(engine_version.number)
         self._post(EngineApplied(engine_version))
 
     async def confirm(self, confirmation: EngineConfirmation) -> None:
         """Take what an engine says of its hand-over."""
-        self._ledger.last_update_failed = not confirmation.ok
-        if confirmation.ok:
+        holds_it = confirmation.ok and confirmation.held == confirmation.version
+        self._ledger.last_update_failed = not holds_it
+        if holds_it:
             self._is_answered = self._due is not None and confirmation.version >= self._due
             self._ledger.note_engine(confirmation.version.number)
             self._post(EngineApplied(confirmation.version))
         else:
-            self._post(EngineFailed(confirmation.held, confirmation.reason))
+            held = confirmation.held
+            if held is not None and held > confirmation.version:
+                held = None  # never handed to it: its weights are unknown
+            reason = confirmation.reason or f"it confirmed {confirmation.version} and says it holds {confirmation.held}"
+            self._post(EngineFailed(held, reason))
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

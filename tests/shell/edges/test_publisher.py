@@ -47,6 +47,17 @@ def test_a_model_arrives_whole_in_the_dense_layout(serve: Serve, node: Any, tmp_
         assert table.view(region, index).tobytes() == data
 
 
+@pytest.mark.parametrize("step", [np.int64(3), np.uint8(3), torch.tensor(3)])
+def test_any_integer_counts_steps(step: Any, serve: Serve, node: Any, tmp_path: Path) -> None:
+    serve(tmp_path)
+    with attach(data_dir=tmp_path) as publisher:
+        publisher.publish(torch.nn.Linear(2, 2), step=step, wait=True)
+        for other in (1.0, "3", None):
+            with pytest.raises(ConfigError, match="is no integer"):
+                publisher.publish(torch.nn.Linear(2, 2), step=other)  # type: ignore[arg-type]
+    assert [offer[0] for offer in node.offers] == [3]
+
+
 def test_training_may_go_on_at_once(serve: Serve, node: Any, tmp_path: Path) -> None:
     serve(tmp_path)
     model = torch.nn.Linear(2, 2)
