@@ -23,16 +23,22 @@ from pulsenet.wire.messages import (
     GetEpochs,
     GetHead,
     GetRecords,
+    GetRounds,
     HaveReply,
     HeadReply,
     Hello,
     Message,
+    PushContribution,
     PushForkProof,
     PushHead,
+    PushReceipt,
     PushReply,
     PushRollouts,
+    PushTerm,
+    PushVote,
     RecordsReply,
     Refusal,
+    RoundsReply,
 )
 from pulsenetd.identity import from_libp2p_bytes
 from pulsenetd.lanes import Lanes
@@ -60,6 +66,11 @@ REPLY_TYPES: Final[dict[type[Message], type[Message]]] = {
     PushForkProof: PushReply,
     PushRollouts: PushReply,
     ExchangeHave: HaveReply,
+    PushVote: PushReply,
+    PushTerm: PushReply,
+    PushContribution: PushReply,
+    PushReceipt: PushReply,
+    GetRounds: RoundsReply,
 }
 """Every request, and what answers it; a :class:`Refusal` may answer any."""
 
