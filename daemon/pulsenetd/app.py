@@ -9,7 +9,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.metadata import version as package_version
@@ -18,14 +18,14 @@ from typing import Any, Final, NoReturn
 
 from pulsenet.chain.records import Descriptor, JoinToken
 from pulsenet.chain.token import encode_token
+from pulsenet.errors import UsageError
 from pulsenet.ids import PeerId
 from pulsenet.local.sockets import socket_path
 from pulsenet.wire.messages import GetDescriptors, PushReply, PushRollouts, RecordsReply
-from pulsenetd import addresses, chores, logs
+from pulsenetd import chores, logs
 from pulsenetd.admin import AdminServer
 from pulsenetd.chores import DirectoryReader, LinkWatch, RunFileKeeper, repeat
 from pulsenetd.config import Config
-from pulsenetd.directory import Directory
 from pulsenetd.driver import Driver
 from pulsenetd.errors import NoBootstrapError
 from pulsenetd.handlers.network import NetworkHandlers
@@ -36,13 +36,15 @@ from pulsenetd.local_server import LocalServer
 from pulsenetd.logs import logger
 from pulsenetd.membership import Membership
 from pulsenetd.metrics import Metrics
-from pulsenetd.network import Network
-from pulsenetd.p2pd import P2pdSettings
+from pulsenetd.network import addresses
+from pulsenetd.network.directory import Directory
+from pulsenetd.network.p2pd import P2pdSettings
+from pulsenetd.network.stack import Network
+from pulsenetd.network.transport import Transport
 from pulsenetd.roles import Role, build_role
 from pulsenetd.rollouts import RolloutInbox, RolloutOutbox
 from pulsenetd.startup import Settled, settle
-from pulsenetd.storage import Store
-from pulsenetd.transport import Transport
+from pulsenetd.storage.store import Store
 from pulsenetd.trust_state import open_trust
 from pulsenetd.view import NodeView, Responder
 from pulsenetd.warm_up import warm_up
@@ -191,6 +193,8 @@ class Node:
         await asyncio.to_thread(self._membership.refresh)
         live = RunFileKeeper(settled.run_file, settled.identity.peer_id, self._network)
         bootstraps = tuple(dict.fromkeys((*self._config.bootstrap, *settled.token.bootstraps)))
+        if not (bootstraps or settled.is_local or self._config.wait) and self._trust.descriptor is None:
+            self._refuse_to_be_alone(await asyncio.to_thread(live.read))
         await self._network.open(
             self._without_self(bootstraps), wait=self._config.wait, on_progress=lambda text: logger.info("%s", text)
         )
@@ -249,6 +253,14 @@ class Node:
     def _without_self(self, texts: tuple[str, ...]) -> tuple[str, ...]:
         own = self._settled.identity.peer_id
         return tuple(text for text in texts if addresses.split_address(text)[1] != own)
+
+    def _refuse_to_be_alone(self, others_here: Sequence[str]) -> None:
+        """Say what is missing where nothing leads to the run, rather than wait for a peer that cannot come."""
+        if not others_here:
+            raise UsageError(
+                f"nothing leads to run {self._settled.run_name}: the token holds no address; "
+                "take the one that a running node prints, or give --bootstrap (--wait waits to be dialled)"
+            )
 
     async def _find_descriptor(self, live: RunFileKeeper) -> None:
         """Learn the run's descriptor from peers, if this machine does not have it."""
@@ -461,6 +473,9 @@ class Node:
         _say(f"metrics      {admin.url}/metrics")
         if not settled.is_local:
             _say(f"join token   {encode_token(self._make_token())}")
+        if self._config.role == "inferencer" and self._config.engine == "files":
+            place = self._config.engine_dir or settled.data_directory / "weights"
+            _say(f"weights      {place}/current, once a version is here")
         if self._config.role == "trainer":
             option = "" if settled.is_local else f'data_dir="{settled.data_directory}"'
             _say("attach a training loop with two lines:")

@@ -12,10 +12,11 @@ from pulsenet import limits
 from pulsenet.errors import ConfigError, RemoteProtocolError, StorageError, UnavailableError
 from pulsenet.ids import PeerId
 from pulsenet.node.events import Event, HaveSeen, HeadSeen, PeerConnected, PeerLost
-from pulsenetd import addresses, runs
-from pulsenetd.disk import DirectoryLock
+from pulsenetd import runs
 from pulsenetd.logs import logger
-from pulsenetd.network import Network
+from pulsenetd.network import addresses
+from pulsenetd.network.stack import Network
+from pulsenetd.storage.disk import DirectoryLock
 
 LINKS_SECONDS: Final = 1.0
 HEADS_SECONDS: Final = 15.0

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pulsenet.errors import PulsenetError, UsageError
 from pulsenetd.commands import bench, config, demo, join, keygen, patch, run, status, verify
@@ -29,6 +29,10 @@ Every option of 'join' is also a PULSENET_* variable and a key of the TOML file 
 
 class _Parser(argparse.ArgumentParser):
     """Raises instead of exiting, so that usage errors leave through the same door as all others."""
+
+    def __init__(self, **options: Any) -> None:
+        # A guessed flag is a usage error: half a name may mean another flag in the next release.
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see '{self.prog} --help'")

@@ -263,7 +263,7 @@ def _check_together(config: Config, origins: Mapping[str, str]) -> None:
 
 
 def _check_address(name: str, address: str) -> None:
-    from pulsenetd import addresses
+    from pulsenetd.network import addresses
 
     if name == "bootstrap":
         addresses.check_announced(addresses.split_address(address)[0])

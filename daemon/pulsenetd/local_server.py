@@ -24,9 +24,9 @@ from pulsenet.local.protocol import Frame, FrameReader, LocalMessage, PublishDon
 from pulsenet.local.shared_memory import Region
 from pulsenet.local.sockets import read_peer_uid, receive_part, socket_path, use_address
 from pulsenet.tensors.params import ParameterTable
-from pulsenetd.disk import Disk, describe_os_error, make_directory
-from pulsenetd.parts import PartQueue
-from pulsenetd.staging import StagedUpdate
+from pulsenetd.storage.disk import Disk, describe_os_error, make_directory
+from pulsenetd.storage.parts import PartQueue
+from pulsenetd.storage.staging import StagedUpdate
 
 CONNECTIONS_MAX: Final = 64
 """Training ranks, engines and commands at one time."""

@@ -14,7 +14,7 @@ from pulsenet.wire.messages import GetDescriptors, RecordsReply
 from pulsenet.wire.schema import decode_value
 from pulsenetd import runs
 from pulsenetd.logs import logger
-from pulsenetd.storage import Store
+from pulsenetd.storage.store import Store
 
 Ask = Callable[[PeerId, GetDescriptors], Awaitable[RecordsReply]]
 

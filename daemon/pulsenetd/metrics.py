@@ -10,8 +10,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from pulsenetd import streams
-from pulsenetd.streams import Traffic
+from pulsenetd.network import streams
+from pulsenetd.network.streams import Traffic
 
 # fmt: off
 REASONS: Final = frozenset(

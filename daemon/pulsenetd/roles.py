@@ -29,9 +29,7 @@ from pulsenet.serving.files import FilesEngine
 from pulsenet.serving.subscriber import Subscriber
 from pulsenet.serving.subscriber import attach as attach_engine
 from pulsenet.wire.messages import PeerAddress
-from pulsenetd import addresses
 from pulsenetd.config import Config
-from pulsenetd.disk import free_size_bytes
 from pulsenetd.driver import Handler
 from pulsenetd.handlers.follower import FollowerHandlers
 from pulsenetd.handlers.publisher import PublisherHandlers
@@ -40,12 +38,14 @@ from pulsenetd.identity import verify
 from pulsenetd.local_server import EngineConfirmation, LocalHooks, SnapshotOffer
 from pulsenetd.logs import logger
 from pulsenetd.metrics import Metrics
-from pulsenetd.mirror import Mirror
-from pulsenetd.publishing import Publisher
+from pulsenetd.network import addresses
 from pulsenetd.rollouts import RolloutInbox, RolloutOutbox
-from pulsenetd.staging import StagedUpdate
 from pulsenetd.startup import Settled
-from pulsenetd.storage import Store
+from pulsenetd.storage.disk import free_size_bytes
+from pulsenetd.storage.mirror import Mirror
+from pulsenetd.storage.publishing import Publisher
+from pulsenetd.storage.staging import StagedUpdate
+from pulsenetd.storage.store import Store
 
 STORE_SHARE_DEFAULT = 0.2
 """Share of the free disk that blobs may take unless the operator says otherwise."""

@@ -9,8 +9,8 @@ from pulsenet.codec.changes import Changes
 from pulsenet.errors import IntegrityError
 from pulsenet.local.shared_memory import Region
 from pulsenet.tensors.params import ParameterTable
-from pulsenetd.parts import Part, PartQueue
-from pulsenetd.spools import Spool, SpoolDirectory, SpoolWriter
+from pulsenetd.storage.parts import Part, PartQueue
+from pulsenetd.storage.spools import Spool, SpoolDirectory, SpoolWriter
 
 SPOOL_RATIO_PUBLISHER: Final = 1.0
 """Spools kept for skip patches, together, up to this share of the model; older skips are made by comparing."""

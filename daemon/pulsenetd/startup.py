@@ -18,9 +18,9 @@ from pulsenet.ids import RunId, short
 from pulsenet.local.directories import data_home
 from pulsenetd import runs
 from pulsenetd.config import Config
-from pulsenetd.disk import DirectoryLock, Disk, check_writable, make_directory
 from pulsenetd.errors import DirectoryLockedError
 from pulsenetd.identity import Identity, load_or_create
+from pulsenetd.storage.disk import DirectoryLock, Disk, check_writable, make_directory
 
 LOOPBACK: Final = "/ip4/127.0.0.1/tcp/0"
 EVERYWHERE: Final = "/ip4/0.0.0.0/tcp/0"

@@ -10,7 +10,7 @@ from pulsenet.chain.trust import Trust
 from pulsenet.errors import StorageError
 from pulsenet.node.news import TRUST_KEY
 from pulsenetd.logs import logger
-from pulsenetd.storage import Store
+from pulsenetd.storage.store import Store
 
 LOST_TEXT: Final = (
     "the stored trust state cannot be used (%s): starting from the join token, which trusts no version it does not "

@@ -27,7 +27,7 @@ from pulsenet.wire.messages import (
 from pulsenet.wire.schema import decode_value
 from pulsenetd.driver import Driver
 from pulsenetd.handlers.store import LEASE_SECONDS
-from pulsenetd.storage import Store
+from pulsenetd.storage.store import Store
 
 
 class NodeView:

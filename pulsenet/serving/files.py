@@ -65,9 +65,9 @@ class FilesEngine:
         StorageError: The directory cannot be used.
     """
 
-    def __init__(self, directory: Path, *, companions: Path | None = None) -> None:
-        self.directory = directory
-        self._companions = companions
+    def __init__(self, directory: Path | str, *, companions: Path | str | None = None) -> None:
+        self.directory = directory = Path(directory)
+        self._companions = None if companions is None else Path(companions)
         self._versions = directory / "versions"
         self._version: Version | None = None
         with _storage_errors(directory):

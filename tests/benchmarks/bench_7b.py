@@ -37,10 +37,10 @@ from pulsenet.node.effects import Commit, EncodeSnapshot
 from pulsenet.node.events import Committed, HopApplied, PatchEncoded
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
 from pulsenetd.bench.synthetic import Bits, draw_step
-from pulsenetd.mirror import Mirror
-from pulsenetd.parts import PartQueue
-from pulsenetd.publishing import Publisher
-from pulsenetd.storage import Store
+from pulsenetd.storage.mirror import Mirror
+from pulsenetd.storage.parts import PartQueue
+from pulsenetd.storage.publishing import Publisher
+from pulsenetd.storage.store import Store
 from pulsenetd.warm_up import warm_up
 
 GIB, MIB = 1 << 30, 1 << 20

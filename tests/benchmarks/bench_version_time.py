@@ -30,10 +30,10 @@ from pulsenet.local.shared_memory import Region, write_parts
 from pulsenet.node.effects import Commit, EncodeSnapshot
 from pulsenet.node.events import Committed, HopApplied, PatchEncoded
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
-from pulsenetd.mirror import Mirror
-from pulsenetd.parts import PartQueue
-from pulsenetd.publishing import Publisher
-from pulsenetd.storage import Store
+from pulsenetd.storage.mirror import Mirror
+from pulsenetd.storage.parts import PartQueue
+from pulsenetd.storage.publishing import Publisher
+from pulsenetd.storage.store import Store
 
 MIB = 1 << 20
 DENSITY = 0.006

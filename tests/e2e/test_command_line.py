@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -66,6 +67,7 @@ def test_help_goes_to_standard_output(tmp_path: Path, arguments: Sequence[str], 
         ([], ["COMMAND"]),
         (["--nonsense"], ["--help"]),
         (["join", "--nonsense"], ["--nonsense"]),
+        (["join", "--rol", "trainer"], ["--rol"]),
         (["join", "--role", "foo"], ["--role", "'foo'", "trainer, inferencer, seed"]),
         (["join", "--bootstrap"], ["--bootstrap"]),
         (["join", "--bootstrap", "1.2.3.4:55"], ["--bootstrap", "1.2.3.4:55", "/ip4/"]),
@@ -121,6 +123,18 @@ def test_a_run_is_created_on_a_machine_that_has_none(tmp_path: Path) -> None:
     shown = run_at(tmp_path, "run", "show", "mine")
     assert key.stdout.strip() in shown.stdout
     check_refusal(run_at(tmp_path, "run", "create", "mine", "--authority", key.stdout.strip()), 78, "mine", "exists")
+
+
+def test_a_token_without_an_address_is_refused_before_any_network_use(tmp_path: Path) -> None:
+    """A-CLI-2: nothing says where the run is."""
+    key = run_at(tmp_path, "keygen", str(tmp_path / "trainer.key")).stdout.strip()
+    created = run_at(tmp_path, "run", "create", "mine", "--authority", key, "--json")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for role in ("inferencer", "seed"):
+        done = run_at(elsewhere, "join", "--role", role, "--token", json.loads(created.stdout)["token"])
+        check_refusal(done, 2, "--bootstrap", "no address", "--wait")
+        assert "listening" not in done.stdout
 
 
 def test_a_traceback_is_shown_only_with_debug(tmp_path: Path) -> None:

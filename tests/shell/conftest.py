@@ -35,8 +35,8 @@ from pulsenet.tensors.params import TensorSpec, make_table
 from pulsenetd import runs
 from pulsenetd.identity import Identity, load_or_create, verify
 from pulsenetd.logs import logger
-from pulsenetd.parts import PartQueue
-from pulsenetd.storage import Store
+from pulsenetd.storage.parts import PartQueue
+from pulsenetd.storage.store import Store
 
 NOW_MS = 1_800_000_000_000
 

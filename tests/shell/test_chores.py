@@ -15,9 +15,9 @@ from pulsenet.errors import ConfigError, RemoteProtocolError, StorageError, Unav
 from pulsenet.ids import PeerId
 from pulsenet.node.events import Event, HaveSeen, HeadSeen, PeerConnected, PeerLost
 from pulsenetd import logs, runs
-from pulsenetd.addresses import join_address
 from pulsenetd.chores import DirectoryReader, LinkWatch, RunFileKeeper, repeat
-from pulsenetd.transport import PeerLink
+from pulsenetd.network.addresses import join_address
+from pulsenetd.network.transport import PeerLink
 
 ONE, TWO, OWN = (PeerId(bytes([number]) * 32) for number in (1, 2, 3))
 HERE, THERE = "/ip4/10.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/2"

@@ -120,6 +120,14 @@ def test_people_are_told_what_to_keep_and_what_to_give_away(shell: Shell) -> Non
     assert (code, err) == (0, "")
     assert "owner.key safe" in out
     assert "join token: pulse1" in out
+    assert "pulsenet join --role trainer --run mine --data-dir" in out
+
+
+def test_a_token_that_holds_an_address_needs_no_advice(shell: Shell) -> None:
+    bootstrap = "/ip4/203.0.113.7/tcp/4001/p2p/" + shell.text("authority")
+    code, out, _ = shell.run("create", "mine", "--authority", shell.text("authority"), "--bootstrap", bootstrap)
+    assert code == 0
+    assert "no address yet" not in out
 
 
 @pytest.mark.parametrize(

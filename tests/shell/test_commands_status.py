@@ -80,7 +80,10 @@ STATUS = {
 
 
 def test_without_any_node_the_next_step_is_named(machine: Machine) -> None:
-    assert machine.run() == (0, "no node is running; start one with 'pulsenet join --role trainer'\n", "")
+    code, out, err = machine.run()
+    assert (code, err) == (0, "")
+    assert "no node is running; start one with 'pulsenet join --role trainer'\n" in out
+    assert "'pulsenet status --data-dir DIR'" in out
     code, out, _ = machine.run("--json")
     assert (code, json.loads(out)) == (0, {"nodes": []})
 

@@ -23,10 +23,10 @@ from pulsenetd.handlers.follower import FollowerHandlers
 from pulsenetd.handlers.reporting import Ledger
 from pulsenetd.local_server import EngineConfirmation
 from pulsenetd.metrics import Metrics
-from pulsenetd.mirror import Mirror
-from pulsenetd.publishing import Publisher
-from pulsenetd.staging import StagedUpdate
-from pulsenetd.storage import Store
+from pulsenetd.storage.mirror import Mirror
+from pulsenetd.storage.publishing import Publisher
+from pulsenetd.storage.staging import StagedUpdate
+from pulsenetd.storage.store import Store
 
 ONE, TWO, THREE = (Version(0, number) for number in (1, 2, 3))
 

@@ -18,7 +18,7 @@ from pulsenet.wire.schema import decode_value
 from pulsenetd import runs
 from pulsenetd.identity import verify
 from pulsenetd.membership import Membership
-from pulsenetd.storage import Store
+from pulsenetd.storage.store import Store
 
 PEER = PeerId(b"p" * 32)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pulsenetd import streams
 from pulsenetd.metrics import KINDS, REASONS, Metrics
+from pulsenetd.network import streams
 
 ROOT = Path(__file__).resolve().parents[2]
 

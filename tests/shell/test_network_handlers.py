@@ -22,9 +22,9 @@ from pulsenet.node.events import (
     RequestFailed,
 )
 from pulsenet.wire.messages import ChunkReply, GetChunks, GetHead, HeadReply, Message, Refusal
-from pulsenetd.dial import DialOutcome
 from pulsenetd.handlers.network import NetworkHandlers
-from pulsenetd.streams import PeerRefusedError, PeerUnavailableError
+from pulsenetd.network.dial import DialOutcome
+from pulsenetd.network.streams import PeerRefusedError, PeerUnavailableError
 
 PEER = PeerId(b"p" * 32)
 HERE, THERE = "/ip4/10.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/2"

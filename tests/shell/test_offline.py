@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from pulsenet.errors import IntegrityError, PatchMismatchError, StorageError, StructureError, UsageError
 from pulsenet.ids import Digest
-from pulsenetd import offline
-from pulsenetd.patch_files import PatchFileHeader, open_patch, write_patch
-from pulsenetd.safetensors_files import INDEX_NAME
+from pulsenetd.files import offline
+from pulsenetd.files.patch_files import PatchFileHeader, open_patch, write_patch
+from pulsenetd.files.safetensors_files import INDEX_NAME
 
 State = dict[str, torch.Tensor]
 

@@ -11,7 +11,7 @@ from blake3 import blake3
 from pulsenet.errors import StorageError, UsageError
 from pulsenet.ids import Digest
 from pulsenet.tensors.params import TensorSpec, make_table
-from pulsenetd.patch_files import PatchFileHeader, open_patch, write_patch
+from pulsenetd.files.patch_files import PatchFileHeader, open_patch, write_patch
 
 TABLE = make_table([TensorSpec("w", "BF16", (3,))])
 BLOB = bytes(range(200))

@@ -25,13 +25,13 @@ from pulsenet.node.events import (
     SkipEncoded,
     SnapshotOffered,
 )
-from pulsenetd.disk import Disk
 from pulsenetd.handlers.publisher import OFFERS_MAX, PublisherHandlers
 from pulsenetd.handlers.reporting import Ledger
 from pulsenetd.local_server import SnapshotOffer
 from pulsenetd.metrics import Metrics
-from pulsenetd.publishing import Publisher
-from pulsenetd.storage import Store
+from pulsenetd.storage.disk import Disk
+from pulsenetd.storage.publishing import Publisher
+from pulsenetd.storage.store import Store
 
 
 class RefusingDisk(Disk):

@@ -30,7 +30,6 @@ from pulsenet.node.mesh import BOOK_KEY, Holdings
 from pulsenet.node.respond import respond
 from pulsenet.wire.messages import GetChunks
 from pulsenetd import roles, startup
-from pulsenetd.addresses import join_address
 from pulsenetd.config import Config
 from pulsenetd.handlers.reporting import Ledger
 from pulsenetd.handlers.store import StoreHandlers
@@ -38,8 +37,9 @@ from pulsenetd.identity import verify
 from pulsenetd.local_server import EngineConfirmation, LocalHooks, LocalServer, SnapshotOffer
 from pulsenetd.membership import Membership
 from pulsenetd.metrics import Metrics
+from pulsenetd.network.addresses import join_address
 from pulsenetd.rollouts import RolloutInbox, RolloutOutbox
-from pulsenetd.storage import Store
+from pulsenetd.storage.store import Store
 from pulsenetd.trust_state import open_trust
 from pulsenetd.view import NodeView
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from pulsenet.errors import StorageError, UsageError
 from pulsenet.tensors.digest import compute_region_root
-from pulsenetd.safetensors_files import INDEX_NAME, open_model
+from pulsenetd.files.safetensors_files import INDEX_NAME, open_model
 
 STATE = {
     "a": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),

@@ -16,9 +16,9 @@ from pulsenet.ids import compute_digest
 from pulsenet.node.effects import Release, SaveState, StoreChunk, StoreChunkList, StoreRecord
 from pulsenet.node.events import ChunkStored, StoreFailed
 from pulsenet.wire.chunks import ChunkList
-from pulsenetd.disk import Data, Disk
 from pulsenetd.handlers.store import LEASE_SECONDS, StoreHandlers
-from pulsenetd.storage import Store
+from pulsenetd.storage.disk import Data, Disk
+from pulsenetd.storage.store import Store
 
 DATA = b"weights" * 100
 DIGEST = compute_digest(DATA)

@@ -11,7 +11,7 @@ from pulsenet.errors import TrustError
 from pulsenet.ids import RunId
 from pulsenet.node.news import TRUST_KEY
 from pulsenetd.identity import verify
-from pulsenetd.storage import Store
+from pulsenetd.storage.store import Store
 from pulsenetd.trust_state import open_trust
 
 

@@ -39,7 +39,7 @@ from pulsenet.wire.messages import (
 )
 from pulsenetd.driver import Driver, Handler, Post
 from pulsenetd.handlers.store import LEASE_SECONDS
-from pulsenetd.storage import Store
+from pulsenetd.storage.store import Store
 from pulsenetd.view import NodeView, Responder
 
 HERE = ("/ip4/10.0.0.1/tcp/1",)

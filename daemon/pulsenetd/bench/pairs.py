@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pulsenet.tensors.params import ParameterTable
-from pulsenetd.offline import check_same_tensors
-from pulsenetd.safetensors_files import open_model
+from pulsenetd.files.offline import check_same_tensors
+from pulsenetd.files.safetensors_files import open_model
 
 Bytes = npt.NDArray[np.uint8]
 

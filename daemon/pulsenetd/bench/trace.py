@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from pulsenet.errors import StorageError, UsageError
 from pulsenetd.bench.pairs import Pair
-from pulsenetd.safetensors_files import TensorFiles, open_model
+from pulsenetd.files.safetensors_files import TensorFiles, open_model
 
 VIEWS: Final = ("off", "grid")
 """Where the FP32 masters start: anywhere in their rounding cells, or on the BF16 grid."""

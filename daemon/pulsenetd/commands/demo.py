@@ -13,7 +13,9 @@ def add_parser(commands: Any) -> None:
     """Add ``demo`` to the command line."""
     parser = commands.add_parser("demo", help="run a trainer and inferencers here, on a real model")
     parser.add_argument("--model", choices=("smollm2", "tiny"), default="smollm2", help="tiny takes under a minute")
-    parser.add_argument("--versions", type=int, default=None, metavar="N", help="optimiser steps, one version each")
+    parser.add_argument(
+        "--versions", type=int, default=None, metavar="N", help="optimiser steps, one version each (default 16, tiny 8)"
+    )
     parser.add_argument("--inferencers", type=int, default=2, metavar="N", help="inferencer nodes (default 2)")
     parser.add_argument("--workdir", default=None, metavar="DIR", help="keep logs, keys and weights here")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")

@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
 
 def _keygen(arguments: argparse.Namespace) -> int:
     from pulsenetd import identity
-    from pulsenetd.disk import Disk, make_directory
+    from pulsenetd.storage.disk import Disk, make_directory
 
     path = Path(arguments.file)
     if path.exists():

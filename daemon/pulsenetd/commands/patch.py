@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _make(arguments: argparse.Namespace) -> int:
-    from pulsenetd import offline
+    from pulsenetd.files import offline
 
     return _print(
         offline.patch_make(Path(arguments.old), Path(arguments.new), Path(arguments.output), codec=arguments.codec),
@@ -43,7 +43,7 @@ def _make(arguments: argparse.Namespace) -> int:
 
 
 def _apply(arguments: argparse.Namespace) -> int:
-    from pulsenetd import offline
+    from pulsenetd.files import offline
 
     return _print(
         offline.patch_apply(Path(arguments.base), Path(arguments.file), Path(arguments.output)), as_json=arguments.json
@@ -51,7 +51,7 @@ def _apply(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from pulsenetd import offline
+    from pulsenetd.files import offline
 
     return _print(offline.patch_show(Path(arguments.file)), as_json=arguments.json)
 

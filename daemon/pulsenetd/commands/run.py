@@ -20,7 +20,7 @@ from pulsenet.ids import PeerId
 from pulsenet.local.directories import data_home
 from pulsenet.wire.schema import decode_value
 from pulsenetd import config, runs
-from pulsenetd.disk import Disk, make_directory
+from pulsenetd.storage.disk import Disk, make_directory
 
 ANCHOR_INTERVAL_MAX: Final = 1_000_000
 PUBLISH_INTERVAL_SECONDS_MAX: Final = 86_400
@@ -160,6 +160,10 @@ def _create(arguments: argparse.Namespace) -> int:
         print(f"run {arguments.name} ({file.token.run_id.hex()[:16]}) written to {path}")
         print(f"keep {path / 'owner.key'} safe: it alone can change whom the run trusts")
         print(f"join token: {token}")
+        if not arguments.bootstrap:
+            # Without an address nobody finds the run by it.
+            print("the token holds no address yet: a node started here prints one that others can join by:")
+            print(f"    pulsenet join --role trainer --run {arguments.name} --data-dir DIRECTORY_OF_THE_KEY")
     return 0
 
 

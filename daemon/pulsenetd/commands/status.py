@@ -72,6 +72,7 @@ def _status(arguments: argparse.Namespace) -> int:
         return 0
     if not nodes:
         print("no node is running; start one with 'pulsenet join --role trainer'")
+        print("one that was started with --data-dir DIR is shown by 'pulsenet status --data-dir DIR'")
     for node in nodes:
         print(_line(node))
     return 0

@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from pulsenetd import offline
+    from pulsenetd.files import offline
 
     expected = arguments.root
     if expected is not None and (len(expected) != 64 or set(expected.lower()) - set("0123456789abcdef")):

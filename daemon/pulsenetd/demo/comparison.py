@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pulsenet.errors import PulsenetError
-from pulsenetd.safetensors_files import TensorFiles, open_model
+from pulsenetd.files.safetensors_files import TensorFiles, open_model
 
 
 @dataclass(frozen=True, slots=True)

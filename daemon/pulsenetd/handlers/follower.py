@@ -16,8 +16,8 @@ from pulsenetd.driver import Handler, Post
 from pulsenetd.handlers.reporting import Ledger
 from pulsenetd.local_server import EngineConfirmation
 from pulsenetd.metrics import Metrics
-from pulsenetd.mirror import Mirror
-from pulsenetd.staging import StagedUpdate
+from pulsenetd.storage.mirror import Mirror
+from pulsenetd.storage.staging import StagedUpdate
 
 T = TypeVar("T")
 

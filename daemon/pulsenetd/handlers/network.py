@@ -19,8 +19,8 @@ from pulsenet.node.events import (
 from pulsenet.wire.messages import GetChunks, Message
 from pulsenetd.driver import Handler, Post
 from pulsenetd.logs import logger
-from pulsenetd.network import Network
-from pulsenetd.streams import PeerUnavailableError
+from pulsenetd.network.stack import Network
+from pulsenetd.network.streams import PeerUnavailableError
 
 
 class NetworkHandlers:

@@ -24,7 +24,7 @@ from pulsenetd.driver import Handler, Post
 from pulsenetd.handlers.reporting import Ledger
 from pulsenetd.local_server import SnapshotOffer
 from pulsenetd.metrics import Metrics
-from pulsenetd.publishing import Publisher
+from pulsenetd.storage.publishing import Publisher
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from pulsenet.node.effects import Effect, Release, SaveState, StoreChunk, StoreC
 from pulsenet.node.events import ChunkStored, StoreFailed
 from pulsenetd.driver import Handler, Post
 from pulsenetd.logs import logger
-from pulsenetd.storage import Store
+from pulsenetd.storage.store import Store
 
 LEASE_SECONDS: Final = 60.0
 """A blob somebody reads from here stays this long after the last chunk they took."""

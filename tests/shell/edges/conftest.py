@@ -23,8 +23,8 @@ from pulsenet.tensors.digest import compute_region_root
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.snapshot import take_snapshot
 from pulsenetd.local_server import EngineConfirmation, LocalHooks, LocalServer, SnapshotOffer
-from pulsenetd.parts import PublishFailedError
-from pulsenetd.staging import StagedUpdate
+from pulsenetd.storage.parts import PublishFailedError
+from pulsenetd.storage.staging import StagedUpdate
 
 
 @dataclass

@@ -35,9 +35,9 @@ from pulsenet.tensors.params import TensorSpec, make_table
 from pulsenet.wire.schema import encode_value
 from pulsenetd import local_server
 from pulsenetd.local_server import EngineConfirmation, LocalHooks, LocalServer, SnapshotOffer
-from pulsenetd.parts import PublishFailedError
-from pulsenetd.spools import write_unnamed
-from pulsenetd.staging import StagedUpdate
+from pulsenetd.storage.parts import PublishFailedError
+from pulsenetd.storage.spools import write_unnamed
+from pulsenetd.storage.staging import StagedUpdate
 
 TABLE = make_table([TensorSpec("a", "BF16", (8,)), TensorSpec("b", "F32", (4,))])
 ROOT = Digest(bytes(range(32)))

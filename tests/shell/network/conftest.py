@@ -12,9 +12,9 @@ import pytest
 
 from pulsenet.ids import PeerId, RunId
 from pulsenetd.identity import Identity, load_or_create
-from pulsenetd.p2pd import P2pdSettings
-from pulsenetd.streams import Deadlines
-from pulsenetd.transport import Transport
+from pulsenetd.network.p2pd import P2pdSettings
+from pulsenetd.network.streams import Deadlines
+from pulsenetd.network.transport import Transport
 
 RUN_ID = RunId(bytes(range(32)))
 

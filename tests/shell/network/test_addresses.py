@@ -7,8 +7,8 @@ import pytest
 from pulsenet import limits
 from pulsenet.errors import UsageError
 from pulsenet.ids import PeerId
-from pulsenetd import addresses
 from pulsenetd.identity import to_libp2p_text
+from pulsenetd.network import addresses
 
 PEER = PeerId(bytes(range(32)))
 

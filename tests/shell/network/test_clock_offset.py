@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pulsenet.ids import PeerId
-from pulsenetd.clock_offset import ROUND_TRIP_SECONDS_MAX, SAMPLES_MAX, ClockOffset
+from pulsenetd.network.clock_offset import ROUND_TRIP_SECONDS_MAX, SAMPLES_MAX, ClockOffset
 
 
 def peer(number: int) -> PeerId:

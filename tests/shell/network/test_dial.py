@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pulsenet.ids import PeerId
-from pulsenetd.dial import DialHistory, explain_dial, shorten
+from pulsenetd.network.dial import DialHistory, explain_dial, shorten
 
 PEER = PeerId(bytes(range(32)))
 ONE, TWO = "/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/12"

@@ -14,10 +14,10 @@ from pulsenet.chain.records import Have, Head, SignedRecord
 from pulsenet.chain.signing import encode_signed, seal
 from pulsenet.errors import LocalProtocolError, UnavailableError
 from pulsenet.ids import Digest, RunId, Version
-from pulsenetd import hivemind_repairs
-from pulsenetd.directory import Directory
-from pulsenetd.directory_keys import DirectoryKeys, get_shard, get_slot
 from pulsenetd.identity import Identity, verify
+from pulsenetd.network import hivemind_repairs
+from pulsenetd.network.directory import Directory
+from pulsenetd.network.directory_keys import DirectoryKeys, get_shard, get_slot
 
 RUN_ID = RunId(bytes(range(32)))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pulsenet import limits
 from pulsenet.ids import PeerId, RunId, compute_digest
-from pulsenetd import hivemind_repairs
-from pulsenetd.directory_keys import (
+from pulsenetd.network import hivemind_repairs
+from pulsenetd.network.directory_keys import (
     DirectoryKeys,
     get_accepted_slots,
     get_key_id,

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from pulsenetd import hivemind_repairs
+from pulsenetd.network import hivemind_repairs
 
 EARLIER_EXPIRY = """
 import time
 from hivemind.utils import timed_storage
 from hivemind.dht.storage import DHTLocalStorage
 if {guarded}:
-    from pulsenetd import hivemind_repairs
+    from pulsenetd.network import hivemind_repairs
     hivemind_repairs.load_now()
 now = 1000.0
 timed_storage.get_dht_time = lambda: now

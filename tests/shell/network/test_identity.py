@@ -10,7 +10,6 @@ import pytest
 
 from pulsenet.errors import ConfigError, RemoteProtocolError, StorageError
 from pulsenet.ids import PeerId
-from pulsenetd import hivemind_repairs
 from pulsenetd.identity import (
     from_libp2p_bytes,
     from_libp2p_text,
@@ -20,6 +19,7 @@ from pulsenetd.identity import (
     to_libp2p_text,
     verify,
 )
+from pulsenetd.network import hivemind_repairs
 
 
 def test_a_new_key_is_private_whole_and_loaded_again(tmp_path: Path) -> None:

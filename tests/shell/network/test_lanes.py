@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from pulsenetd.lanes import Lanes
+from pulsenetd.network.lanes import Lanes
 
 
 def test_bulk_leaves_room_for_small_requests_and_all_wait_their_turn() -> None:

@@ -14,14 +14,14 @@ import pytest
 from pulsenet.errors import UsageError
 from pulsenet.ids import PeerId, RunId
 from pulsenet.wire.messages import GetHead, HeadReply, Message
-from pulsenetd import hivemind_repairs
-from pulsenetd.addresses import join_address
-from pulsenetd.directory import Directory
 from pulsenetd.errors import NoBootstrapError, P2pdError, exit_code
 from pulsenetd.identity import load_or_create, verify
-from pulsenetd.network import Network
-from pulsenetd.p2pd import P2pdSettings
-from pulsenetd.transport import Transport
+from pulsenetd.network import hivemind_repairs
+from pulsenetd.network.addresses import join_address
+from pulsenetd.network.directory import Directory
+from pulsenetd.network.p2pd import P2pdSettings
+from pulsenetd.network.stack import Network
+from pulsenetd.network.transport import Transport
 
 RUN_ID = RunId(bytes(range(32)))
 

@@ -14,10 +14,10 @@ import pytest
 
 from pulsenet.errors import ConfigError, StorageError, UnavailableError
 from pulsenet.ids import PeerId
-from pulsenetd import hivemind_repairs, p2pd
 from pulsenetd.errors import P2pdError
 from pulsenetd.identity import load_or_create
-from pulsenetd.p2pd import P2pdSettings, prepare_socket_directory, remove_sockets
+from pulsenetd.network import hivemind_repairs, p2pd
+from pulsenetd.network.p2pd import P2pdSettings, prepare_socket_directory, remove_sockets
 
 
 def run(coroutine: Any) -> Any:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pulsenetd import p2pd_binary
 from pulsenetd.errors import P2pdError, exit_code
+from pulsenetd.network import p2pd_binary
 
 
 def elf_header(machine: int, order: str = "little") -> bytes:

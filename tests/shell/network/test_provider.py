@@ -22,14 +22,14 @@ from pulsenet.wire.messages import (
     Refusal,
 )
 from pulsenetd.identity import to_libp2p_bytes
-from pulsenetd.provider import (
+from pulsenetd.network.provider import (
     REPLY_TYPES,
     STREAMS_ACCEPTED_PER_PEER_MAX,
     Provider,
     check_hello,
     negotiate_version,
 )
-from pulsenetd.streams import Deadlines, Traffic
+from pulsenetd.network.streams import Deadlines, Traffic
 
 RUN = RunId(bytes(32))
 PEER = PeerId(bytes(range(32)))

@@ -13,10 +13,10 @@ from pulsenet.errors import UnavailableError
 from pulsenet.ids import PeerId, RunId
 from pulsenet.wire.messages import GetHead, HeadReply, Hello, Message
 from pulsenetd.identity import to_libp2p_bytes
-from pulsenetd.p2pd import RawStream
-from pulsenetd.provider import Provider
-from pulsenetd.requester import Requester
-from pulsenetd.streams import Deadlines, PeerUnavailableError, Traffic
+from pulsenetd.network.p2pd import RawStream
+from pulsenetd.network.provider import Provider
+from pulsenetd.network.requester import Requester
+from pulsenetd.network.streams import Deadlines, PeerUnavailableError, Traffic
 
 PEER = PeerId(bytes(range(32)))
 HELLO = Hello(RunId(bytes(32)), 1, 1, "seed", "test")

@@ -15,7 +15,7 @@ from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest, compute_digest
 from pulsenet.wire.framing import encode_message
 from pulsenet.wire.messages import ChunkReply, GetHead, HeadReply, Message, Refusal
-from pulsenetd.streams import Deadlines, FramedStream, PeerRefusedError, PeerUnavailableError, Traffic
+from pulsenetd.network.streams import Deadlines, FramedStream, PeerRefusedError, PeerUnavailableError, Traffic
 
 QUICK = Deadlines(0.3, 0.3, 0.3, 0.3, 0.3)
 

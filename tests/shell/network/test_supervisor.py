@@ -10,7 +10,7 @@ import pytest
 from pulsenet import limits
 from pulsenet.errors import UnavailableError
 from pulsenetd.errors import P2pdError, exit_code
-from pulsenetd.supervisor import DEATH_WINDOW_SECONDS, DEATHS_MAX, RestartPolicy, Supervisor, watch_process
+from pulsenetd.network.supervisor import DEATH_WINDOW_SECONDS, DEATHS_MAX, RestartPolicy, Supervisor, watch_process
 
 
 def test_waits_double_and_are_jittered_downward() -> None:

@@ -29,8 +29,8 @@ from pulsenet.wire.messages import (
 )
 from pulsenetd.errors import AddressInUseError
 from pulsenetd.identity import to_libp2p_text
-from pulsenetd.streams import Deadlines, PeerRefusedError, PeerUnavailableError
-from pulsenetd.transport import STREAM_NAME
+from pulsenetd.network.streams import Deadlines, PeerRefusedError, PeerUnavailableError
+from pulsenetd.network.transport import STREAM_NAME
 
 QUICK = Deadlines(open_seconds=2.0, read_stall_seconds=0.5, write_stall_seconds=2.0, provider_idle_seconds=5.0)
 

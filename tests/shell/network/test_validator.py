@@ -13,9 +13,9 @@ from pulsenet import limits
 from pulsenet.chain.records import Have, Head
 from pulsenet.chain.signing import encode_signed, seal
 from pulsenet.ids import Digest, RunId, Version
-from pulsenetd.directory_keys import DirectoryKeys, get_key_id, get_shard, get_slot
 from pulsenetd.identity import Identity, load_or_create, verify
-from pulsenetd.validator import HAVE_SIZE_BYTES_MAX, RecordValidator, get_expiry, unpack_value
+from pulsenetd.network.directory_keys import DirectoryKeys, get_key_id, get_shard, get_slot
+from pulsenetd.network.validator import HAVE_SIZE_BYTES_MAX, RecordValidator, get_expiry, unpack_value
 
 RUN = RunId(bytes(range(32)))
 KEYS = DirectoryKeys(RUN)

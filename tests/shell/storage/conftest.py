@@ -19,10 +19,10 @@ from pulsenet.node.effects import Commit, EncodeSkip, EncodeSnapshot, StoreAncho
 from pulsenet.node.events import AnchorStored, Committed, PatchEncoded, SkipEncoded
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
 from pulsenet.wire.chunks import ChunkCutter
-from pulsenetd.disk import Data, Disk
-from pulsenetd.parts import PartQueue
-from pulsenetd.publishing import Publisher
-from pulsenetd.storage import Store
+from pulsenetd.storage.disk import Data, Disk
+from pulsenetd.storage.parts import PartQueue
+from pulsenetd.storage.publishing import Publisher
+from pulsenetd.storage.store import Store
 
 RUN_ID = RunId(bytes(32))
 SIGNER = PeerId(bytes(range(32)))

@@ -10,8 +10,8 @@ import pytest
 from pulsenet import limits
 from pulsenet.errors import StorageError
 from pulsenet.ids import compute_digest
-from pulsenetd.chunk_files import ChunkFiles
-from pulsenetd.disk import Disk
+from pulsenetd.storage.chunk_files import ChunkFiles
+from pulsenetd.storage.disk import Disk
 
 DATA = b"some chunk"
 DIGEST = compute_digest(DATA)

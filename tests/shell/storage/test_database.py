@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pulsenet.errors import StorageError
-from pulsenetd.database import Database
-from pulsenetd.disk import Disk
+from pulsenetd.storage.database import Database
+from pulsenetd.storage.disk import Disk
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value BLOB NOT NULL)"
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from pulsenet.errors import StorageError
-from pulsenetd.disk import (
+from pulsenetd.errors import DirectoryLockedError
+from pulsenetd.storage.disk import (
     DirectoryLock,
     Disk,
     check_writable,
@@ -21,7 +22,6 @@ from pulsenetd.disk import (
     require_free_space,
     write_durably,
 )
-from pulsenetd.errors import DirectoryLockedError
 
 
 class FailingDisk(Disk):
@@ -106,7 +106,7 @@ def test_a_second_owner_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> 
     with pytest.raises(DirectoryLockedError, match=f"process {os.getpid()}"):
         DirectoryLock.acquire(tmp_path)
     code = (
-        "from pathlib import Path; from pulsenetd.disk import DirectoryLock;"
+        "from pathlib import Path; from pulsenetd.storage.disk import DirectoryLock;"
         f"DirectoryLock.acquire(Path({str(tmp_path)!r}))"
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -120,7 +120,7 @@ def test_a_second_owner_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> 
 def test_the_lock_of_a_killed_process_does_not_block(tmp_path: Path) -> None:
     """A-PROC-3."""
     code = (
-        "import os, signal; from pathlib import Path; from pulsenetd.disk import DirectoryLock;"
+        "import os, signal; from pathlib import Path; from pulsenetd.storage.disk import DirectoryLock;"
         f"DirectoryLock.acquire(Path({str(tmp_path)!r})); os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9

@@ -21,10 +21,10 @@ from pulsenet.local.protocol import UpdateKind
 from pulsenet.local.shared_memory import Region
 from pulsenet.node.events import HopApplied, HopFailed
 from pulsenet.tensors.params import TensorSpec, make_table
-from pulsenetd import mirror as mirror_module
-from pulsenetd import staging
-from pulsenetd.mirror import Mirror
-from pulsenetd.storage import Store
+from pulsenetd.storage import mirror as mirror_module
+from pulsenetd.storage import staging
+from pulsenetd.storage.mirror import Mirror
+from pulsenetd.storage.store import Store
 
 
 class Inferencer:
@@ -192,7 +192,7 @@ def test_a_preparation_that_failed_costs_nothing_but_time(
         def refuse(*_: object) -> None:
             raise StorageError("no space left", "enospc")
 
-        patch.setattr("pulsenetd.spools.SpoolWriter.write", refuse)
+        patch.setattr("pulsenetd.storage.spools.SpoolWriter.write", refuse)
         arrive(reader, node, kit, manifest)
         assert reader.mirror.apply_hop(manifest) == HopFailed(manifest.version, "enospc", Version(0, 1))
         arrive(reader, node, kit, manifest)

@@ -10,8 +10,8 @@ import pytest
 
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.tensors.params import make_table
-from pulsenetd import parts
-from pulsenetd.parts import PartQueue, PublishFailedError
+from pulsenetd.storage import parts
+from pulsenetd.storage.parts import PartQueue, PublishFailedError
 
 
 def open_count() -> int:

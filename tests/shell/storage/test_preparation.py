@@ -15,10 +15,10 @@ from pulsenet.chain.records import Kind
 from pulsenet.codec.patch import decode_patch
 from pulsenet.errors import StorageError
 from pulsenet.ids import Digest, Version
-from pulsenetd.preparation import Preparation, can_prepare
-from pulsenetd.rebuild import HeldVersion, Weights, load_anchor
-from pulsenetd.spools import SpoolDirectory
-from pulsenetd.storage import Store
+from pulsenetd.storage.preparation import Preparation, can_prepare
+from pulsenetd.storage.rebuild import HeldVersion, Weights, load_anchor
+from pulsenetd.storage.spools import SpoolDirectory
+from pulsenetd.storage.store import Store
 
 
 class Arrival:
@@ -54,7 +54,7 @@ class Arrival:
 @pytest.fixture
 def arrival(tmp_path: Path, kit: Any, node: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Arrival]:
     # Chunks of half a kilobyte, so that a small patch has many.
-    monkeypatch.setattr("pulsenetd.storage.ChunkCutter", lambda: kit.ChunkCutter(512))
+    monkeypatch.setattr("pulsenetd.storage.store.ChunkCutter", lambda: kit.ChunkCutter(512))
     made = Arrival(tmp_path / "follower", kit, node)
     assert len(made.missing) >= 5
     yield made
@@ -119,7 +119,11 @@ def test_a_full_disk_makes_no_spool_and_is_left_to_the_hop(
     def refuse(*_: object) -> None:
         raise StorageError("no space left", "enospc")
 
-    target = "pulsenetd.spools.SpoolDirectory.begin" if at == "begin" else f"pulsenetd.spools.SpoolWriter.{at}"
+    target = (
+        "pulsenetd.storage.spools.SpoolDirectory.begin"
+        if at == "begin"
+        else f"pulsenetd.storage.spools.SpoolWriter.{at}"
+    )
     monkeypatch.setattr(target, refuse)
     preparation = arrival.prepare()
     for index in range(len(arrival.missing)):

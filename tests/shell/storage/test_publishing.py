@@ -20,10 +20,10 @@ from pulsenet.node.effects import Commit, EncodeSkip, EncodeSnapshot, StoreAncho
 from pulsenet.node.events import EncodeFailed, ExtraFailed
 from pulsenet.tensors.digest import compute_region_root
 from pulsenet.tensors.params import TensorSpec, make_table
-from pulsenetd import publishing
-from pulsenetd.parts import PartQueue
-from pulsenetd.rebuild import rebuild
-from pulsenetd.spools import SpoolDirectory
+from pulsenetd.storage import publishing
+from pulsenetd.storage.parts import PartQueue
+from pulsenetd.storage.rebuild import rebuild
+from pulsenetd.storage.spools import SpoolDirectory
 
 
 def test_the_first_version_is_an_anchor_and_the_next_a_small_patch(node: Any, kit: Any) -> None:
@@ -264,7 +264,7 @@ def test_a_full_disk_fails_the_publish_and_leaves_no_chunk(node: Any, kit: Any, 
     model = kit.Model()
     first = node.publish(model)
     before = node.store.usage().chunk_count
-    monkeypatch.setattr("pulsenetd.disk.free_size_bytes", lambda _: 0)
+    monkeypatch.setattr("pulsenetd.storage.disk.free_size_bytes", lambda _: 0)
     node.publisher.offer(90, model.parts())
     assert node.publisher.encode_snapshot(EncodeSnapshot(90, Kind.ANCHOR)) == EncodeFailed(90, "enospc")
     assert node.store.usage().chunk_count == before
@@ -406,7 +406,11 @@ def test_a_disk_that_is_full_while_spooling_changes_nothing(
     def refuse(*_: object) -> None:
         raise StorageError("no space left", "enospc")
 
-    target = "pulsenetd.spools.SpoolDirectory.begin" if at == "begin" else f"pulsenetd.spools.SpoolWriter.{at}"
+    target = (
+        "pulsenetd.storage.spools.SpoolDirectory.begin"
+        if at == "begin"
+        else f"pulsenetd.storage.spools.SpoolWriter.{at}"
+    )
     with monkeypatch.context() as patch:
         patch.setattr(target, refuse)
         node.publisher.offer(60, model.parts())

@@ -18,9 +18,9 @@ import pytest
 from pulsenet.errors import StorageError, UnavailableError
 from pulsenet.ids import Digest, Version
 from pulsenet.tensors.digest import compute_region_root
-from pulsenetd.mirror import STATE_KEY, Mirror
-from pulsenetd.rebuild import HeldVersion, rebuild
-from pulsenetd.storage import Store
+from pulsenetd.storage.mirror import STATE_KEY, Mirror
+from pulsenetd.storage.rebuild import HeldVersion, rebuild
+from pulsenetd.storage.store import Store
 
 
 def open_memories() -> int:
@@ -109,8 +109,8 @@ KILLED_CHILD = """
 import os, signal, sys
 from pathlib import Path
 from pulsenet.codec.changes import apply_changes
-from pulsenetd import mirror as module
-from pulsenetd.storage import Store
+from pulsenetd.storage import mirror as module
+from pulsenetd.storage.store import Store
 
 directory, number, point = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 store = Store.open(directory)

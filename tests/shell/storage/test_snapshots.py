@@ -11,7 +11,7 @@ import pytest
 from pulsenet.codec.changes import Changes
 from pulsenet.errors import IntegrityError
 from pulsenetd.snapshots import CheckedSpool, Snapshot
-from pulsenetd.spools import SpoolDirectory
+from pulsenetd.storage.spools import SpoolDirectory
 
 
 def changes_of(model: Any, index: int, count: int) -> Changes:

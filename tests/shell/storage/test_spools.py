@@ -14,7 +14,7 @@ from pulsenet.codec.changes import Changes, decode_changes
 from pulsenet.errors import StorageError
 from pulsenet.ids import Digest, Version
 from pulsenet.tensors.params import TensorSpec, make_table
-from pulsenetd.spools import Point, SpoolDirectory, compose_spools, write_unnamed
+from pulsenetd.storage.spools import Point, SpoolDirectory, compose_spools, write_unnamed
 
 TABLE = make_table([TensorSpec("a", "BF16", (100,)), TensorSpec("b", "F32", (10,))])
 UNLIMITED = 1 << 30

@@ -16,9 +16,9 @@ from pulsenet.chain.signing import encode_signed, record_digest
 from pulsenet.errors import IntegrityError, RemoteProtocolError, StorageError
 from pulsenet.ids import Digest, Version, compute_digest
 from pulsenet.wire.chunks import ChunkList
-from pulsenetd.disk import Data, Disk
 from pulsenetd.errors import DirectoryLockedError
-from pulsenetd.storage import Store
+from pulsenetd.storage.disk import Data, Disk
+from pulsenetd.storage.store import Store
 
 MEBIBYTE = 1 << 20
 
@@ -70,7 +70,8 @@ def test_a_second_store_on_the_directory_is_refused_and_touches_nothing(tmp_path
     store = Store.open(tmp_path / "a")
     blob_id = write_blob(store, b"x")
     before = sorted(path for path in (tmp_path / "a").rglob("*") if path.suffix != ".sqlite-shm")
-    code = f"from pathlib import Path; from pulsenetd.storage import Store; Store.open(Path({str(tmp_path / 'a')!r}))"
+    store_import = "from pathlib import Path; from pulsenetd.storage.store import Store"
+    code = f"{store_import}; Store.open(Path({str(tmp_path / 'a')!r}))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert f"in use by process {os.getpid()}" in other.stderr
     assert sorted(path for path in (tmp_path / "a").rglob("*") if path.suffix != ".sqlite-shm") == before

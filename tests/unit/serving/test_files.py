@@ -88,6 +88,20 @@ def test_a_reader_inside_the_old_version_can_finish(
     assert torch.equal(load_file(opened / "model.safetensors")["embed"], make_state(0)["embed"])
 
 
+def test_a_directory_may_be_named_by_text(tmp_path: Path, versions: list[FullUpdate]) -> None:
+    companions = tmp_path / "model"
+    companions.mkdir()
+    (companions / "config.json").write_text("{}")
+    named = FilesEngine(str(tmp_path / "weights"), companions=str(companions))
+    named.load_full(versions[0])
+    assert sorted(path.name for path in (tmp_path / "weights" / "current").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "pulsenet.json",
+    ]
+    named.close()
+
+
 def test_a_version_without_changes_takes_no_space(
     engine: FilesEngine, versions: list[FullUpdate], make_records: MakeRecords
 ) -> None:

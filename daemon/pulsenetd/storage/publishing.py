@@ -38,11 +38,11 @@ from pulsenet.tensors.params import ParameterTable
 from pulsenet.wire.chunks import ChunkList
 from pulsenet.wire.schema import decode_value
 from pulsenetd.logs import logger
-from pulsenetd.parts import Part, PartQueue, PublishFailedError
-from pulsenetd.rebuild import HeldVersion, Weights, hash_tensors, load_anchor, rebuild, replay
 from pulsenetd.snapshots import SPOOL_RATIO_PUBLISHER, CheckedSpool, Snapshot
-from pulsenetd.spools import Point, SpoolDirectory, compose_spools
-from pulsenetd.storage import Store
+from pulsenetd.storage.parts import Part, PartQueue, PublishFailedError
+from pulsenetd.storage.rebuild import HeldVersion, Weights, hash_tensors, load_anchor, rebuild, replay
+from pulsenetd.storage.spools import Point, SpoolDirectory, compose_spools
+from pulsenetd.storage.store import Store
 
 STATE_KEY: Final = "baseline"
 """Where the store keeps what was committed last: the target of a rebuild."""

@@ -7,9 +7,9 @@ import threading
 from pulsenet.chain.records import Kind, Manifest
 from pulsenet.codec.patch import RunBlocks, decode_patch
 from pulsenet.errors import PulsenetError, UnavailableError
-from pulsenetd.rebuild import HeldVersion, Weights
-from pulsenetd.spools import Spool, SpoolDirectory
-from pulsenetd.storage import Store
+from pulsenetd.storage.rebuild import HeldVersion, Weights
+from pulsenetd.storage.spools import Spool, SpoolDirectory
+from pulsenetd.storage.store import Store
 
 BATCH_BLOCKS_MAX = 16
 """Few blocks at a time: what came is decoded before the next chunk, and little is left to do after the last."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pulsenet import limits
 from pulsenet.ids import DIGEST_SIZE_BYTES, Digest, compute_digest
-from pulsenetd.disk import PARTIAL_SUFFIX, Disk, describe_os_error, make_directory, write_durably
+from pulsenetd.storage.disk import PARTIAL_SUFFIX, Disk, describe_os_error, make_directory, write_durably
 
 
 class ChunkFiles:

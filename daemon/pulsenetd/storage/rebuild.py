@@ -27,7 +27,7 @@ from pulsenet.local.shared_memory import Bytes, Region
 from pulsenet.tensors.digest import compute_root, hash_tensor
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.wire.schema import decode_value, encode_value
-from pulsenetd.storage import Store
+from pulsenetd.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)

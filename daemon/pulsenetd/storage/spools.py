@@ -21,7 +21,7 @@ from pulsenet.codec.changes import Changes, compose_changes, decode_changes, enc
 from pulsenet.errors import RemoteProtocolError, StorageError
 from pulsenet.ids import Digest, Version
 from pulsenet.tensors.params import ParameterTable
-from pulsenetd.disk import Disk, describe_os_error, make_directory
+from pulsenetd.storage.disk import Disk, describe_os_error, make_directory
 
 SPOOL_SUFFIX = ".spool"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pulsenet.errors import StorageError
-from pulsenetd.disk import Disk
+from pulsenetd.storage.disk import Disk
 
 _REASONS = {
     "SQLITE_FULL": "enospc",

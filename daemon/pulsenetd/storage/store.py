@@ -1,8 +1,8 @@
 """Everything a node must not lose: signed records, named state, blobs with their chunks.
 
 Records, state and chunk lists live in SQLite (WAL, synchronous FULL): a transaction is whole or absent. Chunks
-are content-addressed files (:mod:`pulsenetd.chunk_files`). The order is always chunks, then chunk list, then the
-records that name it, so that nothing durable ever points at something that is not.
+are content-addressed files (:mod:`pulsenetd.storage.chunk_files`). The order is always chunks, then chunk list,
+then the records that name it, so that nothing durable ever points at something that is not.
 
 All methods block and may be called from any thread.
 """
@@ -22,9 +22,16 @@ from pulsenet.errors import IntegrityError, RemoteProtocolError, StorageError
 from pulsenet.ids import Digest, short
 from pulsenet.wire.chunks import ChunkCutter, ChunkList
 from pulsenet.wire.schema import decode_value
-from pulsenetd.chunk_files import ChunkFiles
-from pulsenetd.database import Database
-from pulsenetd.disk import DirectoryLock, Disk, check_writable, free_size_bytes, make_directory, require_free_space
+from pulsenetd.storage.chunk_files import ChunkFiles
+from pulsenetd.storage.database import Database
+from pulsenetd.storage.disk import (
+    DirectoryLock,
+    Disk,
+    check_writable,
+    free_size_bytes,
+    make_directory,
+    require_free_space,
+)
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (digest BLOB PRIMARY KEY, type TEXT NOT NULL, encoded BLOB NOT NULL);

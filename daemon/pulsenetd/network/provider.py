@@ -41,8 +41,8 @@ from pulsenet.wire.messages import (
     RoundsReply,
 )
 from pulsenetd.identity import from_libp2p_bytes
-from pulsenetd.lanes import Lanes
-from pulsenetd.streams import Deadlines, FramedStream, PeerUnavailableError, Traffic
+from pulsenetd.network.lanes import Lanes
+from pulsenetd.network.streams import Deadlines, FramedStream, PeerUnavailableError, Traffic
 
 logger: Final = logging.getLogger("pulsenet.provider")
 

@@ -14,7 +14,7 @@ from pulsenet.chain.records import Have, Head
 from pulsenet.chain.signing import Verify, decode_signed, open_record
 from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId, compute_digest
-from pulsenetd.directory_keys import DirectoryKeys, get_accepted_slots, get_key_id, get_slot
+from pulsenetd.network.directory_keys import DirectoryKeys, get_accepted_slots, get_key_id, get_slot
 
 HAVE_SIZE_BYTES_MAX: Final = 8 << 10
 """A have record in the directory; a shard's worth of them must fit one answer of 4 MiB."""

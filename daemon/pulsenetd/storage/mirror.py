@@ -35,11 +35,11 @@ from pulsenet.local.protocol import UpdateKind
 from pulsenet.node.events import HopApplied, HopFailed
 from pulsenet.tensors.digest import compute_root
 from pulsenet.tensors.params import ParameterTable
-from pulsenetd.preparation import Preparation, can_prepare
-from pulsenetd.rebuild import HeldVersion, Weights, check_anchor, hash_tensors, load_anchor, rebuild
-from pulsenetd.spools import Point, Spool, SpoolDirectory, compose_spools, write_unnamed
-from pulsenetd.staging import Loans, StagedUpdate
-from pulsenetd.storage import Store
+from pulsenetd.storage.preparation import Preparation, can_prepare
+from pulsenetd.storage.rebuild import HeldVersion, Weights, check_anchor, hash_tensors, load_anchor, rebuild
+from pulsenetd.storage.spools import Point, Spool, SpoolDirectory, compose_spools, write_unnamed
+from pulsenetd.storage.staging import Loans, StagedUpdate
+from pulsenetd.storage.store import Store
 
 STATE_KEY: Final = "mirror"
 """Where the store keeps what the mirror held: the target of a rebuild."""
@@ -172,7 +172,7 @@ class Mirror:
         """Return what leads an engine from its version to the mirror's; ``None`` if it is there, or nothing is held.
 
         Records if the spools lead there and stay within ``SPOOL_RATIO_MAX`` of the model, else the mirror itself
-        on loan: no hop is made until it is given back (see :class:`~pulsenetd.staging.Loans`).
+        on loan: no hop is made until it is given back (see :class:`~pulsenetd.storage.staging.Loans`).
 
         Raises:
             StorageError: The disk refused the records.

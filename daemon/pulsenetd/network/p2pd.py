@@ -23,9 +23,9 @@ from typing import Any, Final
 from pulsenet import limits
 from pulsenet.errors import ConfigError, RemoteProtocolError, StorageError, UnavailableError, UsageError
 from pulsenet.ids import PeerId
-from pulsenetd import addresses, hivemind_repairs, p2pd_binary
 from pulsenetd.errors import AddressInUseError, P2pdError
 from pulsenetd.identity import from_libp2p_bytes, to_libp2p_bytes
+from pulsenetd.network import addresses, hivemind_repairs, p2pd_binary
 
 logger: Final = logging.getLogger("pulsenet.p2pd")
 

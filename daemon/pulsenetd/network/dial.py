@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pulsenet.ids import PeerId
-from pulsenetd import addresses
+from pulsenetd.network import addresses
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,13 @@ from pulsenet import limits
 from pulsenet.errors import UnavailableError
 from pulsenet.ids import PeerId, RunId
 from pulsenet.wire.messages import Hello, Message
-from pulsenetd import addresses, p2pd
-from pulsenetd.dial import DialHistory, DialOutcome
 from pulsenetd.errors import AddressInUseError
-from pulsenetd.p2pd import P2pd, P2pdSettings, RawStream
-from pulsenetd.provider import Admission, Handler, Provider, ViolationHandler
-from pulsenetd.requester import Requester
-from pulsenetd.streams import Deadlines, Traffic
+from pulsenetd.network import addresses, p2pd
+from pulsenetd.network.dial import DialHistory, DialOutcome
+from pulsenetd.network.p2pd import P2pd, P2pdSettings, RawStream
+from pulsenetd.network.provider import Admission, Handler, Provider, ViolationHandler
+from pulsenetd.network.requester import Requester
+from pulsenetd.network.streams import Deadlines, Traffic
 
 logger: Final = logging.getLogger("pulsenet.transport")
 
@@ -94,7 +94,7 @@ class Transport:
         """Start p2pd and serve incoming streams.
 
         Raises:
-            P2pdError, AddressInUseError, ConfigError, UnavailableError: see :func:`pulsenetd.p2pd.start`.
+            P2pdError, AddressInUseError, ConfigError, UnavailableError: see :func:`pulsenetd.network.p2pd.start`.
         """
         assert self._p2pd is None
         running = await p2pd.start(self._settings, on_progress)
@@ -171,7 +171,7 @@ class Transport:
         timeout_seconds: float,
         on_reply: Callable[[Message], None] | None = None,
     ) -> list[Message]:
-        """Send a request and return its replies; see :meth:`pulsenetd.requester.Requester.request`."""
+        """Send a request and return its replies; see :meth:`pulsenetd.network.requester.Requester.request`."""
         return await self._requester.request(peer_id, message, timeout_seconds, on_reply)
 
     def serve(

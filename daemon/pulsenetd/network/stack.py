@@ -11,12 +11,12 @@ from typing import Final, NoReturn
 from pulsenet import limits
 from pulsenet.errors import UnavailableError
 from pulsenet.ids import PeerId
-from pulsenetd import addresses
-from pulsenetd.dial import DialOutcome
-from pulsenetd.directory import Directory
 from pulsenetd.errors import NoBootstrapError
-from pulsenetd.supervisor import RestartPolicy, Supervisor, watch_process
-from pulsenetd.transport import Transport
+from pulsenetd.network import addresses
+from pulsenetd.network.dial import DialOutcome
+from pulsenetd.network.directory import Directory
+from pulsenetd.network.supervisor import RestartPolicy, Supervisor, watch_process
+from pulsenetd.network.transport import Transport
 
 logger: Final = logging.getLogger("pulsenet.network")
 

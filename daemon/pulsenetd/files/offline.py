@@ -36,8 +36,8 @@ from pulsenet.ids import Digest, short
 from pulsenet.serving.engine import describe_names
 from pulsenet.serving.safetensors_format import TensorPlace, copy_companions, map_file, sync_path
 from pulsenet.tensors.params import ParameterTable
-from pulsenetd.patch_files import PatchFile, PatchFileHeader, damaged, open_patch, read_pieces, write_patch
-from pulsenetd.safetensors_files import INDEX_NAME, TensorFiles, open_model
+from pulsenetd.files.patch_files import PatchFile, PatchFileHeader, damaged, open_patch, read_pieces, write_patch
+from pulsenetd.files.safetensors_files import INDEX_NAME, TensorFiles, open_model
 
 FP32_HINT = (
     "most weights are FP32, where nearly every value changes at every step: compare BF16 checkpoints to see what "

@@ -21,11 +21,11 @@ from pulsenet.chain.signing import Verify, encode_signed
 from pulsenet.errors import LocalProtocolError, UnavailableError
 from pulsenet.ids import PeerId, RunId, short
 from pulsenet.wire.schema import decode_value
-from pulsenetd import hivemind_repairs
-from pulsenetd.clock_offset import ClockOffset
-from pulsenetd.directory_keys import DirectoryKeys, get_read_slots, get_shard, get_slot
 from pulsenetd.identity import to_libp2p_bytes
-from pulsenetd.validator import RecordValidator, get_expiry
+from pulsenetd.network import hivemind_repairs
+from pulsenetd.network.clock_offset import ClockOffset
+from pulsenetd.network.directory_keys import DirectoryKeys, get_read_slots, get_shard, get_slot
+from pulsenetd.network.validator import RecordValidator, get_expiry
 
 logger: Final = logging.getLogger("pulsenet.directory")
 

@@ -12,11 +12,11 @@ from pulsenet import limits
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError, UnavailableError
 from pulsenet.ids import PeerId
 from pulsenet.wire.messages import Ack, ChunkReply, GetChunks, Hello, Message, Refusal
-from pulsenetd.dial import shorten
-from pulsenetd.lanes import Lanes
-from pulsenetd.p2pd import RawStream
-from pulsenetd.provider import BULK_TYPES, REPLY_TYPES, check_hello
-from pulsenetd.streams import (
+from pulsenetd.network.dial import shorten
+from pulsenetd.network.lanes import Lanes
+from pulsenetd.network.p2pd import RawStream
+from pulsenetd.network.provider import BULK_TYPES, REPLY_TYPES, check_hello
+from pulsenetd.network.streams import (
     Deadlines,
     FramedStream,
     PeerRefusedError,

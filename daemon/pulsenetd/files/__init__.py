@@ -1,0 +1,1 @@
+"""Models in files, and patches between them, without any network."""
