@@ -107,6 +107,7 @@ class Coordinator:
         self._is_unsaved = False
         self._offer: _Offer | None = None
         self._shown: SignedRecord | None = None
+        self._newest: tuple[SignedRecord, ...] = ()
         self._timer_at: float | None = None
         self._is_fork_told = False
         self.verdicts = Verdicts()
@@ -165,11 +166,9 @@ class Coordinator:
                 return [Count("rejected", reason)] if reason else []
             case ReceiptSeen():
                 return self._take_receipt(candidacy, event, now)
-            case StateReached(round_index):
-                self._state = event
-                return self._order_anchor(round_index)
-            case StateLost():
-                self._state = None
+            case StateReached() | StateLost():
+                self._state = event if isinstance(event, StateReached) else None
+                return [] if self._state is None else self._order_anchor(self._state.round_index)
             case StateAnchorStored():
                 return self._take_anchor(event)
             case _:
@@ -289,6 +288,7 @@ class Coordinator:
             return [Count("rejected", error.code)]
         signed = add_signature(offer.signed, self._sign, self._peer_id)
         candidacy.ballot = store(candidacy.ballot, stored, offer.receipt.coordinator)
+        self._newest = (signed,)
         told = self._courier.send(offer.receipt.coordinator, PushReceipt(encode_signed(signed), ()))
         return [*self._store_listed(offer.receipt), StoreRecord(signed), candidacy.save(), told]
 
@@ -392,6 +392,7 @@ class Coordinator:
         if refusal:
             raise LocalProtocolError(f"round {receipt.round_index} may not be proposed: {refusal}")
         candidacy.ballot = store(candidacy.ballot, stored, self._peer_id)
+        self._newest = (signed,)
         self._proposal = Proposal(signed, now)
         self._collection = None
         return self._store_listed(receipt) + self._show(candidacy, self._proposal, now)
@@ -433,14 +434,14 @@ class Coordinator:
             effects += self._lead(candidacy, now)
         elif not self._is_fork_told:
             self._is_fork_told = True
-            text = "two final receipts of one round are known: rounds stop until the owner steps in"
-            effects.append(Log("error", text))
+            effects.append(
+                Log("error", "two final receipts of one round are known: rounds stop, the owner must step in")
+            )
         effects += self._gatherer.pump(now)
         if self._is_unsaved:
             self._is_unsaved = False
-            effects += [StoreRecord(signed) for signed in self._ledger.records()]
+            effects += [StoreRecord(signed) for signed in (*self._ledger.records(), *self._newest)]
             effects += [candidacy.save(), SaveState(LEDGER_KEY, self._ledger.save())]
-            # Orders given in the same breath were not carried out.
             effects += [] if self._state is None else self._order_anchor(self._state.round_index)
             if self._collection is not None:
                 self._collection.asked.clear()

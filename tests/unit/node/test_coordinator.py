@@ -11,7 +11,7 @@ from pulsenet.chain.ledger import LEDGER_KEY, Ledger
 from pulsenet.chain.records import Contribution, Member, Receipt, SignedRecord, Vote
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.ids import compute_digest
-from pulsenet.node.candidacy import BALLOT_KEY
+from pulsenet.node.candidacy import BALLOT_KEY, decode_ballot
 from pulsenet.node.coordinator import STORE_RETRY_SECONDS, Coordinator
 from pulsenet.node.effects import (
     EXECUTION_ORDER,
@@ -252,6 +252,9 @@ def test_after_a_full_disk_everything_is_stored_again_before_anything_is_said(ma
     effects = bench.tell(TimerFired())
     assert {BALLOT_KEY, LEDGER_KEY} <= set(bench.store.state)
     assert bench.store.record(record_digest(bench.contribution())) is not None
+    ballot = decode_ballot(bench.store.state[BALLOT_KEY])
+    assert ballot.newest is not None
+    assert bench.store.record(ballot.newest.digest) is not None, "a ballot names no receipt that is not on disk"
     kinds = [type(effect) for effect in effects]
     assert kinds.index(SaveState) < kinds.index(SendRequest)
 
