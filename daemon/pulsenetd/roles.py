@@ -47,6 +47,9 @@ from pulsenetd.storage.publishing import Publisher
 from pulsenetd.storage.staging import StagedUpdate
 from pulsenetd.storage.store import Store
 
+ENGINE_RETRY_SECONDS = 5.0
+"""Pause before the files engine's directory is tried again."""
+
 STORE_SHARE_DEFAULT = 0.2
 """Share of the free disk that blobs may take unless the operator says otherwise."""
 
@@ -249,6 +252,7 @@ class FollowerRole:
         )
         self.handlers = self._following.table()
         self._engine_thread: threading.Thread | None = None
+        self._engine_stop = threading.Event()
         self._subscriber: Subscriber | None = None
 
     def bind(self, post: Callable[[Event], None]) -> None:
@@ -287,11 +291,8 @@ class FollowerRole:
         self._engine_thread.start()
 
     def _run_files_engine(self, directory: Path) -> None:
-        companions = Path(self._parts.config.companions) if self._parts.config.companions else None
-        try:
-            engine = FilesEngine(directory, companions=companions)
-        except PulsenetError as error:
-            logger.error("the files engine cannot start: %s", error)
+        engine = self._open_files_engine(directory)
+        if engine is None:
             return
         try:
             self._subscriber = attach_engine(
@@ -306,8 +307,27 @@ class FollowerRole:
         finally:
             engine.close()
 
+    def _open_files_engine(self, directory: Path) -> FilesEngine | None:
+        """Open the engine's directory, as often as it takes: a full disk or a lock may be gone in a minute.
+
+        Returns:
+            ``None`` once the node stops.
+        """
+        companions = Path(self._parts.config.companions) if self._parts.config.companions else None
+        told = ""
+        while not self._engine_stop.is_set():
+            try:
+                return FilesEngine(directory, companions=companions)
+            except PulsenetError as error:
+                if str(error) != told:
+                    told = str(error)
+                    logger.error("the files engine cannot start: %s; it is tried again by itself", error)
+            self._engine_stop.wait(ENGINE_RETRY_SECONDS)
+        return None
+
     def stop_engine(self) -> None:
         """Stop the files engine; an update in work is finished first."""
+        self._engine_stop.set()
         if self._subscriber is not None:
             self._subscriber.close()
         if self._engine_thread is not None:

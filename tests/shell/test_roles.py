@@ -28,6 +28,7 @@ from pulsenet.node.events import (
 )
 from pulsenet.node.mesh import BOOK_KEY, Holdings
 from pulsenet.node.respond import respond
+from pulsenet.serving.files import FilesEngine
 from pulsenet.wire.messages import GetChunks
 from pulsenetd import roles, startup
 from pulsenetd.config import Config
@@ -354,20 +355,47 @@ def test_the_files_engine_keeps_weights_current_in_the_node_directory(swarm: Swa
     assert (current / "config.json").exists()
 
 
-def test_a_files_engine_that_cannot_start_is_said_and_the_node_stays(
-    swarm: Swarm, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_files_engine_that_cannot_start_is_said_once_and_starts_when_it_can(
+    swarm: Swarm, hands: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A-DSK-1: what the disk refuses now it may grant in a minute."""
+    monkeypatch.setattr(roles, "ENGINE_RETRY_SECONDS", 0.01)
+    place = tmp_path / "file"
+    place.write_text("in the way")
+    tries = []
+
+    def open_engine(directory: Path, **options: Any) -> FilesEngine:
+        tries.append(directory)
+        if len(tries) == 3:
+            place.unlink()
+        return FilesEngine(directory, **options)
+
+    monkeypatch.setattr(roles, "FilesEngine", open_engine)
+
+    async def scenario() -> None:
+        trainer = await swarm.start("trainer")
+        await trainer.publish(hands.Model())
+        node = await swarm.start("inferencer", engine_dir=str(place))
+        await node.follow(trainer)
+        await node.drive(lambda: node.role._following._due is not None)
+        await serve_files_engine(node, lambda: EngineApplied(Version(0, 1)) in node.posted)
+
+    asyncio.run(scenario())
+    assert tries == [place] * 3
+    assert caplog.text.count("the files engine cannot start") == 1
+
+
+def test_a_files_engine_that_never_starts_keeps_no_node_from_stopping(swarm: Swarm, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
 
     async def scenario() -> None:
         await swarm.start("trainer")
         node = await swarm.start("inferencer", engine_dir=str(tmp_path / "file"))
         node.role.start_engine()
-        await asyncio.to_thread(node.role._engine_thread.join, 10)
-        node.role.stop_engine()
+        await asyncio.to_thread(node.role.stop_engine)
+        assert not node.role._engine_thread.is_alive()
 
     asyncio.run(scenario())
-    assert "the files engine cannot start" in caplog.text
 
 
 def test_a_files_engine_without_its_node_gives_up(swarm: Swarm, caplog: pytest.LogCaptureFixture) -> None:
