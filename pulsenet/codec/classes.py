@@ -2,7 +2,9 @@
 
 Whether a weight changes depends on its exponent, which both sides know from the old bits. Elements of one class are
 counted among themselves: the *gap* of a change is how many unchanged elements of its class went by since the class's
-last change. Every loop has a numpy twin of the same signature that defines it.
+last change. Loops count the members of one class in a group of elements with one vector compare, class after class:
+faster than a counter for each class, stepped element by element. Every loop has a numpy twin of the same signature
+that defines it.
 """
 
 from __future__ import annotations
@@ -22,19 +24,30 @@ Int64s = npt.NDArray[np.int64]
 CLASS_COUNT: Final = 20
 """Classes of a format: one a binade from 1.0 downward; all above share the first, all below the last."""
 
-_LANE: Final = 32
-"""Distance of two lanes of counters; at least ``CLASS_COUNT``."""
+_GROUP: Final = 64
+"""Elements whose class is compared in one go: the bytes of the widest vectors, and a mask of one word."""
+
+_LANES: Final = np.arange(_GROUP, dtype=np.uint8)
+
+_SPAN: Final = 4 * _GROUP
+"""Elements that are gone through class by class: enough to make up for starting with a class."""
+
+_NO_CLASS: Final = 0xFF
+"""Fills up the last span."""
 
 _NEVER: Final = 1 << 40
 """More than any block has elements."""
 
 
 @compile_loop
-def _classify_loop(old: Bits, shift: int, mask: int, bias: int, out: UInt8s) -> None:
+def _classify_loop(
+    old: Bits, shift: np.uint16, mask: np.uint16, bias: np.uint16, exponent_min: np.uint16, out: UInt8s
+) -> None:
+    # All in 16 bits, and a shift that is plainly below 16: vectors then hold the most elements.
+    shift &= 15
     for i in range(old.size):
-        exponent = (np.int64(old[i]) >> shift) & mask
-        below_one = bias - exponent
-        out[i] = 0 if below_one < 0 else CLASS_COUNT - 1 if below_one >= CLASS_COUNT else below_one
+        exponent = np.uint16(old[i] >> shift) & mask
+        out[i] = bias - max(min(exponent, bias), exponent_min)
 
 
 def classify_twin(old: Bits, number_format: FloatFormat) -> UInt8s:
@@ -46,9 +59,81 @@ def classify_twin(old: Bits, number_format: FloatFormat) -> UInt8s:
 
 def classify(old: Bits, number_format: FloatFormat) -> UInt8s:
     """Return the class of each element, from 0 for magnitudes of 1 and more."""
+    # The upper half holds the exponent, of all formats.
+    half, dropped_bits = (old >> 16, 16) if old.dtype.itemsize > 2 else (old, 0)
+    shift, mask = np.uint16(number_format.mantissa_bits - dropped_bits), np.uint16(number_format.exponent_mask)
+    bias = np.uint16(number_format.exponent_bias)
+    exponent_min = np.uint16(max(number_format.exponent_bias - CLASS_COUNT + 1, 0))
     out = np.empty(old.size, np.uint8)
-    _classify_loop(old, number_format.mantissa_bits, number_format.exponent_mask, number_format.exponent_bias, out)
+    _classify_loop(half, shift, mask, bias, exponent_min, out)
     return out
+
+
+@compile_loop
+def _count_members(group: UInt8s, row: int) -> int:
+    # A sum of 64 flags in a byte: compilers see the mask of a vector compare, and count its bits.
+    count = np.uint8(0)
+    for lane in range(_GROUP):
+        count = np.uint8(count + (group[lane] == row))
+    return int(count)
+
+
+@compile_loop
+def _count_members_from(group: UInt8s, row: int, start: int) -> int:
+    count = np.uint8(0)
+    first = np.uint8(start)
+    for lane in range(_GROUP):
+        count = np.uint8(count + ((group[lane] == row) & (_LANES[lane] >= first)))
+    return int(count)
+
+
+@compile_loop
+def _find_member(group: UInt8s, row: int, count: int) -> int:
+    """Return the last offset from which on there are ``count`` members."""
+    # Every eighth, then every one between: nothing waits for a branch that cannot be predicted.
+    eighth = 0
+    for offset in range(8, _GROUP, 8):
+        eighth = offset if _count_members_from(group, row, offset) >= count else eighth
+    found = eighth
+    for offset in range(1, 8):
+        found = eighth + offset if _count_members_from(group, row, eighth + offset) >= count else found
+    return found
+
+
+@compile_loop
+def _count_in_span(span: UInt8s, row: int) -> int:
+    count = 0
+    for start in range(0, _SPAN, _GROUP):
+        count += _count_members(span[start : start + _GROUP], row)
+    return count
+
+
+@compile_loop
+def _count_in_span_from(span: UInt8s, row: int, first: int) -> int:
+    count = 0
+    for start in range(0, _SPAN, _GROUP):
+        count += _count_members_from(span[start : start + _GROUP], row, min(max(first - start, 0), _GROUP))
+    return count
+
+
+@compile_loop
+def _pad_last_span(classes: UInt8s) -> UInt8s:
+    padded = np.full(_SPAN, _NO_CLASS, np.uint8)
+    start = classes.size // _SPAN * _SPAN
+    for i in range(start, classes.size):
+        padded[i - start] = classes[i]
+    return padded
+
+
+@compile_loop
+def _list_rows(starts: Int64s) -> UInt8s:
+    """Return the classes that have changes: only their members need to be counted."""
+    rows = np.empty(CLASS_COUNT, np.uint8)
+    count = 0
+    for row in range(CLASS_COUNT):
+        rows[count] = row
+        count += starts[row] < starts[row + 1]
+    return rows[:count]
 
 
 @compile_loop
@@ -57,31 +142,27 @@ def _count_gaps_loop(classes: UInt8s, positions: UInt32s, gaps: UInt32s, order: 
         starts[np.int64(classes[positions[i]]) + 1] += 1
     for row in range(CLASS_COUNT):
         starts[row + 1] += starts[row]
-    cursor = starts.copy()
-    # Four lanes of counters: an increment need not wait for the one before, even in the same class.
-    counters = np.zeros(4 * _LANE, np.int32)
-    start = np.int64(0)
-    for i in range(positions.size):
-        position = np.int64(positions[i])
-        j = start
-        while j + 4 <= position:
-            counters[classes[j]] += 1
-            counters[_LANE + classes[j + 1]] += 1
-            counters[2 * _LANE + classes[j + 2]] += 1
-            counters[3 * _LANE + classes[j + 3]] += 1
-            j += 4
-        while j < position:
-            counters[classes[j]] += 1
-            j += 1
-        at = np.int64(classes[position])
-        gap = np.int64(0)
-        for lane in range(4):
-            gap += counters[lane * _LANE + at]
-            counters[lane * _LANE + at] = 0
-        gaps[cursor[at]] = gap
-        order[cursor[at]] = i
-        cursor[at] += 1
-        start = position + 1
+    rows, cursor = _list_rows(starts), starts.copy()
+    last_span, whole_count = _pad_last_span(classes), classes.size // _SPAN
+    # Members of each class since its last change, up to the end of the span at hand.
+    passed = np.zeros(CLASS_COUNT, np.int64)
+    i = 0
+    for span_index in range(whole_count + 1):
+        start = span_index * _SPAN
+        span = classes[start : start + _SPAN] if span_index < whole_count else last_span
+        for k in range(rows.size):
+            row = rows[k]
+            passed[row] += _count_in_span(span, row)
+        while i < positions.size and np.int64(positions[i]) < start + _SPAN:
+            offset = int(positions[i]) - start
+            row = span[offset]
+            ahead = _count_in_span_from(span, row, offset)
+            at = cursor[row]
+            gaps[at] = passed[row] - ahead
+            order[at] = i
+            passed[row] = ahead - 1
+            cursor[row] = at + 1
+            i += 1
 
 
 def count_gaps_twin(classes: UInt8s, positions: UInt32s) -> tuple[UInt32s, UInt32s, Int64s]:
@@ -110,41 +191,56 @@ def count_gaps(classes: UInt8s, positions: UInt32s) -> tuple[UInt32s, UInt32s, I
 
 
 @compile_loop
+def _sort_last(positions: UInt32s, sources: UInt32s, start: int, end: int) -> None:
+    """Sort positions from ``start`` up to ``end`` by insertion: they are as few as one group has changes."""
+    for i in range(start + 1, end):
+        position, source = positions[i], sources[i]
+        j = i
+        while j > start and positions[j - 1] > position:
+            positions[j], sources[j] = positions[j - 1], sources[j - 1]
+            j -= 1
+        positions[j], sources[j] = position, source
+
+
+@compile_loop
 def _find_members_loop(classes: UInt8s, gaps: UInt32s, starts: Int64s, positions: UInt32s, sources: UInt32s) -> int:
-    # What is left of a gap is the sum of two lanes: even elements count down one, odd elements the other, so that a
-    # run of one class does not wait for its own last store.
-    left = np.zeros(2 * _LANE, np.int64)
-    cursor = np.zeros(_LANE, np.int64)
-    for row in range(CLASS_COUNT):
-        cursor[row] = starts[row]
-        left[row] = np.int64(gaps[cursor[row]]) if cursor[row] < starts[row + 1] else np.int64(_NEVER)
+    rows, cursor = _list_rows(starts), starts.copy()
+    last_span, whole_count = _pad_last_span(classes), classes.size // _SPAN
+    # Members of each class that are still to pass before its next change.
+    left = np.full(CLASS_COUNT, _NEVER, np.int64)
+    hit_rows = np.empty(CLASS_COUNT, np.uint8)
+    for k in range(rows.size):
+        left[rows[k]] = gaps[starts[rows[k]]]
     found = 0
-    element = 0
-    while element < classes.size and found < positions.size:
-        at = np.int64(classes[element])
-        value = left[at] - 1
-        left[at] = value
-        if value + left[_LANE + at] < 0:
-            positions[found] = element
-            sources[found] = cursor[at]
-            found += 1
-            cursor[at] += 1
-            left[at] = np.int64(gaps[cursor[at]]) if cursor[at] < starts[at + 1] else np.int64(_NEVER)
-            left[_LANE + at] = 0
-        element += 1
-        if element == classes.size:
-            break
-        at = np.int64(classes[element])
-        value = left[_LANE + at] - 1
-        left[_LANE + at] = value
-        if value + left[at] < 0:
-            positions[found] = element
-            sources[found] = cursor[at]
-            found += 1
-            cursor[at] += 1
-            left[at] = np.int64(gaps[cursor[at]]) if cursor[at] < starts[at + 1] else np.int64(_NEVER)
-            left[_LANE + at] = 0
-        element += 1
+    for span_index in range(whole_count + 1):
+        start = span_index * _SPAN
+        span = classes[start : start + _SPAN] if span_index < whole_count else last_span
+        hit_count = 0
+        for k in range(rows.size):
+            row = rows[k]
+            members = _count_in_span(span, row)
+            if left[row] < members:
+                hit_rows[hit_count] = row
+                hit_count += 1
+            else:
+                left[row] -= members
+        for first in range(0, _SPAN if hit_count else 0, _GROUP):
+            group = span[first : first + _GROUP]
+            found_before = found
+            for k in range(hit_count):
+                row = hit_rows[k]
+                members = _count_members(group, row)
+                while left[row] < members:
+                    members -= left[row] + 1
+                    at = cursor[row]
+                    positions[found] = start + first + _find_member(group, row, members + 1)
+                    sources[found] = at
+                    found += 1
+                    cursor[row] = at + 1
+                    left[row] = np.int64(gaps[at + 1]) if at + 1 < starts[int(row) + 1] else _NEVER
+                left[row] -= members
+            if found - found_before > 1:
+                _sort_last(positions, sources, found_before, found)
     return found
 
 
