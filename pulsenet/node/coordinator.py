@@ -177,9 +177,9 @@ class Coordinator:
 
     def _order_anchor(self, round_index: int) -> list[Effect]:
         settings = self._settings
-        anchors = [anchor for anchor in self._ledger.anchors if anchor.round_index == round_index]
+        blob_ids = [anchor.blob_id for anchor in self._ledger.anchors if anchor.round_index == round_index]
         # Another authority may have signed it already; each writes the blob itself, so that several hold it.
-        is_held = any(self._index.chunk_list(anchor.blob_id) is not None for anchor in anchors)
+        is_held = any(self._index.chunk_list(blob_id) is not None for blob_id in blob_ids)
         is_due = settings is not None and round_index % settings.state_anchor_interval == 0
         return [StoreStateAnchor(round_index)] if is_due and not is_held else []
 
@@ -247,8 +247,8 @@ class Coordinator:
         stored = _name(receipt, signed)
         if is_older(candidacy.newest, stored) and event.source != receipt.coordinator:
             candidacy.shown, self._shown = stored, signed
-        mandate = self._ledger.mandate
-        if mandate is None or (mandate.term, mandate.coordinator) != (receipt.term, receipt.coordinator):
+        known = self._ledger.mandate
+        if known is None or (known.term, known.coordinator) != (receipt.term, receipt.coordinator):
             raise TrustError("untrusted", f"nobody proved term {receipt.term}")
         self._check_offer(candidacy, receipt, stored)
         self._offer = _Offer(receipt, signed)
@@ -342,35 +342,19 @@ class Coordinator:
                 effects.append(CheckContribution(entry.contribution, digest))
         if not collection.is_complete(self._expected(), settings, now):
             return effects
-        receipt = self._make_receipt(
-            candidacy,
-            round_index=state.round_index,
-            base_state_root=state.state_root,
-            previous=self._ledger.outcome_before(state.round_index),
-            collection=collection,
-            ratio=settings.clip_norm_ratio,
-        )
+        receipt = self._make_receipt(candidacy, collection, settings.clip_norm_ratio)
         return effects + self._propose(candidacy, receipt, now)
 
-    def _make_receipt(
-        self,
-        candidacy: Candidacy,
-        *,
-        round_index: int,
-        base_state_root: Digest,
-        previous: Digest | None,
-        collection: Collection,
-        ratio: float,
-    ) -> Receipt:
+    def _make_receipt(self, candidacy: Candidacy, collection: Collection, ratio: float) -> Receipt:
         assert self._trust.descriptor is not None
         return Receipt(
             run_id=self._trust.run_id,
             revision=self._trust.descriptor.revision,
             term=candidacy.ballot.term,
             coordinator=self._peer_id,
-            round_index=round_index,
-            base_state_root=base_state_root,
-            previous=previous,
+            round_index=collection.round_index,
+            base_state_root=collection.base_state_root,
+            previous=self._ledger.outcome_before(collection.round_index),
             members=collection.members(ratio),
             rejected=collection.rejected(),
         )
