@@ -193,6 +193,14 @@ class Beliefs:
             for keys in (descriptor.owners, descriptor.authorities, descriptor.trainers, descriptor.inferencers)
         )
 
+    def admits(self, peer_id: PeerId) -> bool:
+        """Whether the run deals with this key at all: public, open to strangers under a cap, or the key is listed."""
+        descriptor = self.descriptor
+        if descriptor is None or not descriptor.private:
+            return True
+        is_open = descriptor.open_inferencers_max > 0 or descriptor.open_trainers_max > 0
+        return is_open or self.is_member(peer_id)
+
     def counts_rollouts(self, peer_id: PeerId, admitted: Collection[PeerId] = ()) -> bool:
         """Whether rollouts of this key count.
 

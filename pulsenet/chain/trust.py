@@ -186,12 +186,12 @@ class Trust(Beliefs):
             now_ms: When given, a record issued more than 300 s from now is refused.
 
         Raises:
-            TrustError: ``expired``, ``future``, ``untrusted`` for a stranger in a private run, or a code of
+            TrustError: ``expired``, ``future``, ``untrusted`` for a stranger in a closed private run, or a code of
                 ``open_record``.
             RemoteProtocolError: ``decode`` or ``schema``.
         """
         have = open_record(Have, signed, self._verify, run_id=self.run_id)
-        if self.descriptor is not None and self.descriptor.private and not self.is_member(signed.signers[0]):
+        if not self.admits(signed.signers[0]):
             raise TrustError("untrusted", f"{short(signed.signers[0])} is no member of this private run")
         if now_ms is not None and have.issued_at_ms + rules.HEAD_VALIDITY_MS_MAX <= now_ms:
             raise TrustError("expired", f"have was issued at {have.issued_at_ms}, it is {now_ms}")

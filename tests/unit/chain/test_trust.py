@@ -562,6 +562,12 @@ class TestOtherRecords:
         assert trust.is_member(run.owner.peer_id)
         assert not trust.is_member(run.stranger.peer_id)
 
+    @pytest.mark.parametrize("cap", ["open_inferencers_max", "open_trainers_max"])
+    def test_a_private_run_that_takes_strangers_hears_them(self, make_run: Callable[..., Any], cap: str) -> None:
+        """The run ``local`` is private and lists no inferencer, and its inferencers share chunks."""
+        run = make_run(private=True, **{cap: 1})
+        assert run.trust().accept_have(run.sign(self.have(run), run.stranger)) == self.have(run)
+
     def batch(self, run: Any, **changes: Any) -> RolloutBatch:
         fields: dict[str, Any] = {
             "run_id": run.run_id,
