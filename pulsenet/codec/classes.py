@@ -101,6 +101,17 @@ def _find_member(group: UInt8s, row: int, count: int) -> int:
 
 
 @compile_loop
+def _find_in_span(span: UInt8s, row: int, rank: int) -> int:
+    """Return the offset of the member that ``rank`` others precede."""
+    passed, start, before = 0, 0, 0
+    for end in range(_GROUP, _SPAN, _GROUP):
+        passed += _count_members(span[end - _GROUP : end], row)
+        start, before = (end, passed) if passed <= rank else (start, before)
+    group = span[start : start + _GROUP]
+    return start + _find_member(group, row, _count_members(group, row) - (rank - before))
+
+
+@compile_loop
 def _count_in_span(span: UInt8s, row: int) -> int:
     count = 0
     for start in range(0, _SPAN, _GROUP):
@@ -192,7 +203,7 @@ def count_gaps(classes: UInt8s, positions: UInt32s) -> tuple[UInt32s, UInt32s, I
 
 @compile_loop
 def _sort_last(positions: UInt32s, sources: UInt32s, start: int, end: int) -> None:
-    """Sort positions from ``start`` up to ``end`` by insertion: they are as few as one group has changes."""
+    """Sort positions from ``start`` up to ``end`` by insertion: they are as few as one span has changes."""
     for i in range(start + 1, end):
         position, source = positions[i], sources[i]
         j = i
@@ -208,39 +219,35 @@ def _find_members_loop(classes: UInt8s, gaps: UInt32s, starts: Int64s, positions
     last_span, whole_count = _pad_last_span(classes), classes.size // _SPAN
     # Members of each class that are still to pass before its next change.
     left = np.full(CLASS_COUNT, _NEVER, np.int64)
-    hit_rows = np.empty(CLASS_COUNT, np.uint8)
+    kept_rows, kept_members = np.empty(CLASS_COUNT + 1, np.uint8), np.empty(CLASS_COUNT + 1, np.int64)
     for k in range(rows.size):
         left[rows[k]] = gaps[starts[rows[k]]]
     found = 0
     for span_index in range(whole_count + 1):
         start = span_index * _SPAN
         span = classes[start : start + _SPAN] if span_index < whole_count else last_span
-        hit_count = 0
+        # Rows are kept without a branch on whether they have a change here, which could not be predicted.
+        kept = 0
         for k in range(rows.size):
             row = rows[k]
             members = _count_in_span(span, row)
-            if left[row] < members:
-                hit_rows[hit_count] = row
-                hit_count += 1
-            else:
-                left[row] -= members
-        for first in range(0, _SPAN if hit_count else 0, _GROUP):
-            group = span[first : first + _GROUP]
-            found_before = found
-            for k in range(hit_count):
-                row = hit_rows[k]
-                members = _count_members(group, row)
-                while left[row] < members:
-                    members -= left[row] + 1
-                    at = cursor[row]
-                    positions[found] = start + first + _find_member(group, row, members + 1)
-                    sources[found] = at
-                    found += 1
-                    cursor[row] = at + 1
-                    left[row] = np.int64(gaps[at + 1]) if at + 1 < starts[int(row) + 1] else _NEVER
-                left[row] -= members
-            if found - found_before > 1:
-                _sort_last(positions, sources, found_before, found)
+            has_change = left[row] < members
+            kept_rows[kept], kept_members[kept] = row, members
+            kept += has_change
+            left[row] -= 0 if has_change else members
+        found_before = found
+        for k in range(kept):
+            row, rank = kept_rows[k], left[kept_rows[k]]
+            while rank < kept_members[k]:
+                at = cursor[row]
+                positions[found] = start + _find_in_span(span, row, rank)
+                sources[found] = at
+                found += 1
+                cursor[row] = at + 1
+                rank += np.int64(gaps[at + 1]) + 1 if at + 1 < starts[int(row) + 1] else _NEVER
+            left[row] = rank - kept_members[k]
+        if found - found_before > 1:
+            _sort_last(positions, sources, found_before, found)
     return found
 
 
