@@ -79,6 +79,14 @@ STATUS = {
 }
 
 
+def test_two_nodes_of_one_role_are_told_apart(machine: Machine) -> None:
+    machine.start("mine/inferencer", STATUS)
+    machine.start("mine/inferencer-2", STATUS)
+    machine.start("mine/elsewhere", STATUS | {"role": "seed"})
+    _, out, _ = machine.run()
+    assert [line.split()[0] for line in out.splitlines()] == ["mine/seed", "mine/inferencer", "mine/inferencer-2"]
+
+
 def test_without_any_node_the_next_step_is_named(machine: Machine) -> None:
     code, out, err = machine.run()
     assert (code, err) == (0, "")
