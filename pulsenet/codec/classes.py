@@ -32,6 +32,9 @@ _LANES: Final = np.arange(_GROUP, dtype=np.uint8)
 _SPAN: Final = 4 * _GROUP
 """Elements that are gone through class by class: enough to make up for starting with a class."""
 
+_RARE_CLASS: Final = 14
+"""Magnitudes below 2^-13: of trained weights one in a thousand, so that most spans have none from here on."""
+
 _NO_CLASS: Final = 0xFF
 """Fills up the last span."""
 
@@ -40,11 +43,9 @@ _NEVER: Final = 1 << 40
 
 
 @compile_loop
-def _classify_loop(
-    old: Bits, shift: np.uint16, mask: np.uint16, bias: np.uint16, exponent_min: np.uint16, out: UInt8s
-) -> None:
+def _classify_loop(old: Bits, fields: npt.NDArray[np.uint16], out: UInt8s) -> None:
     # All in 16 bits, and a shift that is plainly below 16: vectors then hold the most elements.
-    shift &= 15
+    shift, mask, bias, exponent_min = fields[0] & 15, fields[1], fields[2], fields[3]
     for i in range(old.size):
         exponent = np.uint16(old[i] >> shift) & mask
         out[i] = bias - max(min(exponent, bias), exponent_min)
@@ -61,11 +62,11 @@ def classify(old: Bits, number_format: FloatFormat) -> UInt8s:
     """Return the class of each element, from 0 for magnitudes of 1 and more."""
     # The upper half holds the exponent, of all formats.
     half, dropped_bits = (old >> 16, 16) if old.dtype.itemsize > 2 else (old, 0)
-    shift, mask = np.uint16(number_format.mantissa_bits - dropped_bits), np.uint16(number_format.exponent_mask)
-    bias = np.uint16(number_format.exponent_bias)
-    exponent_min = np.uint16(max(number_format.exponent_bias - CLASS_COUNT + 1, 0))
+    bias = number_format.exponent_bias
+    shift, exponent_min = number_format.mantissa_bits - dropped_bits, max(bias - CLASS_COUNT + 1, 0)
+    fields = np.array([shift, number_format.exponent_mask, bias, exponent_min], np.uint16)
     out = np.empty(old.size, np.uint8)
-    _classify_loop(half, shift, mask, bias, exponent_min, out)
+    _classify_loop(half, fields, out)
     return out
 
 
@@ -128,6 +129,18 @@ def _count_in_span_from(span: UInt8s, row: int, first: int) -> int:
 
 
 @compile_loop
+def _has_rare(span: UInt8s) -> bool:
+    count = 0
+    for start in range(0, _SPAN, _GROUP):
+        group = span[start : start + _GROUP]
+        rare = np.uint8(0)
+        for lane in range(_GROUP):
+            rare = np.uint8(rare + (group[lane] >= _RARE_CLASS))
+        count += int(rare)
+    return count > 0
+
+
+@compile_loop
 def _pad_last_span(classes: UInt8s) -> UInt8s:
     padded = np.full(_SPAN, _NO_CLASS, np.uint8)
     start = classes.size // _SPAN * _SPAN
@@ -137,14 +150,15 @@ def _pad_last_span(classes: UInt8s) -> UInt8s:
 
 
 @compile_loop
-def _list_rows(starts: Int64s) -> UInt8s:
-    """Return the classes that have changes: only their members need to be counted."""
+def _list_rows(starts: Int64s) -> tuple[UInt8s, int]:
+    """Return the classes that have changes, ascending, and how many of them are not rare: others are not counted."""
     rows = np.empty(CLASS_COUNT, np.uint8)
-    count = 0
+    count, common_count = 0, 0
     for row in range(CLASS_COUNT):
         rows[count] = row
         count += starts[row] < starts[row + 1]
-    return rows[:count]
+        common_count = count if row < _RARE_CLASS else common_count
+    return rows[:count], common_count
 
 
 @compile_loop
@@ -153,7 +167,8 @@ def _count_gaps_loop(classes: UInt8s, positions: UInt32s, gaps: UInt32s, order: 
         starts[np.int64(classes[positions[i]]) + 1] += 1
     for row in range(CLASS_COUNT):
         starts[row + 1] += starts[row]
-    rows, cursor = _list_rows(starts), starts.copy()
+    rows, common_count = _list_rows(starts)
+    cursor = starts.copy()
     last_span, whole_count = _pad_last_span(classes), classes.size // _SPAN
     # Members of each class since its last change, up to the end of the span at hand.
     passed = np.zeros(CLASS_COUNT, np.int64)
@@ -161,7 +176,7 @@ def _count_gaps_loop(classes: UInt8s, positions: UInt32s, gaps: UInt32s, order: 
     for span_index in range(whole_count + 1):
         start = span_index * _SPAN
         span = classes[start : start + _SPAN] if span_index < whole_count else last_span
-        for k in range(rows.size):
+        for k in range(rows.size if _has_rare(span) else common_count):
             row = rows[k]
             passed[row] += _count_in_span(span, row)
         while i < positions.size and np.int64(positions[i]) < start + _SPAN:
@@ -215,7 +230,8 @@ def _sort_last(positions: UInt32s, sources: UInt32s, start: int, end: int) -> No
 
 @compile_loop
 def _find_members_loop(classes: UInt8s, gaps: UInt32s, starts: Int64s, positions: UInt32s, sources: UInt32s) -> int:
-    rows, cursor = _list_rows(starts), starts.copy()
+    rows, common_count = _list_rows(starts)
+    cursor = starts.copy()
     last_span, whole_count = _pad_last_span(classes), classes.size // _SPAN
     # Members of each class that are still to pass before its next change.
     left = np.full(CLASS_COUNT, _NEVER, np.int64)
@@ -228,7 +244,7 @@ def _find_members_loop(classes: UInt8s, gaps: UInt32s, starts: Int64s, positions
         span = classes[start : start + _SPAN] if span_index < whole_count else last_span
         # Rows are kept without a branch on whether they have a change here, which could not be predicted.
         kept = 0
-        for k in range(rows.size):
+        for k in range(rows.size if _has_rare(span) else common_count):
             row = rows[k]
             members = _count_in_span(span, row)
             has_change = left[row] < members
