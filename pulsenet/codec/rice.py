@@ -24,6 +24,10 @@ PARAMETER_MAX: Final = 31
 """Numbers are below 2^32."""
 
 
+_TRAILING_ZEROS: Final = np.array([8, *((byte & -byte).bit_length() - 1 for byte in range(1, 256))], np.uint8)
+"""How many zeros each byte starts with, from the lowest bit."""
+
+
 @compile_loop
 def _size_bits_loop(values: Numbers, parameter: int) -> int:
     zeros = np.int64(0)
@@ -122,44 +126,50 @@ def write_codes(values: Numbers, parameter: int, out: UInt8s, start_bit: int) ->
 
 
 @compile_loop
+def _read_slowly(data: UInt8s, bit: int, parameter: int) -> tuple[int, int]:
+    """Return one number and its end bit, or -1 where ``data`` ends inside the code."""
+    size_bits = data.size * 8
+    zeros = 0
+    while bit < size_bits and np.int64(data[bit >> 3]) >> (bit & 7) & 1 == 0:
+        bit += 1
+        zeros += 1
+    bit += 1
+    if bit + parameter > size_bits:
+        return 0, -1
+    low = 0
+    for i in range(parameter):
+        low |= (int(data[bit >> 3]) >> (bit & 7) & 1) << i
+        bit += 1
+    return zeros << parameter | low, bit
+
+
+@compile_loop
 def _read_loop(data: UInt8s, start_bit: int, parameter: int, value_max: int, out: Numbers) -> int:
     """Return the end bit; -1 where ``data`` ends inside a code, -2 for a value above ``value_max``."""
-    offset = start_bit >> 3
-    held = 0
-    pending = np.int64(0)
-    if offset < data.size and start_bit & 7:
-        pending = np.int64(data[offset]) >> (start_bit & 7)
-        held = 8 - (start_bit & 7)
-        offset += 1
+    bit = start_bit
     mask = (1 << parameter) - 1
     for i in range(out.size):
-        zeros = 0
-        while pending == 0:
-            zeros += held
-            if offset == data.size:
+        offset = bit >> 3
+        zeros = 8
+        window = 0
+        if offset + 8 <= data.size:
+            # Eight bytes, which compilers load at once: at least 57 bits of the stream from here on.
+            ahead = data[offset : offset + 8]
+            for k in range(8):
+                window |= int(ahead[k]) << (8 * k)
+            window >>= bit & 7
+            zeros = int(_TRAILING_ZEROS[np.uint8(window & 0xFF)])
+        if zeros < 8:
+            value = zeros << parameter | (window >> (zeros + 1)) & mask
+            bit += zeros + 1 + parameter
+        else:
+            value, bit = _read_slowly(data, bit, parameter)
+            if bit < 0:
                 return -1
-            pending = np.int64(data[offset])
-            held = 8
-            offset += 1
-        while pending & 1 == 0:
-            pending >>= 1
-            held -= 1
-            zeros += 1
-        pending >>= 1
-        held -= 1
-        while held < parameter:
-            if offset == data.size:
-                return -1
-            pending |= np.int64(data[offset]) << held
-            held += 8
-            offset += 1
-        value = zeros << parameter | (pending & mask)
         if value > value_max:
             return -2
         out[i] = value
-        pending >>= parameter
-        held -= parameter
-    return offset * 8 - held
+    return bit
 
 
 def read_codes_twin(data: UInt8s, start_bit: int, parameter: int, value_max: int, out: Numbers) -> int:
