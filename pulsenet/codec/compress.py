@@ -27,19 +27,18 @@ WINDOW_SIZE_BYTES_MAX: Final = 8 << 20
 Bytes = npt.NDArray[np.uint8]
 
 
-class PlaneEncoder:
-    """Encodes the planes of one block. Not for two threads at once: a compressor is costly to make, so it is kept."""
+_idle_compressors: Final[list[zstandard.ZstdCompressor]] = []
+"""A compressor is costly to make and serves one thread at a time: whoever needs one takes it out and puts it back."""
 
-    def __init__(self) -> None:
-        self._compressor: zstandard.ZstdCompressor | None = None
+
+class PlaneEncoder:
+    """Encodes planes."""
 
     def encode(self, raw: Bytes) -> bytes:
         """Return the plane's size and kind, then its bytes; compressed where that is shorter."""
         data = raw.tobytes()
         if len(data) >= COMPRESS_SIZE_BYTES_MIN:
-            if self._compressor is None:
-                self._compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=False, write_dict_id=False)
-            frame = self._compressor.compress(data)
+            frame = _compress(data)
             if len(frame) < len(data):
                 return encode_varint(len(frame) << 1 | 1) + frame
         return encode_varint(len(data) << 1) + data
@@ -47,6 +46,16 @@ class PlaneEncoder:
     def encode_integers(self, bits: npt.NDArray[Any]) -> bytes:
         """Return the byte planes of unsigned integers, least significant byte first, each encoded."""
         return b"".join(self.encode(plane) for plane in split_bytes(bits))
+
+
+def _compress(data: bytes) -> bytes:
+    try:
+        compressor = _idle_compressors.pop()
+    except IndexError:
+        compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=False, write_dict_id=False)
+    frame = compressor.compress(data)
+    _idle_compressors.append(compressor)
+    return frame
 
 
 class PlaneReader(BodyReader):

@@ -15,14 +15,9 @@ from pulsenet.codec.classes import CLASS_COUNT, classify, count_gaps, find_membe
 from pulsenet.codec.rice import (
     COUNT,
     ENDS_EARLY,
-    EXCEPTIONS,
     GAP_BEYOND,
-    GAP_PARAMETER,
-    MODE,
     PARAMETER_MAX,
     PLAN_COLUMNS,
-    RANK_PARAMETER,
-    SIZE_PARAMETER,
     STEPS_ARE_ONES,
     STEPS_ARE_RICE,
     STEPS_ARE_SPARSE,
@@ -59,15 +54,18 @@ def encode_tight(number_format: FloatFormat, old: Bits, positions: UInt32s, new_
 
 
 def _encode_head(count: int, plans: list[list[int]]) -> bytes:
-    pieces = [encode_varint(count), encode_varint(sum((plan[COUNT] > 0) << row for row, plan in enumerate(plans)))]
-    for plan in plans:
-        if plan[COUNT]:
-            pieces += [encode_varint(plan[COUNT]), bytes([plan[MODE] << _MODE_SHIFT | plan[GAP_PARAMETER]])]
-        if plan[MODE] == STEPS_ARE_SPARSE:
-            pieces += [encode_varint(plan[EXCEPTIONS]), bytes([plan[RANK_PARAMETER]])]
-        if plan[MODE] != STEPS_ARE_ONES:
-            pieces.append(bytes([plan[SIZE_PARAMETER]]))
-    return b"".join(pieces)
+    head = bytearray(encode_varint(count))
+    head += encode_varint(sum(1 << row for row, plan in enumerate(plans) if plan[COUNT]))
+    for own_count, gap_parameter, mode, exceptions, rank_parameter, size_parameter in plans:
+        if own_count:
+            head += encode_varint(own_count)
+            head.append(mode << _MODE_SHIFT | gap_parameter)
+        if mode == STEPS_ARE_SPARSE:
+            head += encode_varint(exceptions)
+            head.append(rank_parameter)
+        if mode != STEPS_ARE_ONES:
+            head.append(size_parameter)
+    return bytes(head)
 
 
 def decode_tight(number_format: FloatFormat, reader: BodyReader, old: Bits) -> tuple[UInt32s, Bits]:

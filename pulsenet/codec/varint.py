@@ -12,6 +12,8 @@ VARINT_SIZE_BYTES_MAX: Final = 9
 
 def encode_varint(value: int) -> bytes:
     """Return ``value`` (0 to 2^63 - 1) as unsigned LEB128 in its shortest form."""
+    if 0 <= value < 0x80:
+        return bytes((value,))
     assert 0 <= value < 1 << 63
     out = bytearray()
     while value >= 0x80:
