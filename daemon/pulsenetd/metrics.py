@@ -28,6 +28,9 @@ REASONS: Final = frozenset(
         "patch-trailing", "patch-plane", "patch-gaps", "patch-values", "patch-mismatch", "codec-unknown",
         "codec-unsuitable", "changes-header", "changes-truncated", "changes-index", "anchor-header",
         "anchor-truncated", "anchor-trailing",
+        # rounds (SPEC section 9)
+        "base", "conflict", "finite", "lease", "norm", "round", "shape", "stale", "stood", "voted",
+        "contribution-base", "contribution-header", "contribution-table",
         # requests
         "timeout", "closed", "refused", "unreachable",
         # hops and engines
