@@ -78,28 +78,25 @@ def choose_parameter(values: Numbers) -> tuple[int, int]:
 
 @compile_loop
 def _write_loop(values: Numbers, parameter: int, out: UInt8s, start_bit: int) -> int:
-    offset = start_bit >> 3
-    held = np.int64(start_bit & 7)
-    pending = np.int64(out[offset]) if held else np.int64(0)
+    bit = start_bit
     mask = (1 << parameter) - 1
     for i in range(values.size):
-        value = np.int64(values[i])
-        held += value >> parameter
-        while held >= 8:
-            out[offset] = pending & 0xFF
-            offset += 1
-            pending >>= 8
-            held -= 8
-        pending |= (1 | (value & mask) << 1) << held
-        held += parameter + 1
-        while held >= 8:
-            out[offset] = pending & 0xFF
-            offset += 1
-            pending >>= 8
-            held -= 8
-    if held:
-        out[offset] = pending
-    return offset * 8 + int(held)
+        value = int(values[i])
+        bit += value >> parameter
+        # The one and the low bits, 32 at most: with those that a byte holds already they fit into five.
+        code = (1 | (value & mask) << 1) << (bit & 7)
+        offset = bit >> 3
+        bit += parameter + 1
+        ahead = out[offset : offset + 5]
+        code |= int(ahead[0])
+        if ahead.size == 5:
+            # Of known length: compilers store it at once.
+            for k in range(5):
+                ahead[k] = code >> 8 * k & 0xFF
+        else:
+            for k in range(ahead.size):
+                ahead[k] = code >> 8 * k & 0xFF
+    return bit
 
 
 def write_codes_twin(values: Numbers, parameter: int, out: UInt8s, start_bit: int) -> int:
@@ -146,7 +143,8 @@ def _read_slowly(data: UInt8s, bit: int, parameter: int) -> tuple[int, int]:
 @compile_loop
 def _read_loop(data: UInt8s, start_bit: int, parameter: int, value_max: int, out: Numbers) -> int:
     """Return the end bit; -1 where ``data`` ends inside a code, -2 for a value above ``value_max``."""
-    bit = start_bit
+    # Without a compiler these are numpy's integers, which the window of 64 bits does not fit into.
+    bit, parameter = int(start_bit), int(parameter)
     mask = (1 << parameter) - 1
     for i in range(out.size):
         offset = bit >> 3
@@ -201,11 +199,17 @@ def read_codes(data: UInt8s, start_bit: int, parameter: int, value_max: int, out
 
 @compile_loop
 def _write_bits_loop(bits: UInt8s, out: UInt8s, start_bit: int) -> int:
-    at = start_bit
+    end_bit = start_bit + bits.size
+    offset, pending, held = start_bit >> 3, 0, start_bit & 7
     for i in range(bits.size):
-        out[at >> 3] |= np.int64(bits[i]) << (at & 7)
-        at += 1
-    return at
+        pending |= int(bits[i]) << held
+        held += 1
+        if held == 8:
+            out[offset] |= pending
+            offset, pending, held = offset + 1, 0, 0
+    if held:
+        out[offset] |= pending
+    return end_bit
 
 
 def write_bits_twin(bits: UInt8s, out: UInt8s, start_bit: int) -> int:
