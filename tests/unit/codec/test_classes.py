@@ -78,11 +78,12 @@ def test_members_come_back_in_order_whatever_their_class() -> None:
         assert found[1].tolist() == [0, 1, 3, 2]  # class 3 owns the gaps 0, 1, 2; class 5 the last
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 9, 100, 1001])
+@pytest.mark.parametrize("size", [1, 2, 8, 63, 64, 65, 255, 256, 257, 1001])
 @pytest.mark.parametrize("density", [0.01, 0.5, 1.0])
-def test_any_positions_in_any_classes_come_back(size: int, density: float) -> None:
+@pytest.mark.parametrize("rarest", [13, 14, 19])
+def test_any_positions_in_any_classes_come_back(size: int, density: float, rarest: int) -> None:
     generator = np.random.default_rng(size)
-    classes = generator.choice([0, 1, 7, 19], size, p=[0.1, 0.2, 0.6, 0.1]).astype(np.uint8)
+    classes = generator.choice([0, 1, 7, rarest], size, p=[0.1, 0.2, 0.6, 0.1]).astype(np.uint8)
     positions = np.flatnonzero(generator.random(size) < density).astype(np.uint32)
     positions = positions if positions.size else u32(size - 1)
     gaps, order, offsets = count_gaps(classes, positions)
@@ -92,6 +93,17 @@ def test_any_positions_in_any_classes_come_back(size: int, density: float) -> No
         assert found is not None
         assert np.array_equal(found[0], positions)
         assert np.array_equal(order[found[1]], np.arange(positions.size))
+
+
+@pytest.mark.parametrize("row", [0, 13, 14, 19])
+def test_elements_all_of_one_class_are_counted_whole(row: int) -> None:
+    classes = np.full(1024, row, np.uint8)
+    positions = u32(0, 255, 256, 1023)
+    gaps, _, offsets = count_gaps(classes, positions)
+    assert gaps.tolist() == [0, 254, 0, 766]
+    found = find_members(classes, gaps, offsets)
+    assert found is not None
+    assert found[0].tolist() == positions.tolist()
 
 
 def test_class_with_too_few_elements_is_noticed() -> None:

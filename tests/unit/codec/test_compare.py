@@ -25,7 +25,7 @@ def test_changes_are_found_by_bits(old: np.ndarray, new: np.ndarray, expected: l
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
-@pytest.mark.parametrize("size", [1, 7, 8, 9, 63, 64, 65, 127, 128, 129, 1000])
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 64, 1000, 1023, 1024, 1025, 2049])
 def test_every_single_position_is_found_at_every_width_and_tail(dtype: type, size: int) -> None:
     old = np.arange(size).astype(dtype)
     for position in {0, 1, size // 2, size - 2, size - 1} & set(range(size)):
@@ -40,6 +40,14 @@ def test_every_single_position_is_found_at_every_width_and_tail(dtype: type, siz
 def test_all_elements_may_differ() -> None:
     old = np.arange(1001, dtype=np.uint8)
     assert find_changes(old, ~old).tolist() == list(range(1001))
+
+
+@pytest.mark.parametrize("size", [(1 << 16) - 1, 1 << 16, (1 << 16) + 1, 140_000])
+def test_more_changes_than_one_call_finds_are_all_listed(size: int) -> None:
+    old = np.zeros(size, np.uint16)
+    new = old + np.uint16(1)
+    new[[5, 2000]] = 0
+    assert np.array_equal(find_changes(old, new), find_changes_twin(old, new))
 
 
 def test_views_longer_than_a_block_count_from_the_start_of_the_tensor() -> None:
