@@ -80,8 +80,8 @@ class PatchTotals:
 def resolve_codec(codec: str, *, is_cpu_scarce: bool) -> str:
     """Return the name to encode with: *auto* is *tight*, or *plain* where the caller says that CPU is scarce.
 
-    The budget: *tight* takes about 0.6 ns an element more to encode and 0.7 ns more to decode on one core than
-    *plain*, and saves a third of its bytes (measured at 0.6 % density). That pays on links below about 20 Mbit/s for
+    The budget: *tight* takes about 0.2 ns an element more to encode and 0.4 ns more to decode on one core than
+    *plain*, and saves a third of its bytes (measured at 0.6 % density). That pays on links below about 40 Mbit/s for
     each core that works on it; a publisher shares its link among its readers. Whatever was chosen, each block still
     falls back to whatever is shorter.
 
