@@ -273,15 +273,26 @@ class Node:
                     pass
             await asyncio.to_thread(self._membership.refresh)
             if self._monotonic() > deadline and not self._config.wait:
-                raise NoBootstrapError(
-                    f"no peer told this run's descriptor within {self._config.start_timeout_seconds:.0f} s; "
-                    "is one of its nodes running? Give --bootstrap, or --wait to keep trying"
-                )
+                raise NoBootstrapError(self._explain_missing_descriptor())
             if self._monotonic() - said_at >= 5:
                 said_at = self._monotonic()
-                logger.info("waiting for a peer that knows run %s", self._settled.token.run_id.hex()[:16])
+                waiting = f"waiting for a peer that knows run {self._settled.token.run_id.hex()[:16]}"
+                logger.info("%s", self._admission_hint() if self._membership.is_refused else waiting)
             await live.dial_others(frozenset(links))
             await asyncio.sleep(0.5)
+
+    def _explain_missing_descriptor(self) -> str:
+        if self._membership.is_refused:
+            return self._admission_hint()
+        return (
+            f"no peer told this run's descriptor within {self._config.start_timeout_seconds:.0f} s; "
+            "is one of its nodes running? Give --bootstrap, or --wait to keep trying"
+        )
+
+    def _admission_hint(self) -> str:
+        role = "trainer" if self._config.role == "trainer" else "inferencer"
+        peer = to_libp2p_text(self._settled.identity.peer_id)
+        return f"this run serves its members only: ask its owner for 'pulsenet run admit NAME {peer} --role {role}'"
 
     async def _ask_descriptors(self, peer_id: PeerId, request: GetDescriptors) -> RecordsReply:
         replies = await self._network.transport.request(peer_id, request, REQUEST_SECONDS)
@@ -337,7 +348,7 @@ class Node:
             self._announce_start(admin)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(driver.run())
-                self._network.transport.serve(responder.answer)
+                self._network.transport.serve(responder.answer, admit=self._trust.admits)
                 tasks.create_task(self._network.run())
                 tasks.create_task(local.serve())
                 tasks.create_task(self._watch_directory())

@@ -14,6 +14,7 @@ from pulsenet.wire.messages import GetDescriptors, RecordsReply
 from pulsenet.wire.schema import decode_value
 from pulsenetd import runs
 from pulsenetd.logs import logger
+from pulsenetd.network.streams import PeerRefusedError
 from pulsenetd.storage.store import Store
 
 Ask = Callable[[PeerId, GetDescriptors], Awaitable[RecordsReply]]
@@ -37,6 +38,8 @@ class Membership:
         self._encoded: tuple[bytes, ...] = ()
         self._told_revision = -1
         self._last_refusal = ""
+        self.is_refused = False
+        """Whether the last peer asked serves members only, and this node is none."""
 
     def encoded(self) -> Sequence[bytes]:
         """Return every revision held, from the genesis on, without a gap."""
@@ -63,8 +66,10 @@ class Membership:
         try:
             reply = await ask(peer_id, GetDescriptors(self._trust.next_revision))
         except (UnavailableError, RemoteProtocolError) as error:
+            self.is_refused = isinstance(error, PeerRefusedError) and error.refusal.code == "not-admitted"
             logger.debug("no descriptors: %s", error)
             return False
+        self.is_refused = False
         taken = False
         for record in reply.records:
             try:

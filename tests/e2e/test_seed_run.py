@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,12 @@ def wait_stored(seed: Node, number: int) -> None:
     )
 
 
+def admit(swarm: Swarm, run: str, key: str) -> None:
+    """List a key as an inferencer, on the owner's machine."""
+    admitted = run_json("run", "admit", run, key, "--role", "inferencer", home=swarm.home(f"{run}-owner"))
+    assert admitted["complete"]
+
+
 def make_batch(number: int) -> Any:
     version = Version(0, number)
     return pack_rollouts(version, version, [Sample([1, 2], [3, 4, 5], [-0.1, -0.2, -0.3], 1.0)], {"origin": "test"})
@@ -82,10 +89,7 @@ def test_a_seed_keeps_a_public_run_alive_and_only_listed_inferencers_rollouts_co
         assert numbers == [1, 2, 3, 4, 5]
         worker.wait_applied(5)
         _check_refused_rollouts(client, worker)
-        admitted = run_json(
-            "run", "admit", "open", worker.status["peer_id"], "--role", "inferencer", home=swarm.home("open-owner")
-        )
-        assert admitted == {"revision": 1, "complete": True}
+        admit(swarm, "open", worker.status["peer_id"])
         trainer.wait_status("the owner's revision is read", lambda status: status["revision"] == 1)
         # Other machines learn of it with the next head.
         assert model.publish_step(client) == 6
@@ -128,7 +132,14 @@ def test_a_seed_keeps_a_private_run_alive(swarm: Swarm) -> None:
     model = SyntheticModel(MODEL_SIZE_BYTES, seed=9)
     trainer, token = create_run(swarm, "closed", "--private")
     trainer.start().wait_ready()
-    seed = add_joined(swarm, "seed", "seed", "closed", token, read_address(trainer)).start().wait_ready()
+    seed = add_joined(swarm, "seed", "seed", "closed", token, read_address(trainer)).start()
+    # Who holds the token finds the run; only whom the owner lists is served (SPEC 3).
+    hint = seed.wait_log("serves its members only")
+    admit(swarm, "closed", re.search(r"admit NAME (\S+)", hint)[1])  # type: ignore[index]
+    seed.wait_ready()
+    fresh = add_joined(swarm, "fresh", "inferencer", "closed", token)
+    admit(swarm, "closed", run_json("keygen", str(fresh.data_dir / "identity.key"), home=swarm.home("closed-fresh"))["peer_id"])
+    seed.wait_status("the seed knows both", lambda status: status["revision"] == 2)
     with connect(trainer.data_dir) as client:
         assert model.publish_step(client) == 1
         assert model.publish_step(client) == 2
