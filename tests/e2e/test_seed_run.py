@@ -138,7 +138,11 @@ def test_a_seed_keeps_a_private_run_alive(swarm: Swarm) -> None:
     admit(swarm, "closed", re.search(r"admit NAME (\S+)", hint)[1])  # type: ignore[index]
     seed.wait_ready()
     fresh = add_joined(swarm, "fresh", "inferencer", "closed", token)
-    admit(swarm, "closed", run_json("keygen", str(fresh.data_dir / "identity.key"), home=swarm.home("closed-fresh"))["peer_id"])
+    admit(
+        swarm,
+        "closed",
+        run_json("keygen", str(fresh.data_dir / "identity.key"), home=swarm.home("closed-fresh"))["peer_id"],
+    )
     seed.wait_status("the seed knows both", lambda status: status["revision"] == 2)
     with connect(trainer.data_dir) as client:
         assert model.publish_step(client) == 1
