@@ -130,7 +130,7 @@ def encode_block(block: Block, old: Bits, new: Bits, allowed: frozenset[Codec]) 
     if positions.size == 0:
         return None
     tried: list[EncodedBlock] = []
-    new_bits = new[positions]
+    new_bits = new.take(positions)
     encoder = PlaneEncoder()
     number_format = FLOAT_FORMATS.get(block.spec.dtype)
     if Codec.TIGHT in allowed and number_format is not None:
@@ -162,7 +162,7 @@ def _encode_gapped(
     if Codec.ABSOLUTE in allowed:
         found.append(EncodedBlock(Codec.ABSOLUTE, positions.size, head + encoder.encode_integers(new_bits)))
     if Codec.PLAIN in allowed and block.spec.dtype in FLOAT_FORMATS:
-        steps = _encode_steps(encoder, old[positions], new_bits)
+        steps = _encode_steps(encoder, old.take(positions), new_bits)
         found.append(EncodedBlock(Codec.PLAIN, positions.size, head + steps))
     return found
 
@@ -200,7 +200,7 @@ def decode_block(block: Block, codec_id: int, body: bytes | bytearray | memoryvi
     """
     reader = PlaneReader(body)
     positions, new_bits = _decoder(block, codec_id)(block, reader, old)
-    old_bits = old[positions]
+    old_bits = old.take(positions)
     if np.any(old_bits == new_bits):
         raise PatchMismatchError(f"tensor {block.spec.name!r} already holds bits that the patch says it changes")
     indices = positions.astype(block.spec.index_dtype)
@@ -267,7 +267,7 @@ def _decode_plain(block: Block, reader: PlaneReader, old: Bits) -> tuple[UInt32s
     exception_count = reader.read_varint()
     if exception_count > count:
         raise RemoteProtocolError("patch-count", f"{exception_count} exceptions among {count} changes")
-    new_bits = join_steps(old[positions], ups)
+    new_bits = join_steps(old.take(positions), ups)
     if exception_count:
         encoded = reader.read_plane(size_min=exception_count, size_max=exception_count * RANK_SIZE_BYTES_MAX)
         ranks = decode_ranks(encoded, count, exception_count)

@@ -47,7 +47,7 @@ def encode_tight(number_format: FloatFormat, old: Bits, positions: UInt32s, new_
     """
     classes = classify(old[: int(positions[-1]) + 1], number_format)
     gaps, order, starts = count_gaps(classes, positions)
-    ups, extras = measure_steps(old[positions][order], new_bits[order])
+    ups, extras = measure_steps(old.take(positions).take(order), new_bits.take(order))
     plans, size_bits = plan_stream(gaps, extras, starts)
     stream = write_stream(gaps, ups, extras, starts, plans, size_bits)
     return _encode_head(positions.size, plans.tolist()) + stream.tobytes()
@@ -94,7 +94,7 @@ def decode_tight(number_format: FloatFormat, reader: BodyReader, old: Bits) -> t
     if found is None:
         raise PatchMismatchError("a class of the old elements is smaller than the patch says")
     positions, sources = found
-    return positions, take_steps(old[positions], ups[sources], extras[sources])
+    return positions, take_steps(old.take(positions), ups.take(sources), extras.take(sources))
 
 
 def _read_head(reader: BodyReader, element_count: int) -> Int64s:
