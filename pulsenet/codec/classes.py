@@ -35,6 +35,12 @@ _SPAN: Final = 4 * _GROUP
 _RARE_CLASS: Final = 14
 """Magnitudes below 2^-13: of trained weights one in a thousand, so that most spans have none from here on."""
 
+_DENSE_DIVISOR: Final = 64
+"""Where more than one element in so many changed, finding each place costs more than to walk through all elements."""
+
+_LANE_STRIDE: Final = 32
+"""Distance of two lanes of counters; at least ``CLASS_COUNT``."""
+
 _NO_CLASS: Final = 0xFF
 """Fills up the last span."""
 
@@ -267,6 +273,45 @@ def _find_members_loop(classes: UInt8s, gaps: UInt32s, starts: Int64s, positions
     return found
 
 
+@compile_loop
+def _walk_members_loop(classes: UInt8s, gaps: UInt32s, starts: Int64s, positions: UInt32s, sources: UInt32s) -> int:
+    # What is left of a gap is the sum of two lanes: even elements count down one, odd elements the other, so that a
+    # run of one class does not wait for its own last store.
+    left = np.zeros(2 * _LANE_STRIDE, np.int64)
+    cursor = np.zeros(_LANE_STRIDE, np.int64)
+    for row in range(CLASS_COUNT):
+        cursor[row] = starts[row]
+        left[row] = np.int64(gaps[cursor[row]]) if cursor[row] < starts[row + 1] else np.int64(_NEVER)
+    found = 0
+    element = 0
+    while element < classes.size and found < positions.size:
+        at = np.int64(classes[element])
+        value = left[at] - 1
+        left[at] = value
+        if value + left[_LANE_STRIDE + at] < 0:
+            positions[found] = element
+            sources[found] = cursor[at]
+            found += 1
+            cursor[at] += 1
+            left[at] = np.int64(gaps[cursor[at]]) if cursor[at] < starts[at + 1] else np.int64(_NEVER)
+            left[_LANE_STRIDE + at] = 0
+        element += 1
+        if element == classes.size:
+            break
+        at = np.int64(classes[element])
+        value = left[_LANE_STRIDE + at] - 1
+        left[_LANE_STRIDE + at] = value
+        if value + left[at] < 0:
+            positions[found] = element
+            sources[found] = cursor[at]
+            found += 1
+            cursor[at] += 1
+            left[at] = np.int64(gaps[cursor[at]]) if cursor[at] < starts[at + 1] else np.int64(_NEVER)
+            left[_LANE_STRIDE + at] = 0
+        element += 1
+    return found
+
+
 def find_members_twin(classes: UInt8s, gaps: UInt32s, starts: Int64s) -> tuple[UInt32s, UInt32s] | None:
     """Define :func:`find_members` in numpy."""
     positions = np.zeros(gaps.size, np.int64)
@@ -289,5 +334,7 @@ def find_members(classes: UInt8s, gaps: UInt32s, starts: Int64s) -> tuple[UInt32
         elements than its gaps count.
     """
     positions, sources = np.empty(gaps.size, np.uint32), np.empty(gaps.size, np.uint32)
-    found = _find_members_loop(classes, gaps, starts, positions, sources)
+    is_dense = gaps.size * _DENSE_DIVISOR > classes.size
+    loop = _walk_members_loop if is_dense else _find_members_loop
+    found = loop(classes, gaps, starts, positions, sources)
     return (positions, sources) if found == gaps.size else None

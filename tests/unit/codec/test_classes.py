@@ -106,6 +106,19 @@ def test_elements_all_of_one_class_are_counted_whole(row: int) -> None:
     assert found[0].tolist() == positions.tolist()
 
 
+@pytest.mark.parametrize("first", [0, 60, 250, 4070])
+def test_crowded_changes_of_a_sparse_block_come_back_in_order(first: int) -> None:
+    classes = np.random.default_rng(first).choice([3, 4, 5, 15], 4100).astype(np.uint8)
+    positions = u32(*range(first, first + 20), 4099)
+    gaps, order, offsets = count_gaps(classes, positions)
+    found = find_members(classes, gaps, offsets)
+    assert found is not None
+    assert np.array_equal(found[0], positions)
+    assert np.array_equal(order[found[1]], np.arange(positions.size))
+    gaps[-1] += 5000
+    assert find_members(classes, gaps, offsets) is None
+
+
 def test_class_with_too_few_elements_is_noticed() -> None:
     classes = u8(1, 1, 2, 1)
     offsets = np.array([0, 0, 2] + [2] * (CLASS_COUNT - 2), np.int64)
