@@ -62,6 +62,16 @@ def test_every_pattern_may_become_any_other(dtype: str) -> None:
         check(dtype, old, new)
 
 
+def test_few_larger_steps_are_listed_as_exceptions() -> None:
+    old = np.full(1000, 0x3F80, np.uint16)
+    new = old + np.uint16(1)
+    new[[10, 700]] += 3
+    body = check("BF16", old, new)
+    # The count in two bytes, the classes in one, the class's count in two: then its parameter and mode.
+    assert body[5] >> 5 == STEPS_ARE_SPARSE
+    assert body[6] == 2
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_each_pattern_may_be_the_only_change(dtype: str) -> None:
     old = all_patterns(dtype)
