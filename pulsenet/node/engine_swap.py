@@ -71,7 +71,8 @@ class EngineSwap:
         self.version = event.version
         self._failure_count += 1
         self._retry_at = now + self._backoff_seconds(self._failure_count)
-        text = f"the engine did not take the update ({event.reason}); it holds {event.version}, trying again"
+        held = "an unknown version" if event.version is None else f"version {event.version}"
+        text = f"the engine did not take the update ({event.reason}); it holds {held}, trying again"
         return [Count("rejected", "engine"), Log("warning", text)]
 
     def next_wake(self, now: float) -> float | None:

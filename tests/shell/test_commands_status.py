@@ -103,7 +103,7 @@ def test_every_running_node_has_a_line(machine: Machine) -> None:
     assert (code, err) == (0, "")
     trainer, inferencer = out.splitlines()
     assert trainer.split() == ["local/trainer", "version", "-", "lag", "?", "peers", "0", "starting"]
-    assert inferencer.split() == ["mine/inferencer", "version", "7", "lag", "0", "peers", "3", "current"]
+    assert inferencer.split() == ["mine/inferencer", "version", "0.7", "lag", "0", "peers", "3", "current"]
     code, out, _ = machine.run("--run", "mine", "--json")
     assert json.loads(out) == {"nodes": [{"data_dir": str(machine.home / "mine" / "inferencer"), **STATUS}]}
 

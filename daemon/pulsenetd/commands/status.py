@@ -87,12 +87,13 @@ def _node_directories(arguments: argparse.Namespace) -> list[Path]:
 
 
 def _line(node: dict[str, Any]) -> str:
-    version = node.get("applied_version")
+    number = node.get("applied_version")
+    version = "-" if number is None else f"{node.get('applied_epoch', 0)}.{number}"
     lag = node.get("version_lag")
     role, name = str(node.get("role", "?")), Path(str(node.get("data_dir", ""))).name
     # The second inferencer of a run lives in inferencer-2; a directory somebody chose may be called anything.
     label = name if name.startswith(role) else role
     return (
-        f"{node.get('run', '?')}/{label:<13} version {version if version is not None else '-':<8} "
+        f"{node.get('run', '?')}/{label:<13} version {version:<8} "
         f"lag {lag if lag is not None else '?':<4} peers {node.get('peers', 0):<4} {node.get('state', '')}"
     )
