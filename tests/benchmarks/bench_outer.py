@@ -7,8 +7,9 @@ same order from the same start, so that its loss is paired with the others' seed
 the task first: small learning rates mean something only beside a trained model's weights. Forward and backward passes
 run on the BF16 cast of the masters, and the loss compared is that of the compute weights a version would hold.
 
-What to expect: an entry that drifts is held back for about 1 / (2 density) rounds before it is first sent, so where the
-loss falls steeply PULSELoCo runs that many rounds behind DiLoCo (``--start steep``); on a flat one they are equal.
+What to expect: where the loss falls steeply PULSELoCo runs behind DiLoCo (``--start steep``), probably because an entry
+that drifts is held back for about 1 / (2 density) rounds before it is first sent. The default, an annealed start, was
+chosen after steeper ones had failed the criterion; its loss hardly moves, so that keeping it there is weak evidence.
 
 Bytes: *payload* is what one trainer sends, once, encoded as for the transport; *received* is what it takes in:
 everyone's payload under PULSELoCo, a ring all-reduce of FP32 under DiLoCo and DDP.
