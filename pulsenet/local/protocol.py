@@ -8,6 +8,8 @@ A publish is :class:`OfferSnapshot` and then one :class:`SnapshotPart` after ano
 is answered by :class:`PartWanted`, or by :class:`PublishDone`: after the last part, or as soon as the publish ended
 otherwise. A connection that closes before the last part gives the publish up.
 
+A training process takes part in rounds by the messages of :mod:`pulsenet.local.rounds_protocol`.
+
 This is no wire format of the swarm: both ends belong to one installation on one machine.
 """
 
@@ -22,9 +24,10 @@ from typing import Annotated, Final
 from pulsenet import limits
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import Digest, PeerId, Version
+from pulsenet.local.rounds_protocol import ROUNDS_MESSAGE_TYPES, Code, RoundsMessage, Table
 from pulsenet.wire.schema import CountMax, SizeMax, decode_value, encode_value
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 
 FRAME_SIZE_BYTES_MAX: Final = limits.TABLE_SIZE_BYTES_MAX + (1 << 20)
 """The largest body: a parameter table, or a reply full of rollout batches."""
@@ -34,10 +37,6 @@ ROLLOUTS_REPLY_SIZE_BYTES_MAX: Final = limits.TABLE_SIZE_BYTES_MAX
 
 STATUS_SIZE_BYTES_MAX: Final = 1 << 20
 
-Table = Annotated[bytes, SizeMax(limits.TABLE_SIZE_BYTES_MAX)]
-"""An encoded ``ParameterTable``."""
-
-Code = Annotated[str, SizeMax(64)]
 Detail = Annotated[str, SizeMax(4096)]
 Batch = Annotated[bytes, SizeMax(limits.ROLLOUT_BATCH_SIZE_BYTES_MAX)]
 
@@ -256,6 +255,7 @@ LocalMessage = (
     | GetStatus
     | StatusReply
     | LocalRefusal
+    | RoundsMessage
 )
 
 MESSAGE_TYPES: Final[dict[int, type[LocalMessage]]] = {
@@ -277,6 +277,7 @@ MESSAGE_TYPES: Final[dict[int, type[LocalMessage]]] = {
     16: StatusReply,
     17: LocalRefusal,
     18: SnapshotPart,
+    **dict(enumerate(ROUNDS_MESSAGE_TYPES, start=19)),
 }
 
 _NUMBERS: Final = {cls: number for number, cls in MESSAGE_TYPES.items()}
