@@ -4,9 +4,9 @@ Framing on a Unix stream socket: u32 little-endian size of the body, u8 message 
 descriptors that travel with the frame's first byte (0 or 1), then the body in canonical msgpack. A
 process opens a connection, sends :class:`Attach`, then one request after another. Each request has one reply.
 
-A publish is :class:`OfferSnapshot` and then one :class:`SnapshotPart` after another until the table is covered. Each
-is answered by :class:`PartWanted`, or by :class:`PublishDone`: after the last part, or as soon as the publish ended
-otherwise. A connection that closes before the last part gives the publish up.
+A publish is :class:`OfferSnapshot` and then one :class:`SnapshotPart` or :class:`ChangedPart` after another until the
+table is covered. Each is answered by :class:`PartWanted`, or by :class:`PublishDone`: after the last part, or as soon
+as the publish ended otherwise. A connection that closes before the last part gives the publish up.
 
 A training process takes part in rounds by the messages of :mod:`pulsenet.local.rounds_protocol`.
 
@@ -25,7 +25,7 @@ from pulsenet import limits
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.local.rounds_protocol import ROUNDS_MESSAGE_TYPES, Code, RoundsMessage, Table
-from pulsenet.wire.schema import CountMax, SizeMax, decode_value, encode_value
+from pulsenet.wire.schema import CountMax, SizeExact, SizeMax, decode_value, encode_value
 
 PROTOCOL_VERSION: Final = 3
 
@@ -36,6 +36,8 @@ ROLLOUTS_REPLY_SIZE_BYTES_MAX: Final = limits.TABLE_SIZE_BYTES_MAX
 """Batches in one reply, together; the rest is left for the next call."""
 
 STATUS_SIZE_BYTES_MAX: Final = 1 << 20
+
+SENDER_SIZE_BYTES: Final = 16
 
 Detail = Annotated[str, SizeMax(4096)]
 Batch = Annotated[bytes, SizeMax(limits.ROLLOUT_BATCH_SIZE_BYTES_MAX)]
@@ -81,6 +83,16 @@ class Attached:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Which hand-over of a training process that keeps a device baseline this is."""
+
+    sender: Annotated[bytes, SizeExact(SENDER_SIZE_BYTES)]
+    """Drawn anew for each device baseline: no other process, and no other model, has it."""
+    number: int
+    """Counts this sender's hand-overs, those that failed too."""
+
+
+@dataclass(frozen=True, slots=True)
 class OfferSnapshot:
     """Publish weights of this table; their parts follow."""
 
@@ -90,6 +102,8 @@ class OfferSnapshot:
     """Ask for a part only once the one before is in work: at most two are in memory, and the sender waits."""
     wait: bool
     """Send :class:`PublishDone` only once the outcome is known."""
+    origin: Origin | None = None
+    """``None``: the process keeps no device baseline, and every part is whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +112,8 @@ class PartWanted:
 
     generation: int
     """Names the publish, in logs."""
+    base_number: int | None = None
+    """The hand-over of this sender that is committed: parts may tell what changed since. ``None``: whole parts only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +121,15 @@ class SnapshotPart:
     """The next tensors, in the sealed memfd that comes with this frame (see :mod:`pulsenet.local.parts`)."""
 
     tensor_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedPart:
+    """The next tensors by what changed, in the sealed memfd of this frame (see :mod:`pulsenet.local.changed_parts`)."""
+
+    tensor_count: int
+    size_bytes: int
+    """Of the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +267,7 @@ LocalMessage = (
     | OfferSnapshot
     | PartWanted
     | SnapshotPart
+    | ChangedPart
     | PublishDone
     | RequestUpdate
     | UpdateReply
@@ -278,6 +304,7 @@ MESSAGE_TYPES: Final[dict[int, type[LocalMessage]]] = {
     17: LocalRefusal,
     18: SnapshotPart,
     **dict(enumerate(ROUNDS_MESSAGE_TYPES, start=19)),
+    40: ChangedPart,
 }
 
 _NUMBERS: Final = {cls: number for number, cls in MESSAGE_TYPES.items()}

@@ -35,6 +35,9 @@ EXAMPLES: list[LocalMessage] = [
     protocol.StatusReply('{"a": 1}'),
     protocol.LocalRefusal("version", "why"),
     protocol.SnapshotPart(5),
+    protocol.OfferSnapshot(7, b"table", False, True, protocol.Origin(bytes(16), 3)),
+    protocol.PartWanted(3, 2),
+    protocol.ChangedPart(5, 64),
 ]
 
 
