@@ -96,6 +96,7 @@ class Ledger:
         self._finals: dict[int, FinalReceipt] = {}
         self._contributions: dict[Digest, ContributionEntry] = {}
         self._anchors: tuple[tuple[StateAnchor, SignedRecord], ...] = ()
+        self._replaced: list[tuple[StateAnchor, SignedRecord]] = []
         self._fork: tuple[SignedRecord, SignedRecord] | None = None
         self.is_changed = False
         """Whether something is not saved yet; :meth:`save` clears it."""
@@ -296,22 +297,27 @@ class Ledger:
             return False
         kept[anchor.round_index] = (anchor, signed)
         self._anchors = tuple(kept[index] for index in sorted(kept)[-ANCHORS_KEPT:])
+        self._replaced += [kept[index] for index in sorted(kept)[:-ANCHORS_KEPT]]
         self.is_changed = True
         return True
 
     def forget_old(self, round_index_min: int) -> Forgotten | None:
-        """Drop what lies before the older of two state anchors and before ``round_index_min``."""
+        """Drop what lies before the older of two state anchors and before ``round_index_min``, replaced anchors too."""
         if len(self._anchors) < ANCHORS_KEPT:
             return None
         oldest = min(self._anchors[0][0].round_index, round_index_min)
         finals = [index for index in self._finals if index < oldest]
         contributions = [d for d, entry in self._contributions.items() if entry.contribution.round_index < oldest]
-        if not finals and not contributions:
+        replaced, self._replaced = self._replaced, []
+        if not finals and not contributions and not replaced:
             return None
         records = [record_digest(self._finals.pop(index).signed) for index in finals]
+        records += [record_digest(signed) for _, signed in replaced]
         gone = [self._contributions.pop(digest) for digest in contributions]
         used = {entry.contribution.blob_id for entry in self._contributions.values()}
-        blob_ids = {entry.contribution.blob_id for entry in gone} - used
+        used |= {anchor.blob_id for anchor in self.anchors}
+        blob_ids = {entry.contribution.blob_id for entry in gone} | {anchor.blob_id for anchor, _ in replaced}
+        blob_ids -= used
         self.is_changed = True
         return Forgotten(tuple(sorted(blob_ids)), (*records, *contributions))
 

@@ -215,8 +215,9 @@ def test_what_lies_before_the_older_of_two_anchors_is_forgotten(rounds: Rounds) 
     assert len(rounds.ledger.anchors) == ANCHORS_KEPT
     gone = rounds.ledger.forget_old(6)
     assert gone is not None
-    assert set(gone.blob_ids) == {digest("blob 0"), digest("blob 1")}
-    assert len(gone.record_digests) == 4
+    assert set(gone.blob_ids) == {digest("blob 0"), digest("blob 1"), digest("anchor 0")}
+    assert len(gone.record_digests) == 5
+    assert record_digest(rounds.anchor(0)) in gone.record_digests
     assert rounds.ledger.final(1) is None
     assert rounds.ledger.can_replay_from(2)
     assert not rounds.ledger.can_replay_from(1)
