@@ -4,8 +4,18 @@ Engines for models in this process are in :mod:`pulsenet.serving.in_process`, wh
 """
 
 from pulsenet.local.rollouts import Sample
-from pulsenet.serving.engine import Engine, FullUpdate, RecordsUpdate
+from pulsenet.serving.engine import Engine, EngineUpdate, FullUpdate, RecordsUpdate, apply_update
 from pulsenet.serving.files import FilesEngine
 from pulsenet.serving.subscriber import Subscriber, attach
 
-__all__ = ["attach", "Subscriber", "Engine", "FullUpdate", "RecordsUpdate", "FilesEngine", "Sample"]
+__all__ = [
+    "attach",
+    "Subscriber",
+    "Engine",
+    "EngineUpdate",
+    "FullUpdate",
+    "RecordsUpdate",
+    "apply_update",
+    "FilesEngine",
+    "Sample",
+]

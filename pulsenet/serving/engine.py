@@ -1,24 +1,29 @@
-"""What pulsenet asks of anything that serves weights: two calls, and to say which version it holds.
+"""What pulsenet asks of anything that serves weights: to take an update in two phases, and to say what it holds.
 
 An engine is told *what* to hold, never how it came here: either the positions that differ from the version it holds
-(absolute records: index, old bits, new bits) or everything. Each call returns only once the weights are whole.
+(absolute records: index, old bits, new bits) or everything. ``stage`` checks and prepares while the old version is
+served; ``commit`` is short, and all or nothing::
+
+    engine.stage(update)     # refused here: nothing has changed, nobody waited
+    engine.commit()          # the new version as a whole, or the old one
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from pulsenet.codec.changes import Changes
-from pulsenet.errors import IntegrityError, PatchMismatchError
+from pulsenet.errors import IntegrityError, LocalProtocolError, PatchMismatchError
 from pulsenet.ids import Digest, Version, short
 from pulsenet.tensors.params import ParameterTable
 
 Bytes = npt.NDArray[np.uint8]
+Staged = TypeVar("Staged")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +38,8 @@ class RecordsUpdate:
     table: ParameterTable
     changes: Callable[[], Iterator[Changes]]
     """Starts a fresh walk over the records, ascending by tensor and index; the same records every time."""
+    descriptor: int = -1
+    """Where the records lie in spool form, for an engine in other processes; -1 if they are only in this one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +51,8 @@ class FullUpdate:
     table: ParameterTable
     region: Bytes
     """The dense layout of ``table``, read-only."""
+    descriptor: int = -1
+    """Memory that holds the region, for an engine in other processes; -1 if it is only in this one."""
 
     def tensor_bytes(self, tensor_index: int) -> Bytes:
         """Return the bytes of one tensor: a flat view of the region."""
@@ -51,33 +60,60 @@ class FullUpdate:
         return self.region[offset_bytes : offset_bytes + self.table.tensors[tensor_index].size_bytes]
 
 
-class Engine(Protocol):
-    """Holds weights and serves from them.
+EngineUpdate = RecordsUpdate | FullUpdate
 
-    Both calls return once the weights are whole and verified, with ``version`` moved. When one raises, the weights
-    are what they were before and ``version`` stays, or ``version`` is ``None`` and nothing is served until
-    ``load_full`` succeeds. A reader never sees a mix.
+
+class Engine(Protocol):
+    """Holds weights and serves from them. One thread at a time brings it forward.
+
+    A reader never sees a mix. When a call raises, the weights are what they were before and ``version`` stays, or
+    ``version`` is ``None`` and nothing is served until a full update was committed.
     """
 
     @property
     def version(self) -> Version | None:
         """The version the weights are, bit by bit; ``None`` while that is not known."""
 
-    def apply_records(self, update: RecordsUpdate) -> None:
-        """Move from ``update.base_version`` to ``update.version``.
+    def stage(self, update: EngineUpdate) -> None:
+        """Check everything that can be checked and prepare the update, while the version held is served.
+
+        What was staged before and not committed is given up. The update's memory is read until ``commit`` or
+        ``rollback`` returns.
 
         Raises:
             PatchMismatchError: The engine does not hold the base, or the records do not fit it.
-            IntegrityError: The result does not have the root.
+            StructureError: The engine's parameters are not those of the table.
+            IntegrityError: The update is not what its root says.
         """
 
-    def load_full(self, update: FullUpdate) -> None:
-        """Replace all weights, whatever they were.
+    def commit(self) -> None:
+        """Make the staged update the weights, read back what was written, and move ``version``.
 
         Raises:
-            StructureError: The engine's parameters are not those of ``update.table``.
-            IntegrityError: The result does not have the root.
+            IntegrityError: The result is not the version; a records update is rolled back first.
+            LocalProtocolError: Nothing is staged.
         """
+
+    def rollback(self) -> None:
+        """Give up what is staged, and undo what a commit began and did not end. A second call does nothing."""
+
+    def read_back(self) -> None:
+        """Check that the memory served from still holds ``version``.
+
+        Raises:
+            IntegrityError: It does not; ``version`` is ``None`` now.
+            LocalProtocolError: No version is held.
+        """
+
+
+def apply_update(engine: Engine, update: EngineUpdate) -> None:
+    """Stage and commit in one call; errors as theirs, and nothing stays staged."""
+    try:
+        engine.stage(update)
+        engine.commit()
+    except BaseException:
+        engine.rollback()
+        raise
 
 
 def check_base(held: Version | None, update: RecordsUpdate) -> None:
@@ -87,6 +123,13 @@ def check_base(held: Version | None, update: RecordsUpdate) -> None:
             f"records lead from {update.base_version} to {update.version}, but the engine holds "
             f"{held or 'an unknown version'}: ask for a full load"
         )
+
+
+def require_staged(staged: Staged | None) -> Staged:
+    """Return what ``commit`` was called for, or say that it was called too early."""
+    if staged is None:
+        raise LocalProtocolError("nothing is staged: commit follows stage")
+    return staged
 
 
 def check_root(version: Version, expected: Digest, found: Digest) -> None:

@@ -20,6 +20,8 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -27,9 +29,18 @@ import numpy as np
 import numpy.typing as npt
 
 from pulsenet.codec.changes import apply_changes
-from pulsenet.errors import PulsenetError, StorageError, StructureError
+from pulsenet.errors import IntegrityError, LocalProtocolError, PulsenetError, StorageError, StructureError
 from pulsenet.ids import Digest, Version
-from pulsenet.serving.engine import FullUpdate, RecordsUpdate, check_base, check_records, check_root, describe_names
+from pulsenet.serving.engine import (
+    EngineUpdate,
+    FullUpdate,
+    RecordsUpdate,
+    check_base,
+    check_records,
+    check_root,
+    describe_names,
+    require_staged,
+)
 from pulsenet.serving.safetensors_format import (
     TensorPlace,
     copy_companions,
@@ -70,6 +81,7 @@ class FilesEngine:
         self._companions = None if companions is None else Path(companions)
         self._versions = directory / "versions"
         self._version: Version | None = None
+        self._staged: _Staged | None = None
         with _storage_errors(directory):
             self._versions.mkdir(parents=True, exist_ok=True)
             self._lock = _lock_directory(directory)
@@ -79,6 +91,7 @@ class FilesEngine:
 
     def close(self) -> None:
         """Let another process take the directory over; the files stay."""
+        self.rollback()
         self._lock.close()
 
     @property
@@ -91,62 +104,81 @@ class FilesEngine:
         """The link to the newest whole version."""
         return self.directory / "current"
 
-    def apply_records(self, update: RecordsUpdate) -> None:
-        """Write the new version beside the old one and switch to it; errors as in ``Engine``, and ``StorageError``."""
+    def stage(self, update: EngineUpdate) -> None:
+        """Write the whole new version beside the current one and check its root; errors also ``StorageError``."""
+        self.rollback()
+        fill = self._fill_records(update) if isinstance(update, RecordsUpdate) else partial(_fill_full, update)
+        with _storage_errors(self.directory):
+            place = self._versions / f"{PARTIAL_PREFIX}{update.version}"
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir()
+            try:
+                fill(place)
+                check_root(update.version, update.root, compute_file_root(place / WEIGHTS_NAME, update.table))
+                if self._companions is not None:
+                    copy_companions(self._companions, place)
+                _write_marker(place / MARKER_NAME, update.version, update.root, update.table)
+                for file in place.iterdir():
+                    sync_path(file)
+                sync_path(place)
+            except BaseException:
+                shutil.rmtree(place, ignore_errors=True)
+                raise
+        self._staged = _Staged(place, update.version)
+
+    def commit(self) -> None:
+        """Lead ``current`` to the staged version; errors also ``StorageError``, and then the old version stays."""
+        staged = require_staged(self._staged)
+        with _storage_errors(self.directory):
+            try:
+                final = self._free_name(staged.version)
+                staged.place.rename(final)
+            except BaseException:
+                self.rollback()
+                raise
+            self._staged = None
+            sync_path(self._versions)
+            self._switch(final)
+            self._version = staged.version
+            self._prune(final)
+
+    def rollback(self) -> None:
+        """Remove the staged version's files; see :meth:`Engine.rollback`."""
+        staged, self._staged = self._staged, None
+        if staged is not None:
+            shutil.rmtree(staged.place, ignore_errors=True)
+
+    def read_back(self) -> None:
+        """Hash the files that ``current`` leads to; see :meth:`Engine.read_back`."""
+        if self._version is None:
+            raise LocalProtocolError("no version is held: there is nothing to read back")
+        held, self._version = self._version, None
+        with _storage_errors(self.directory):
+            self._version = self._recover()
+        if self._version != held:
+            self._version = None
+            raise IntegrityError(f"the files in {self.current} are no longer version {held}: load them in full")
+
+    def _fill_records(self, update: RecordsUpdate) -> Callable[[Path], None]:
+        """Check records against the current files, and return what writes their result into a directory."""
         check_base(self._version, update)
         changed_count = check_records(update.changes(), update.table)
         old = self.current.resolve() / WEIGHTS_NAME
         places = {place.spec.name: place for place in read_header(old)}
         _check_same_tensors(update.table, places)
 
-        def fill(partial: Path) -> None:
+        def fill(directory: Path) -> None:
             if changed_count == 0:
-                os.link(old, partial / WEIGHTS_NAME)  # no file is ever written twice, so both versions may be one
+                os.link(old, directory / WEIGHTS_NAME)  # no file is ever written twice, so both versions may be one
                 return
-            shutil.copyfile(old, partial / WEIGHTS_NAME)
-            mapping = map_file(partial / WEIGHTS_NAME, writable=True)
+            shutil.copyfile(old, directory / WEIGHTS_NAME)
+            mapping = map_file(directory / WEIGHTS_NAME, writable=True)
             for changes in update.changes():
                 spec = update.table.tensors[changes.tensor_index]
                 apply_changes(_view_place(mapping, places[spec.name]), changes)
             mapping.flush()
 
-        self._replace(update.version, update.root, update.table, fill)
-
-    def load_full(self, update: FullUpdate) -> None:
-        """Write every tensor as a new version and switch to it; errors as in ``Engine``, and ``StorageError``."""
-        specs = file_order(update.table.tensors)
-        indices = {spec.name: index for index, spec in enumerate(update.table.tensors)}
-        tensors = (update.tensor_bytes(indices[spec.name]).data for spec in specs)
-
-        def fill(partial: Path) -> None:
-            write_safetensors(partial / WEIGHTS_NAME, specs, tensors, {"format": "pt"})
-
-        self._replace(update.version, update.root, update.table, fill)
-
-    def _replace(self, version: Version, root: Digest, table: ParameterTable, fill: Callable[[Path], None]) -> None:
-        """Make a version's directory with ``fill``, check its root, and only then lead ``current`` to it."""
-        with _storage_errors(self.directory):
-            partial = self._versions / f"{PARTIAL_PREFIX}{version}"
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            try:
-                fill(partial)
-                check_root(version, root, compute_file_root(partial / WEIGHTS_NAME, table))
-                if self._companions is not None:
-                    copy_companions(self._companions, partial)
-                _write_marker(partial / MARKER_NAME, version, root, table)
-                for file in partial.iterdir():
-                    sync_path(file)
-                sync_path(partial)
-                final = self._free_name(version)
-                partial.rename(final)
-            except BaseException:
-                shutil.rmtree(partial, ignore_errors=True)
-                raise
-            sync_path(self._versions)
-            self._switch(final)
-            self._version = version
-            self._prune(final)
+        return fill
 
     def _switch(self, final: Path) -> None:
         """Lead ``current`` to a version in one step that readers see before or after, never in between."""
@@ -192,6 +224,22 @@ class FilesEngine:
             # Damaged or half-removed by hand: not an error, the next update is a full one.
             return None
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """A whole version that nobody is led to yet."""
+
+    place: Path
+    version: Version
+
+
+def _fill_full(update: FullUpdate, directory: Path) -> None:
+    """Write every tensor of an update into a directory."""
+    specs = file_order(update.table.tensors)
+    indices = {spec.name: index for index, spec in enumerate(update.table.tensors)}
+    tensors = (update.tensor_bytes(indices[spec.name]).data for spec in specs)
+    write_safetensors(directory / WEIGHTS_NAME, specs, tensors, {"format": "pt"})
 
 
 def compute_file_root(path: Path, table: ParameterTable) -> Digest:

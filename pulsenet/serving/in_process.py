@@ -8,17 +8,27 @@ Read under the guard::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
 from pulsenet.codec.changes import Changes
-from pulsenet.errors import PatchMismatchError, UnavailableError
+from pulsenet.errors import LocalProtocolError, PatchMismatchError, UnavailableError
 from pulsenet.ids import Digest, Version
-from pulsenet.serving.engine import FullUpdate, RecordsUpdate, check_base, check_records, check_root
+from pulsenet.serving.engine import (
+    EngineUpdate,
+    FullUpdate,
+    RecordsUpdate,
+    check_base,
+    check_records,
+    check_root,
+    require_staged,
+)
 from pulsenet.serving.targets import Target, compute_model_root, find_targets
 from pulsenet.serving.weights_lock import WeightsLock
+from pulsenet.tensors.params import ParameterTable
 
 
 class InProcessEngine:
@@ -49,6 +59,8 @@ class InProcessEngine:
         self._version: Version | None = None
         self._root: Digest | None = None
         """Root of ``version``."""
+        self._table: ParameterTable | None = None
+        self._staged: _Staged | None = None
 
     @property
     def version(self) -> Version | None:
@@ -73,57 +85,89 @@ class InProcessEngine:
         with self._lock.writing():
             self._version = None
 
-    def apply_records(self, update: RecordsUpdate) -> None:
-        """Change the recorded positions in place; see :meth:`Engine.apply_records`.
+    def stage(self, update: EngineUpdate) -> None:
+        """Find where every tensor goes and check every record; see :meth:`Engine.stage`."""
+        self._staged = None
+        if isinstance(update, RecordsUpdate):
+            check_base(self._version, update)
+            check_records(update.changes(), update.table)
+        with torch.inference_mode():
+            targets = find_targets(self._model, update.table, vocabulary_size=self._vocabulary_size)
+            if isinstance(update, RecordsUpdate):
+                for changes in update.changes():
+                    for target in targets[changes.tensor_index]:
+                        _check_old_bits(target, changes)
+        self._staged = _Staged(update, targets)
 
-        Everything that can be refused is refused before the first write. An error after it puts the old bits back;
-        if that fails too, ``version`` is ``None`` and readers are refused until a full load.
+    def commit(self) -> None:
+        """Write in place while no reader is inside; see :meth:`Engine.commit`.
+
+        An error puts the old bits of a records update back. If that fails too, or if the update was a full one,
+        ``version`` is ``None`` and readers are refused until a full update was committed.
         """
-        check_base(self._version, update)
-        check_records(update.changes(), update.table)
-        with torch.inference_mode():
-            targets = find_targets(self._model, update.table, vocabulary_size=self._vocabulary_size)
-            for changes in update.changes():
-                for target in targets[changes.tensor_index]:
-                    _check_old_bits(target, changes)
-            with self._lock.writing():
+        staged = require_staged(self._staged)
+        update = staged.update
+        with torch.inference_mode(), self._lock.writing():
+            if isinstance(update, RecordsUpdate):
                 check_base(self._version, update)
-                self._version = None
-                try:
-                    for changes in update.changes():
-                        for target in targets[changes.tensor_index]:
-                            target.write_bits(changes.indices, changes.new_bits)
-                    if self._check_root:
-                        check_root(update.version, update.root, compute_model_root(targets, update.table))
-                    if self._on_applied is not None:
-                        self._on_applied(update.version)
-                except BaseException:
-                    self._undo(update, targets)
-                    raise
-                self._version, self._root = update.version, update.root
-
-    def load_full(self, update: FullUpdate) -> None:
-        """Overwrite every tensor in place; see :meth:`Engine.load_full`. After an error nothing is served."""
-        with torch.inference_mode():
-            targets = find_targets(self._model, update.table, vocabulary_size=self._vocabulary_size)
-            with self._lock.writing():
-                self._version = None
-                for tensor_index, copies in enumerate(targets):
-                    for target in copies:
-                        target.write_bytes(update.tensor_bytes(tensor_index))
-                check_root(update.version, update.root, compute_model_root(targets, update.table))
+            self._version = None
+            try:
+                staged.write()
+                if self._check_root or isinstance(update, FullUpdate):
+                    check_root(update.version, update.root, compute_model_root(staged.targets, update.table))
                 if self._on_applied is not None:
                     self._on_applied(update.version)
-                self._version, self._root = update.version, update.root
+            except BaseException:
+                self._undo(staged)
+                raise
+            self._version, self._root, self._table = update.version, update.root, update.table
+            self._staged = None
 
-    def _undo(self, update: RecordsUpdate, targets: Sequence[Sequence[Target]]) -> None:
+    def rollback(self) -> None:
+        """Give up what is staged; a commit that failed has undone itself."""
+        self._staged = None
+
+    def read_back(self) -> None:
+        """Hash all weights; see :meth:`Engine.read_back`."""
+        with torch.inference_mode(), self._lock.writing():
+            if self._version is None or self._table is None or self._root is None:
+                raise LocalProtocolError("no version is held: there is nothing to read back")
+            version, self._version = self._version, None
+            targets = find_targets(self._model, self._table, vocabulary_size=self._vocabulary_size)
+            check_root(version, self._root, compute_model_root(targets, self._table))
+            self._version = version
+
+    def _undo(self, staged: _Staged) -> None:
         """Put the old bits back everywhere, however far the writes came, and say the base is held if that is true."""
+        self._staged = None
+        update = staged.update
+        if isinstance(update, FullUpdate):
+            return
         for changes in update.changes():
-            for target in targets[changes.tensor_index]:
+            for target in staged.targets[changes.tensor_index]:
                 target.write_bits(changes.indices, changes.old_bits)
         # Without a root check the old bits, compared before the first write, are what we know.
-        if not self._check_root or compute_model_root(targets, update.table) == self._root:
+        if not self._check_root or compute_model_root(staged.targets, update.table) == self._root:
             self._version = update.base_version
+
+
+@dataclass(slots=True)
+class _Staged:
+    """An update and where its tensors go."""
+
+    update: EngineUpdate
+    targets: list[tuple[Target, ...]]
+
+    def write(self) -> None:
+        """Overwrite what the update changes."""
+        if isinstance(self.update, RecordsUpdate):
+            for changes in self.update.changes():
+                for target in self.targets[changes.tensor_index]:
+                    target.write_bits(changes.indices, changes.new_bits)
+            return
+        for tensor_index, copies in enumerate(self.targets):
+            for target in copies:
+                target.write_bytes(self.update.tensor_bytes(tensor_index))
 
 
 def _check_old_bits(target: Target, changes: Changes) -> None:

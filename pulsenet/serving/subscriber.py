@@ -35,7 +35,7 @@ from pulsenet.local.client import Client, Update
 from pulsenet.local.directories import RUN_NAME_DEFAULT, find_data_directory
 from pulsenet.local.protocol import RolloutsTaken, UpdateKind
 from pulsenet.local.rollouts import Sample, pack_rollouts
-from pulsenet.serving.engine import Engine, FullUpdate, RecordsUpdate
+from pulsenet.serving.engine import Engine, FullUpdate, RecordsUpdate, apply_update
 
 CONNECT_SECONDS_MAX: Final = 10.0
 UPDATE_WAIT_SECONDS: Final = 2.0
@@ -166,24 +166,35 @@ class Subscriber:
     def _apply(self, update: Update) -> None:
         """Hand an update to the engine in the form it came."""
         if update.kind is UpdateKind.FULL:
+            # Kept open for engines in other processes; the region owns the descriptor from here on.
+            descriptor = update.descriptor
             region = update.open_region()
             try:
-                self._engine.load_full(
-                    FullUpdate(version=update.version, root=update.root, table=update.table, region=region.bytes)
+                apply_update(
+                    self._engine,
+                    FullUpdate(
+                        version=update.version,
+                        root=update.root,
+                        table=update.table,
+                        region=region.bytes,
+                        descriptor=descriptor,
+                    ),
                 )
             finally:
                 region.close()
             return
         if update.base_version is None:
             raise RemoteProtocolError("schema", "records without a base version")
-        self._engine.apply_records(
+        apply_update(
+            self._engine,
             RecordsUpdate(
                 base_version=update.base_version,
                 version=update.version,
                 root=update.root,
                 table=update.table,
                 changes=update.read_changes,
-            )
+                descriptor=update.descriptor if update.size_bytes else -1,
+            ),
         )
 
     def _confirm(self, *, ok: bool, reason: str) -> None:

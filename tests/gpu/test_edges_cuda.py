@@ -8,7 +8,7 @@ import torch
 
 from pulsenet.codec.changes import Changes
 from pulsenet.ids import Version
-from pulsenet.serving.engine import FullUpdate, RecordsUpdate
+from pulsenet.serving.engine import FullUpdate, RecordsUpdate, apply_update
 from pulsenet.serving.in_process import InProcessEngine
 from pulsenet.tensors.digest import compute_region_root
 from pulsenet.training.snapshot import collect_tensors, take_snapshot
@@ -48,7 +48,7 @@ def test_an_engine_on_the_device_follows_in_place() -> None:
     served = torch.nn.Linear(64, 32, dtype=torch.bfloat16, device="cuda")
     addresses = [parameter.data_ptr() for parameter in served.parameters()]
     engine = InProcessEngine(served)
-    engine.load_full(FullUpdate(Version(0, 1), compute_region_root(table, region), table, region))
+    apply_update(engine, FullUpdate(Version(0, 1), compute_region_root(table, region), table, region))
 
     weight_index = table.index_of("weight")
     view = table.view(region, weight_index)
@@ -56,7 +56,7 @@ def test_an_engine_on_the_device_follows_in_place() -> None:
     changes = Changes(weight_index, indices, view[indices], view[indices] ^ np.uint16(1))
     view[indices] ^= np.uint16(1)
     root = compute_region_root(table, region)
-    engine.apply_records(RecordsUpdate(Version(0, 1), Version(0, 2), root, table, lambda: iter([changes])))
+    apply_update(engine, RecordsUpdate(Version(0, 1), Version(0, 2), root, table, lambda: iter([changes])))
     assert engine.version == Version(0, 2)
     assert [parameter.data_ptr() for parameter in served.parameters()] == addresses
     assert served.weight.cpu().view(torch.int16).numpy().tobytes() == view.tobytes()

@@ -19,7 +19,7 @@ import torch
 from pulsenet.errors import PulsenetError
 from pulsenet.ids import Version
 from pulsenet.local.rollouts import Sample
-from pulsenet.serving.engine import FullUpdate, RecordsUpdate
+from pulsenet.serving.engine import EngineUpdate
 from pulsenet.serving.in_process import InProcessEngine
 from pulsenet.serving.subscriber import Subscriber, attach
 from pulsenetd.demo.attaching import wait_for_node, write_weights
@@ -41,23 +41,31 @@ class WatchedEngine:
     inner: InProcessEngine
     apply_seconds: float = 0.0
     root: str = ""
+    _started_at: float = 0.0
+    _update_root: str = ""
 
     @property
     def version(self) -> Version | None:
         """The version the weights are, bit by bit."""
         return self.inner.version
 
-    def apply_records(self, update: RecordsUpdate) -> None:
-        """Change the recorded positions in place."""
-        started_at = time.monotonic()
-        self.inner.apply_records(update)
-        self.apply_seconds, self.root = time.monotonic() - started_at, update.root.hex()
+    def stage(self, update: EngineUpdate) -> None:
+        """Check an update while the version before it is served."""
+        self._started_at, self._update_root = time.monotonic(), update.root.hex()
+        self.inner.stage(update)
 
-    def load_full(self, update: FullUpdate) -> None:
-        """Overwrite every tensor in place."""
-        started_at = time.monotonic()
-        self.inner.load_full(update)
-        self.apply_seconds, self.root = time.monotonic() - started_at, update.root.hex()
+    def commit(self) -> None:
+        """Make the staged update the weights."""
+        self.inner.commit()
+        self.apply_seconds, self.root = time.monotonic() - self._started_at, self._update_root
+
+    def rollback(self) -> None:
+        """Give up what is staged."""
+        self.inner.rollback()
+
+    def read_back(self) -> None:
+        """Hash the weights."""
+        self.inner.read_back()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,7 +13,7 @@ from pulsenet.errors import UnavailableError
 from pulsenet.ids import Version
 from pulsenet.local.protocol import RolloutsTaken
 from pulsenet.local.rollouts import Sample
-from pulsenet.serving.engine import FullUpdate
+from pulsenet.serving.engine import FullUpdate, apply_update
 from pulsenet.serving.in_process import InProcessEngine
 from pulsenet.tensors.digest import compute_region_root
 from pulsenet.training.snapshot import take_snapshot
@@ -73,7 +73,7 @@ def test_one_batch_per_version_until_the_last_is_served(tmp_path: Path, capsys: 
 
     def script(engine: WatchedEngine) -> Iterable[Callable[[], Version | None]]:
         def load(number: int) -> Version:
-            engine.load_full(make_full_update(number))
+            apply_update(engine, make_full_update(number))
             return Version(0, number)
 
         def finish() -> None:
@@ -104,7 +104,7 @@ def test_a_node_that_is_away_is_asked_again(
             raise UnavailableError("the daemon went away")
 
         def load() -> Version:
-            engine.load_full(make_full_update(1))
+            apply_update(engine, make_full_update(1))
             return Version(0, 1)
 
         return [fail, load]
@@ -120,7 +120,7 @@ def test_refused_rollouts_are_said_and_not_counted(tmp_path: Path, capsys: pytes
 
     def script(engine: WatchedEngine) -> Iterable[Callable[[], Version | None]]:
         def load() -> Version:
-            engine.load_full(make_full_update(1))
+            apply_update(engine, make_full_update(1))
             return Version(0, 1)
 
         return [load, lambda: final_file.write_text("0.1") and None]

@@ -6,15 +6,18 @@ import numpy as np
 import pytest
 
 from pulsenet.codec.changes import Changes
-from pulsenet.errors import IntegrityError, PatchMismatchError
+from pulsenet.errors import IntegrityError, LocalProtocolError, PatchMismatchError
 from pulsenet.ids import Digest, Version
 from pulsenet.serving.engine import (
+    EngineUpdate,
     FullUpdate,
     RecordsUpdate,
+    apply_update,
     check_base,
     check_records,
     check_root,
     describe_names,
+    require_staged,
 )
 from pulsenet.tensors.params import TensorSpec, make_table
 
@@ -80,3 +83,51 @@ def test_names_are_described_by_count_and_the_first_five() -> None:
     """A-NAME-3."""
     assert describe_names(iter("ab")) == "2 (a, b)"
     assert describe_names("abcdefg") == "7 (a, b, c, d, e, …)"
+
+
+class Recorder:
+    """Writes down what it is asked, and fails where it is told to."""
+
+    def __init__(self, fails_at: str = "") -> None:
+        self.version: Version | None = None
+        self.asked: list[str] = []
+        self._fails_at = fails_at
+
+    def stage(self, update: EngineUpdate) -> None:
+        self._note("stage")
+
+    def commit(self) -> None:
+        self._note("commit")
+
+    def rollback(self) -> None:
+        self._note("rollback")
+
+    def read_back(self) -> None:
+        self._note("read_back")
+
+    def _note(self, what: str) -> None:
+        self.asked.append(what)
+        if what == self._fails_at:
+            raise IntegrityError(what)
+
+
+@pytest.mark.parametrize(
+    ("fails_at", "asked"),
+    [("", ["stage", "commit"]), ("stage", ["stage", "rollback"]), ("commit", ["stage", "commit", "rollback"])],
+)
+def test_an_update_is_staged_then_committed_and_given_up_after_an_error(fails_at: str, asked: list[str]) -> None:
+    """A-APP-3."""
+    engine = Recorder(fails_at)
+    update = FullUpdate(Version(0, 1), Digest(bytes(32)), TABLE, np.zeros(TABLE.layout_size_bytes, np.uint8))
+    if fails_at:
+        with pytest.raises(IntegrityError, match=fails_at):
+            apply_update(engine, update)
+    else:
+        apply_update(engine, update)
+    assert engine.asked == asked
+
+
+def test_commit_before_stage_is_the_callers_mistake() -> None:
+    with pytest.raises(LocalProtocolError, match="commit follows stage"):
+        require_staged(None)
+    assert require_staged(7) == 7

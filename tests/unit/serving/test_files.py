@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from pulsenet.codec.changes import Changes, apply_changes
-from pulsenet.errors import IntegrityError, PatchMismatchError, StorageError, StructureError
+from pulsenet.errors import IntegrityError, LocalProtocolError, PatchMismatchError, StorageError, StructureError
 from pulsenet.ids import Digest, Version
 from pulsenet.serving import files
-from pulsenet.serving.engine import FullUpdate, RecordsUpdate
+from pulsenet.serving.engine import FullUpdate, RecordsUpdate, apply_update
 from pulsenet.serving.files import FilesEngine
 
 State = Mapping[str, torch.Tensor]
@@ -64,17 +64,17 @@ def test_versions_follow_each_other_and_the_last_two_stay(
     engine: FilesEngine, versions: list[FullUpdate], make_records: MakeRecords
 ) -> None:
     assert engine.version is None
-    engine.load_full(versions[0])
+    apply_update(engine, versions[0])
     assert_holds(engine, 0)
     for number in range(1, 5):
-        engine.apply_records(make_records(versions[number - 1], versions[number]))
+        apply_update(engine, make_records(versions[number - 1], versions[number]))
         assert_holds(engine, number)
     assert sorted(path.name for path in (engine.directory / "versions").iterdir()) == ["0.3", "0.4"]
     assert os.readlink(engine.current) == "versions/0.4"
 
 
 def test_the_marker_names_version_root_and_ties(engine: FilesEngine, versions: list[FullUpdate]) -> None:
-    engine.load_full(versions[1])
+    apply_update(engine, versions[1])
     marker = json.loads((engine.current / "pulsenet.json").read_text())
     assert marker == {"version": "0.1", "root": versions[1].root.hex(), "aliases": {"head": "embed"}}
 
@@ -82,9 +82,9 @@ def test_the_marker_names_version_root_and_ties(engine: FilesEngine, versions: l
 def test_a_reader_inside_the_old_version_can_finish(
     engine: FilesEngine, versions: list[FullUpdate], make_records: MakeRecords
 ) -> None:
-    engine.load_full(versions[0])
+    apply_update(engine, versions[0])
     opened = engine.current.resolve()
-    engine.apply_records(make_records(versions[0], versions[1]))
+    apply_update(engine, make_records(versions[0], versions[1]))
     assert torch.equal(load_file(opened / "model.safetensors")["embed"], make_state(0)["embed"])
 
 
@@ -93,7 +93,7 @@ def test_a_directory_may_be_named_by_text(tmp_path: Path, versions: list[FullUpd
     companions.mkdir()
     (companions / "config.json").write_text("{}")
     named = FilesEngine(str(tmp_path / "weights"), companions=str(companions))
-    named.load_full(versions[0])
+    apply_update(named, versions[0])
     assert sorted(path.name for path in (tmp_path / "weights" / "current").iterdir()) == [
         "config.json",
         "model.safetensors",
@@ -106,12 +106,12 @@ def test_a_version_without_changes_takes_no_space(
     engine: FilesEngine, versions: list[FullUpdate], make_records: MakeRecords
 ) -> None:
     """A-ENC-6."""
-    engine.load_full(versions[0])
+    apply_update(engine, versions[0])
     first = (engine.current / "model.safetensors").stat().st_ino
-    engine.apply_records(replace(make_records(versions[0], versions[0]), version=Version(0, 1)))
+    apply_update(engine, replace(make_records(versions[0], versions[0]), version=Version(0, 1)))
     assert engine.version == Version(0, 1)
     assert (engine.current / "model.safetensors").stat().st_ino == first
-    engine.apply_records(replace(make_records(versions[0], versions[2]), base_version=Version(0, 1)))
+    apply_update(engine, replace(make_records(versions[0], versions[2]), base_version=Version(0, 1)))
     assert_holds(engine, 2)
     old = load_file(engine.directory / "versions" / "0.1" / "model.safetensors")
     assert torch.equal(old["embed"], make_state(0)["embed"])
@@ -121,7 +121,7 @@ def test_an_error_half_way_leaves_the_old_version_and_no_rest(
     engine: FilesEngine, versions: list[FullUpdate], make_records: MakeRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A-APP-1."""
-    engine.load_full(versions[0])
+    apply_update(engine, versions[0])
     calls: list[int] = []
 
     def fail_second_time(view: object, changes: Changes) -> None:
@@ -132,7 +132,7 @@ def test_an_error_half_way_leaves_the_old_version_and_no_rest(
 
     monkeypatch.setattr(files, "apply_changes", fail_second_time)
     with pytest.raises(StorageError, match="No space left on device"):
-        engine.apply_records(make_records(versions[0], versions[1]))
+        apply_update(engine, make_records(versions[0], versions[1]))
     assert_holds(engine, 0)
     assert [path.name for path in (engine.directory / "versions").iterdir()] == ["0.0"]
 
@@ -140,20 +140,20 @@ def test_an_error_half_way_leaves_the_old_version_and_no_rest(
 def test_a_result_with_another_root_is_refused(
     engine: FilesEngine, versions: list[FullUpdate], make_records: MakeRecords
 ) -> None:
-    engine.load_full(versions[0])
+    apply_update(engine, versions[0])
     with pytest.raises(IntegrityError, match="have root"):
-        engine.apply_records(replace(make_records(versions[0], versions[1]), root=Digest(bytes(32))))
+        apply_update(engine, replace(make_records(versions[0], versions[1]), root=Digest(bytes(32))))
     with pytest.raises(IntegrityError, match="have root"):
-        engine.load_full(replace(versions[1], root=Digest(bytes(32))))
+        apply_update(engine, replace(versions[1], root=Digest(bytes(32))))
     assert_holds(engine, 0)
 
 
 def test_records_for_another_base_are_refused(
     engine: FilesEngine, versions: list[FullUpdate], make_records: MakeRecords
 ) -> None:
-    engine.load_full(versions[0])
+    apply_update(engine, versions[0])
     with pytest.raises(PatchMismatchError, match="ask for a full load"):
-        engine.apply_records(make_records(versions[1], versions[2]))
+        apply_update(engine, make_records(versions[1], versions[2]))
     assert_holds(engine, 0)
 
 
@@ -161,19 +161,19 @@ def test_records_of_another_structure_are_refused(
     engine: FilesEngine, versions: list[FullUpdate], make_full: MakeFull
 ) -> None:
     """A-NAME-3."""
-    engine.load_full(versions[0])
+    apply_update(engine, versions[0])
     other = make_full({"embed": torch.zeros(5, 3, dtype=torch.bfloat16), "new": torch.ones(1)}, Version(0, 1))
     update = RecordsUpdate(Version(0, 0), Version(0, 1), other.root, other.table, lambda: iter(()))
     with pytest.raises(StructureError, match=r"differ in 5 \(new, mask, none, norm, scale\) tensors"):
-        engine.apply_records(update)
+        apply_update(engine, update)
     assert_holds(engine, 0)
 
 
 def test_another_structure_may_be_loaded_in_full(
     engine: FilesEngine, versions: list[FullUpdate], make_full: MakeFull
 ) -> None:
-    engine.load_full(versions[0])
-    engine.load_full(make_full({"other": torch.ones(2)}, Version(1, 9)))
+    apply_update(engine, versions[0])
+    apply_update(engine, make_full({"other": torch.ones(2)}, Version(1, 9)))
     assert engine.version == Version(1, 9)
     assert list(load_file(engine.current / "model.safetensors")) == ["other"]
 
@@ -183,14 +183,14 @@ def test_a_restart_takes_over_what_is_whole_and_removes_the_rest(
 ) -> None:
     """A-APP-1: killed while it wrote version 2."""
     first = FilesEngine(tmp_path)
-    first.load_full(versions[1])
+    apply_update(first, versions[1])
     first.close()
     (tmp_path / "versions" / ".partial-0.2").mkdir()
     (tmp_path / "versions" / ".partial-0.2" / "model.safetensors").write_bytes(b"half")
     second = FilesEngine(tmp_path)
     assert_holds(second, 1)
     assert [path.name for path in (tmp_path / "versions").iterdir()] == ["0.1"]
-    second.apply_records(make_records(versions[1], versions[2]))
+    apply_update(second, make_records(versions[1], versions[2]))
     assert_holds(second, 2)
     second.close()
 
@@ -200,16 +200,16 @@ def test_a_restart_over_damaged_files_asks_for_a_full_load(
     name: str, tmp_path: Path, versions: list[FullUpdate]
 ) -> None:
     first = FilesEngine(tmp_path)
-    first.load_full(versions[1])
+    apply_update(first, versions[1])
     first.close()
     damaged = bytearray((tmp_path / "current" / name).read_bytes())
     damaged[-3] ^= 1
     (tmp_path / "current" / name).write_bytes(damaged)
     second = FilesEngine(tmp_path)
     assert second.version is None
-    second.load_full(versions[1])
+    apply_update(second, versions[1])
     assert_holds(second, 1)
-    second.load_full(versions[1])
+    apply_update(second, versions[1])
     assert_holds(second, 1)
     second.close()
 
@@ -229,7 +229,7 @@ def test_companions_go_with_every_version(tmp_path: Path, versions: list[FullUpd
     (base / "config.json").write_text("{}")
     (base / "model.safetensors").write_text("weights")
     engine = FilesEngine(tmp_path / "engine", companions=base)
-    engine.load_full(versions[0])
+    apply_update(engine, versions[0])
     assert (engine.current / "config.json").read_text() == "{}"
     assert_holds(engine, 0)
     engine.close()
@@ -239,3 +239,59 @@ def test_a_directory_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path) 
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot keep a model in"):
         FilesEngine(tmp_path / "file" / "engine")
+
+
+def test_a_staged_version_is_nobodys_until_the_commit(
+    engine: FilesEngine, versions: list[FullUpdate], make_records: MakeRecords
+) -> None:
+    engine.rollback()
+    apply_update(engine, versions[0])
+    engine.stage(make_records(versions[0], versions[1]))
+    assert_holds(engine, 0)
+    engine.rollback()
+    with pytest.raises(LocalProtocolError, match="nothing is staged"):
+        engine.commit()
+    assert [path.name for path in (engine.directory / "versions").iterdir()] == ["0.0"]
+    engine.stage(versions[1])
+    engine.stage(make_records(versions[0], versions[2]))
+    engine.commit()
+    assert_holds(engine, 2)
+
+
+def test_closing_removes_what_is_staged(tmp_path: Path, versions: list[FullUpdate]) -> None:
+    engine = FilesEngine(tmp_path / "engine")
+    engine.stage(versions[0])
+    engine.close()
+    assert list((tmp_path / "engine" / "versions").iterdir()) == []
+
+
+def test_a_commit_that_the_disk_refuses_leaves_the_old_version(
+    engine: FilesEngine, versions: list[FullUpdate], make_records: MakeRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply_update(engine, versions[0])
+    engine.stage(make_records(versions[0], versions[1]))
+
+    def refuse(self: Path, target: Path) -> Path:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(StorageError, match="Read-only"):
+        engine.commit()
+    monkeypatch.undo()
+    assert_holds(engine, 0)
+    assert [path.name for path in (engine.directory / "versions").iterdir()] == ["0.0"]
+
+
+def test_reading_back_finds_files_that_changed(engine: FilesEngine, versions: list[FullUpdate]) -> None:
+    with pytest.raises(LocalProtocolError, match="no version is held"):
+        engine.read_back()
+    apply_update(engine, versions[0])
+    engine.read_back()
+    assert_holds(engine, 0)
+    weights = engine.current / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(IntegrityError, match=r"no longer version 0\.0"):
+        engine.read_back()
+    assert engine.version is None

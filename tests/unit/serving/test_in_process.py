@@ -12,9 +12,15 @@ import pytest
 import torch
 
 from pulsenet.codec.changes import Changes
-from pulsenet.errors import IntegrityError, PatchMismatchError, StructureError, UnavailableError
+from pulsenet.errors import (
+    IntegrityError,
+    LocalProtocolError,
+    PatchMismatchError,
+    StructureError,
+    UnavailableError,
+)
 from pulsenet.ids import Digest, Version
-from pulsenet.serving.engine import FullUpdate, RecordsUpdate
+from pulsenet.serving.engine import FullUpdate, RecordsUpdate, apply_update
 from pulsenet.serving.in_process import InProcessEngine
 from pulsenet.serving.targets import Target
 
@@ -68,10 +74,10 @@ def test_full_load_and_records_leave_the_versions_bits_in_every_copy(
     """A-NAME-1: a tied receiver and one with two separate copies."""
     model = Model(tied=tied)
     engine = InProcessEngine(model)
-    engine.load_full(versions[0])
+    apply_update(engine, versions[0])
     assert engine.version == Version(0, 0)
     assert same_bits(model, make_state(0))
-    engine.apply_records(make_records(versions[0], versions[1]))
+    apply_update(engine, make_records(versions[0], versions[1]))
     assert engine.version == Version(0, 1)
     assert same_bits(model, make_state(1))
 
@@ -82,10 +88,10 @@ def test_addresses_stay_over_twenty_updates(make_full: MakeFull, make_records: M
     addresses = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
     engine = InProcessEngine(model)
     held = make_full(make_state(0), Version(0, 0))
-    engine.load_full(held)
+    apply_update(engine, held)
     for number in range(1, 21):
         following = make_full(make_state(number), Version(0, number))
-        engine.apply_records(make_records(held, following))
+        apply_update(engine, make_records(held, following))
         assert same_bits(model, make_state(number))
         held = following
     assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == addresses
@@ -98,7 +104,7 @@ def test_an_error_half_way_leaves_the_old_version_as_a_whole(
     """A-APP-1."""
     model = Model()
     engine = InProcessEngine(model, check_root=check_root)
-    engine.load_full(versions[0])
+    apply_update(engine, versions[0])
     write_bits, calls = Target.write_bits, []
 
     def fail_third_time(self: Target, indices: Any, bits: Any) -> None:
@@ -109,11 +115,11 @@ def test_an_error_half_way_leaves_the_old_version_as_a_whole(
 
     monkeypatch.setattr(Target, "write_bits", fail_third_time)
     with pytest.raises(RuntimeError, match="out of memory"):
-        engine.apply_records(make_records(versions[0], versions[1]))
+        apply_update(engine, make_records(versions[0], versions[1]))
     assert engine.version == Version(0, 0)
     assert same_bits(model, make_state(0))
     monkeypatch.undo()
-    engine.apply_records(make_records(versions[0], versions[1]))
+    apply_update(engine, make_records(versions[0], versions[1]))
     assert same_bits(model, make_state(1))
 
 
@@ -122,21 +128,21 @@ def test_when_undoing_fails_too_nothing_is_served_until_a_full_load(
 ) -> None:
     """A-APP-1."""
     engine = InProcessEngine(Model())
-    engine.load_full(versions[0])
+    apply_update(engine, versions[0])
 
     def fail(self: Target, indices: Any, bits: Any) -> None:
         raise RuntimeError("device lost")
 
     monkeypatch.setattr(Target, "write_bits", fail)
     with pytest.raises(RuntimeError, match="device lost"):
-        engine.apply_records(make_records(versions[0], versions[1]))
+        apply_update(engine, make_records(versions[0], versions[1]))
     assert engine.version is None
     with pytest.raises(UnavailableError, match="wait for a full load"), engine.weights():
         pass
     with pytest.raises(PatchMismatchError, match="an unknown version"):
-        engine.apply_records(make_records(versions[0], versions[1]))
+        apply_update(engine, make_records(versions[0], versions[1]))
     monkeypatch.undo()
-    engine.load_full(versions[1])
+    apply_update(engine, versions[1])
     with engine.weights() as version:
         assert version == Version(0, 1)
 
@@ -146,18 +152,18 @@ def test_an_error_during_a_full_load_leaves_nothing_to_serve(
 ) -> None:
     """A-APP-1."""
     engine = InProcessEngine(Model())
-    engine.load_full(versions[0])
+    apply_update(engine, versions[0])
     with pytest.raises(IntegrityError, match="have root"):
-        engine.load_full(replace(versions[1], root=Digest(bytes(32))))
+        apply_update(engine, replace(versions[1], root=Digest(bytes(32))))
     assert engine.version is None
 
 
 def test_a_result_with_another_root_is_undone(versions: list[FullUpdate], make_records: MakeRecords) -> None:
     model = Model()
     engine = InProcessEngine(model)
-    engine.load_full(versions[0])
+    apply_update(engine, versions[0])
     with pytest.raises(IntegrityError, match="have root"):
-        engine.apply_records(replace(make_records(versions[0], versions[1]), root=Digest(bytes(32))))
+        apply_update(engine, replace(make_records(versions[0], versions[1]), root=Digest(bytes(32))))
     assert engine.version == Version(0, 0)
     assert same_bits(model, make_state(0))
 
@@ -167,24 +173,24 @@ def test_weights_damaged_elsewhere_are_unknown_after_the_root_check(
 ) -> None:
     model = Model()
     engine = InProcessEngine(model)
-    engine.load_full(versions[0])
+    apply_update(engine, versions[0])
     records = make_records(versions[0], versions[0])
     with torch.no_grad():
         model.norm[1] += 1
     with pytest.raises(IntegrityError, match="have root"):
-        engine.apply_records(replace(records, version=Version(0, 1)))
+        apply_update(engine, replace(records, version=Version(0, 1)))
     assert engine.version is None
 
 
 def test_a_changed_old_value_is_refused_before_any_write(versions: list[FullUpdate], make_records: MakeRecords) -> None:
     model = Model()
     engine = InProcessEngine(model)
-    engine.load_full(versions[0])
+    apply_update(engine, versions[0])
     with torch.no_grad():
         model.norm.zero_()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(PatchMismatchError, match="3 of 3 positions of norm do not hold the old bits"):
-        engine.apply_records(make_records(versions[0], versions[1]))
+        apply_update(engine, make_records(versions[0], versions[1]))
     assert same_bits(model, before)
     assert engine.version == Version(0, 0)
 
@@ -194,7 +200,7 @@ def test_bad_indices_are_refused_before_any_write(indices: list[int], versions: 
     """A-APP-5."""
     model = Model()
     engine = InProcessEngine(model)
-    engine.load_full(versions[0])
+    apply_update(engine, versions[0])
     bits = np.zeros(len(indices), dtype=np.uint16)
     bad = Changes(0, np.array(indices, dtype=np.uint32), bits, bits)
     good = Changes(0, np.array([0], dtype=np.uint32), bits[:1], bits[:1] + np.uint16(1))
@@ -202,7 +208,7 @@ def test_bad_indices_are_refused_before_any_write(indices: list[int], versions: 
         Version(0, 0), Version(0, 1), Digest(bytes(32)), versions[0].table, lambda: iter([good, bad])
     )
     with pytest.raises(PatchMismatchError):
-        engine.apply_records(update)
+        apply_update(engine, update)
     assert same_bits(model, make_state(0))
     assert engine.version == Version(0, 0)
 
@@ -220,8 +226,8 @@ def test_padding_rows_stay_and_logical_rows_change(make_full: MakeFull, make_rec
         model.head[5:] = 9.0
     engine = InProcessEngine(model, vocabulary_size=5)
     first, second = make_full(old, Version(0, 1)), make_full(new, Version(0, 2))
-    engine.load_full(first)
-    engine.apply_records(make_records(first, second))
+    apply_update(engine, first)
+    apply_update(engine, make_records(first, second))
     assert engine.version == Version(0, 2)
     for weight, padding in ((model.embed, 7.0), (model.head, 9.0)):
         assert torch.equal(weight[:5], changed)
@@ -234,9 +240,9 @@ def test_another_logical_vocabulary_is_refused(make_full: MakeFull) -> None:
     model.config = type("Config", (), {"vocab_size": 5})()
     engine = InProcessEngine(model)
     with pytest.raises(StructureError, match=r"shape \[8, 3\] in the engine and \[6, 3\] in the version"):
-        engine.load_full(make_full(make_state(0, rows=6), Version(0, 1)))
+        apply_update(engine, make_full(make_state(0, rows=6), Version(0, 1)))
     assert same_bits(model, Model(rows=8).state_dict())
-    engine.load_full(make_full(make_state(0), Version(0, 1)))
+    apply_update(engine, make_full(make_state(0), Version(0, 1)))
 
 
 def test_after_deep_sleep_only_a_full_load_makes_it_ready(
@@ -244,12 +250,12 @@ def test_after_deep_sleep_only_a_full_load_makes_it_ready(
 ) -> None:
     """A-APP-4."""
     engine = InProcessEngine(Model())
-    engine.load_full(versions[0])
+    apply_update(engine, versions[0])
     engine.invalidate()
     assert engine.version is None
     with pytest.raises(PatchMismatchError):
-        engine.apply_records(make_records(versions[0], versions[1]))
-    engine.load_full(versions[1])
+        apply_update(engine, make_records(versions[0], versions[1]))
+    apply_update(engine, versions[1])
     assert engine.version == Version(0, 1)
 
 
@@ -264,10 +270,10 @@ def test_the_hook_sees_whole_weights_before_any_reader_and_its_error_undoes(
             raise RuntimeError("cache is in use")
 
     engine = InProcessEngine(model, on_applied=drop_cache)
-    engine.load_full(versions[0])
-    engine.apply_records(make_records(versions[0], versions[1]))
+    apply_update(engine, versions[0])
+    apply_update(engine, make_records(versions[0], versions[1]))
     with pytest.raises(RuntimeError, match="cache is in use"):
-        engine.apply_records(make_records(versions[1], versions[2]))
+        apply_update(engine, make_records(versions[1], versions[2]))
     assert seen == [(Version(0, 0), True), (Version(0, 1), True), (Version(0, 2), True)]
     assert engine.version == Version(0, 1)
     assert same_bits(model, make_state(1))
@@ -277,7 +283,7 @@ def test_readers_never_see_a_mix(versions: list[FullUpdate], make_records: MakeR
     """A-APP-1."""
     model = Model()
     engine = InProcessEngine(model, check_root=False)
-    engine.load_full(versions[0])
+    apply_update(engine, versions[0])
     mixes: list[Version] = []
     stop = threading.Event()
 
@@ -291,8 +297,54 @@ def test_readers_never_see_a_mix(versions: list[FullUpdate], make_records: MakeR
     for reader in readers:
         reader.start()
     for step in range(30):
-        engine.apply_records(make_records(versions[step % 2], versions[(step + 1) % 2]))
+        apply_update(engine, make_records(versions[step % 2], versions[(step + 1) % 2]))
     stop.set()
     for reader in readers:
         reader.join()
     assert mixes == []
+
+
+def test_staging_changes_nothing_and_waits_for_no_reader(versions: list[FullUpdate], make_records: MakeRecords) -> None:
+    model = Model()
+    engine = InProcessEngine(model)
+    apply_update(engine, versions[0])
+    with engine.weights() as version:
+        engine.stage(make_records(versions[0], versions[1]))
+        assert version == engine.version == Version(0, 0)
+        assert same_bits(model, make_state(0))
+    engine.commit()
+    assert engine.version == Version(0, 1)
+    assert same_bits(model, make_state(1))
+    with pytest.raises(LocalProtocolError, match="nothing is staged"):
+        engine.commit()
+
+
+def test_what_is_staged_can_be_given_up_or_replaced(versions: list[FullUpdate], make_records: MakeRecords) -> None:
+    model = Model()
+    engine = InProcessEngine(model)
+    engine.rollback()
+    apply_update(engine, versions[0])
+    engine.stage(versions[1])
+    engine.rollback()
+    with pytest.raises(LocalProtocolError):
+        engine.commit()
+    engine.stage(versions[1])
+    engine.stage(make_records(versions[0], versions[2]))
+    engine.commit()
+    assert engine.version == Version(0, 2)
+    assert same_bits(model, make_state(2))
+
+
+def test_reading_back_finds_weights_that_changed_under_it(versions: list[FullUpdate]) -> None:
+    model = Model()
+    engine = InProcessEngine(model)
+    with pytest.raises(LocalProtocolError, match="no version is held"):
+        engine.read_back()
+    apply_update(engine, versions[0])
+    engine.read_back()
+    assert engine.version == Version(0, 0)
+    with torch.no_grad():
+        model.norm[1] += 1
+    with pytest.raises(IntegrityError, match=r"version 0\.0 have root"):
+        engine.read_back()
+    assert engine.version is None
