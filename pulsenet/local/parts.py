@@ -86,6 +86,8 @@ class SealedPart:
     layout: PartLayout
     descriptor: int
     """Owned by this object."""
+    changed_size_bytes: int | None = None
+    """Of the memory, if it is a changed part (:mod:`pulsenet.local.changed_parts`)."""
 
     def close(self) -> None:
         """Close the descriptor; a second call does nothing."""

@@ -42,10 +42,7 @@ def create_memory(name: str, size_bytes: int) -> int:
     """
     if not hasattr(os, "memfd_create"):
         raise StorageError("shared memory needs memfd_create, which this system does not have (Linux only)", "memory")
-    available = read_available_memory_bytes()
-    if size_bytes > available:
-        # The kernel promises any size and ends the process later, when the pages are used.
-        raise StorageError(f"{size_bytes} bytes of shared memory are needed and {available} are available", "memory")
+    require_memory(size_bytes)
     try:
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
@@ -56,6 +53,19 @@ def create_memory(name: str, size_bytes: int) -> int:
         os.close(descriptor)
         raise StorageError(f"cannot reserve {size_bytes} bytes of shared memory: {error.strerror}", "memory") from error
     return descriptor
+
+
+def require_memory(size_bytes: int) -> None:
+    """Refuse to begin what needs more shared memory than there is.
+
+    The kernel promises any size and ends the process later, when the pages are used.
+
+    Raises:
+        StorageError: Less than ``size_bytes`` are available (reason ``memory``).
+    """
+    available = read_available_memory_bytes()
+    if size_bytes > available:
+        raise StorageError(f"{size_bytes} bytes of shared memory are needed and {available} are available", "memory")
 
 
 def read_available_memory_bytes() -> int:
