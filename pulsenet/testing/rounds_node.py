@@ -46,6 +46,7 @@ from pulsenet.node.events import (
     TrainingLost,
 )
 from pulsenet.node.machine import Machine
+from pulsenet.node.onlooker import Onlooker
 from pulsenet.node.own_work import OWN_KEY
 from pulsenet.node.respond import Push, respond
 from pulsenet.node.rounds import Rounds
@@ -180,6 +181,9 @@ class RoundsNode:
             chance = self._chance.fork()
             self.rounds = Rounds(self.trust, self.ledger, self.peer_id, sign, chance, self.store, own=own)
             self.machines["rounds"] = self.rounds
+        else:
+            chance = self._chance.fork()
+            self.machines["onlooker"] = Onlooker(self.trust, self.ledger, self.peer_id, chance)
         for machine in self.machines:
             self._world.schedule(self, machine, TimerFired())
         if self.is_trainer:

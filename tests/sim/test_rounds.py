@@ -97,6 +97,15 @@ def test_an_authority_that_only_votes_never_stands() -> None:
     assert_equal_states(world)
 
 
+def test_an_authority_that_only_votes_lets_old_contributions_go() -> None:
+    world = RoundsWorld(5, authority_count=3, voter_count=1)
+    voter = world.node("authority 2")
+    world.run_rounds(40, 40 * ROUND_SECONDS_MAX)
+    assert voter.ledger.final(10) is None
+    assert len(voter.store.lists) <= 3 * 20, "three contributions a round, back to the older of two state anchors"
+    assert voter.ledger.next_round_index >= world.round_index - 1
+
+
 def test_a_coordinator_cut_off_from_most_authorities_closes_nothing() -> None:
     world = RoundsWorld(6, authority_count=5, trainer_count=1)
     world.run_rounds(1, ROUND_SECONDS_MAX)
