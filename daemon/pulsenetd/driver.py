@@ -13,21 +13,39 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pulsenet.errors import StorageError
-from pulsenet.node.effects import EXECUTION_ORDER, Effect, SetTimer
+from pulsenet.node.effects import EXECUTION_ORDER, Effect, SetTimer, ShowToMachines
 from pulsenet.node.events import (
+    ContributionSeen,
     Event,
     ForkProofSeen,
     HaveSeen,
     HeadSeen,
     PeerConnected,
     PeerLost,
+    ReceiptSeen,
+    StateLost,
+    StateReached,
     StoreFailed,
+    TermSeen,
     TimerFired,
+    VoteSeen,
 )
 from pulsenet.node.machine import Machine
 
 PERSIST_RANK: Final = 0
-BROADCAST: Final = (HeadSeen, HaveSeen, ForkProofSeen, PeerConnected, PeerLost)
+BROADCAST: Final = (
+    HeadSeen,
+    HaveSeen,
+    ForkProofSeen,
+    PeerConnected,
+    PeerLost,
+    VoteSeen,
+    TermSeen,
+    ContributionSeen,
+    ReceiptSeen,
+    StateReached,
+    StateLost,
+)
 """Events that answer no order: every machine hears them."""
 
 Post = Callable[[Event], None]
@@ -71,12 +89,18 @@ class Driver:
         wall_ms: Callable[[], int],
     ) -> None:
         self._seats = {name: _Seat(machine) for name, machine in machines.items()}
-        self._handlers = handlers
+        self._handlers: dict[type[Effect], Handler] = {**handlers, ShowToMachines: self._show_to_machines}
         self._monotonic = monotonic
         self._wall_ms = wall_ms
         self._queue: asyncio.Queue[tuple[_Seat | None, Event | Turn, asyncio.Future[None] | None]] = asyncio.Queue()
         self.last_turn = monotonic()
         """When the loop last finished an event; ``/livez`` looks at it."""
+
+    def seat(self, name: str, machine: Machine) -> None:
+        """Take a machine in while the others run; its first event is queued before any that is posted later."""
+        assert name not in self._seats
+        self._seats[name] = _Seat(machine)
+        self.post_to(name, TimerFired())
 
     def post(self, event: Event) -> None:
         """Queue an event for every machine."""
@@ -96,6 +120,14 @@ class Driver:
         taken = asyncio.get_running_loop().create_future()
         self._queue.put_nowait((None, event, taken))
         await taken
+
+    async def settle(self, name: str) -> None:
+        """Wait until a machine has taken in what was queued for it so far, and what it ordered has begun."""
+        taken = asyncio.get_running_loop().create_future()
+        self._queue.put_nowait((self._seats[name], _do_nothing, taken))
+        await taken
+        # The last turn's handlers start when the loop turns.
+        await asyncio.sleep(0)
 
     async def run(self) -> None:
         """Drive until cancelled; an error nobody expected ends it."""
@@ -132,11 +164,18 @@ class Driver:
             else:
                 tasks.create_task(_finish(handler, effect, post))
 
+    async def _show_to_machines(self, effect: ShowToMachines, post: Post) -> None:
+        self.post(effect.event)
+
     def _set_timer(self, seat: _Seat, at: float) -> None:
         if seat.timer is not None:
             seat.timer.cancel()
         delay = max(0.0, at - self._monotonic())
         seat.timer = asyncio.get_running_loop().call_later(delay, self._queue.put_nowait, (seat, TimerFired(), None))
+
+
+def _do_nothing(now: float, now_ms: int) -> list[Effect]:
+    return []
 
 
 async def _finish(handler: Handler, effect: Effect, post: Post) -> None:

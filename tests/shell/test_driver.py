@@ -8,9 +8,23 @@ from collections.abc import Callable
 import pytest
 
 from pulsenet.errors import StorageError
-from pulsenet.ids import PeerId
-from pulsenet.node.effects import Count, Effect, Log, SaveState, SendRequest, SetTimer
-from pulsenet.node.events import Event, HeadSeen, PeerLost, RequestDone, StoreFailed, TimerFired
+from pulsenet.ids import Digest, PeerId
+from pulsenet.node.effects import Count, Effect, Log, SaveState, SendRequest, SetTimer, ShowToMachines
+from pulsenet.node.events import (
+    ContributionSeen,
+    Event,
+    HeadSeen,
+    PeerLost,
+    ReceiptSeen,
+    RequestDone,
+    StateLost,
+    StateReached,
+    StoreFailed,
+    TermSeen,
+    TimerFired,
+    TrainingLost,
+    VoteSeen,
+)
 from pulsenet.wire.messages import GetHead
 from pulsenetd.driver import Driver, Post
 
@@ -95,6 +109,67 @@ def test_broadcasts_reach_every_machine() -> None:
     drive({"one": one, "two": two}, until=lambda: True, posted=(news, PeerLost(PEER, "gone")))
     assert news in one.seen
     assert news in two.seen
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        VoteSeen(b"vote", PEER),
+        TermSeen((b"vote",), None),
+        ContributionSeen(b"contribution", PEER),
+        ReceiptSeen(b"receipt", (), PEER),
+        StateReached(3, Digest(bytes(32))),
+        StateLost(),
+    ],
+)
+def test_news_of_rounds_reach_every_machine(event: Event) -> None:
+    one, two = Scripted({}), Scripted({})
+    drive({"one": one, "two": two}, until=lambda: True, posted=(event,))
+    assert event in one.seen
+    assert event in two.seen
+
+
+def test_what_one_machine_shows_all_see_itself_included() -> None:
+    event = StateReached(1, Digest(bytes(32)))
+    one, two = Scripted({TimerFired: [ShowToMachines(event)]}), Scripted({})
+    drive({"one": one, "two": two}, until=lambda: event in one.seen and event in two.seen)
+    assert one.seen.count(event) == two.seen.count(event) == 1
+
+
+def test_a_machine_may_take_its_seat_late() -> None:
+    early, late = Scripted({}), Scripted({})
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        driver = Driver({"early": early}, {}, monotonic=loop.time, wall_ms=lambda: 0)
+        task = asyncio.create_task(driver.run())
+        await driver.show(HeadSeen(b"one", None))
+        driver.seat("late", late)
+        await driver.show(HeadSeen(b"two", None))
+        task.cancel()
+
+    asyncio.run(scenario())
+    assert late.seen == [TimerFired(), HeadSeen(b"two", None)]
+    assert early.seen == [TimerFired(), HeadSeen(b"one", None), HeadSeen(b"two", None)]
+
+
+def test_a_settled_machine_has_had_its_orders_begun() -> None:
+    begun: list[str] = []
+    machine = Scripted({TrainingLost: [Log("info", "ordered")]})
+
+    async def log(effect: Log, post: Post) -> None:
+        begun.append(effect.text)
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        driver = Driver({"one": machine}, {Log: log}, monotonic=loop.time, wall_ms=lambda: 0)
+        task = asyncio.create_task(driver.run())
+        driver.post_to("one", TrainingLost())
+        await driver.settle("one")
+        assert begun == ["ordered"]
+        task.cancel()
+
+    asyncio.run(scenario())
 
 
 def test_nothing_is_announced_that_could_not_be_stored() -> None:
