@@ -77,6 +77,11 @@ def run_state_root(fields):
     return {"root": root.hex()}
 
 
+def run_state_anchor(fields):
+    blob = reference.state_anchor(fields["tensors"], fields["round_index"], fields["theta"], fields["momentum"])
+    return {"blob": blob.hex()}
+
+
 def run_history(fields):
     return {"rounds": reference.history(fields["tensor"], fields["rounds"])}
 
@@ -98,6 +103,7 @@ OPERATIONS = {
     "step": run_step,
     "clip": run_clip,
     "state-root": run_state_root,
+    "state-anchor": run_state_anchor,
     "history": run_history,
     "self-test": run_self_test,
 }
@@ -219,6 +225,7 @@ def other_vectors():
         "momentum": [fp32(0.5), fp32(0.1, 0.2, 0.3, 0.4), []],
     }
     yield vector("state-root", "state-root", fields, "Over the round index and the hashes of theta and momentum.")
+    yield vector("state-anchor", "state-anchor", fields, "The same state, whole.")
     yield vector("self-test", "self-test", {}, "What every trainer computes when it joins.")
 
 

@@ -227,6 +227,14 @@ def state_root(tensors, round_index, theta, momentum):
     return hasher.digest()
 
 
+def state_anchor(tensors, round_index, theta, momentum):
+    blob = b"PLSO" + bytes([1, 0, 0, 0]) + state_root(tensors, round_index, theta, momentum)
+    blob += struct.pack("<Q", round_index)
+    for t, v in zip(theta, momentum, strict=True):
+        blob += pack(t) + pack(v)
+    return blob
+
+
 SPECIALS = [0x00000001, 0x807FFFFF, 0x00800000, 0x80000000, 0x00000000, 0x3F808000, 0x3F818000, 0xBF7F8000]
 LASTS = [0x00018000, 0x00000007, 0x00000005, 0x00000009]
 SCALES = [0x3F800000, 0x3E99999A, 0x3F400000]

@@ -20,6 +20,7 @@ from pulsenet.outer.reduce import Counted, reduce_mean, reduce_median, reduce_tr
 from pulsenet.outer.residual import fold_back, settle_counted, split_scaled
 from pulsenet.outer.self_test import SELF_TEST_DIGEST, make_self_test_input, run_self_test
 from pulsenet.outer.state import compute_state_root
+from pulsenet.outer.state_anchor import StateHeader, decode_state, encode_state
 from pulsenet.tensors.digest import hash_tensor
 from pulsenet.tensors.params import ParameterTable, TensorSpec
 
@@ -103,6 +104,17 @@ def run_state_root(tensors: Any, round_index: int, theta: Any, momentum: Any) ->
     return {"root": compute_state_root(table, round_index=round_index, hashes=hashes).hex()}
 
 
+def run_state_anchor(tensors: Any, round_index: int, theta: Any, momentum: Any) -> Json:
+    table = ParameterTable(tuple(TensorSpec(name, "F32", tuple(shape)) for name, shape in tensors))
+    state_root = Digest(bytes.fromhex(run_state_root(tensors, round_index, theta, momentum)["root"]))
+    header = StateHeader(state_root, round_index)
+    pieces = encode_state(table, header, lambda index: (floats(theta[index]), floats(momentum[index])))
+    blob = b"".join(bytes(piece) for piece in pieces)
+    read = [(bits(one), bits(other)) for _, one, other in decode_state([blob], table, header)]
+    assert read == list(zip(theta, momentum, strict=True))
+    return {"blob": blob.hex()}
+
+
 def run_history(tensor: Any, rounds: Any) -> Json:
     table = ParameterTable((TensorSpec(tensor[0], "F32", tuple(tensor[1])),))
     count = table.element_count
@@ -148,6 +160,7 @@ OPERATIONS: dict[str, Callable[..., Json]] = {
     "step": run_step,
     "clip": run_clip,
     "state-root": run_state_root,
+    "state-anchor": run_state_anchor,
     "history": run_history,
     "self-test": check_self_test,
 }

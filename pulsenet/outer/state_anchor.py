@@ -1,0 +1,153 @@
+"""State anchors as blobs: a whole outer state, dense, tensor by tensor (SPEC outer, "State anchor blob")."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from pulsenet.errors import RemoteProtocolError
+from pulsenet.ids import DIGEST_SIZE_BYTES, Digest
+from pulsenet.outer.floats import FP32s, check_flat
+from pulsenet.outer.state import compute_state_root
+from pulsenet.tensors.digest import hash_tensor
+from pulsenet.tensors.params import ParameterTable
+
+MAGIC: Final = b"PLSO"
+FORMAT_VERSION: Final = 1
+_HEADER: Final = struct.Struct(f"<4sB3s{DIGEST_SIZE_BYTES}sQ")
+HEADER_SIZE_BYTES: Final = _HEADER.size
+
+PIECE_SIZE_BYTES_MAX: Final = 4 << 20
+"""What is written at once."""
+
+_FP32: Final = np.dtype("<f4")
+
+
+@dataclass(frozen=True, slots=True)
+class StateHeader:
+    """The start of a state anchor blob."""
+
+    state_root: Digest
+    round_index: int
+    """Rounds stepped to reach the state."""
+
+    def encode(self) -> bytes:
+        """Return the header's bytes."""
+        return _HEADER.pack(MAGIC, FORMAT_VERSION, bytes(3), self.state_root, self.round_index)
+
+
+def compute_state_size_bytes(table: ParameterTable) -> int:
+    """Return the size of every state anchor of these masters."""
+    return HEADER_SIZE_BYTES + 2 * _FP32.itemsize * table.element_count
+
+
+def encode_state(
+    table: ParameterTable, header: StateHeader, read: Callable[[int], tuple[FP32s, FP32s]]
+) -> Iterator[memoryview]:
+    """Yield the pieces of a state anchor blob, each to be used before the next is asked for.
+
+    Args:
+        table: FP32 masters.
+        header: Names the state; the root is not computed again.
+        read: Returns theta and momentum of a tensor, flat; asked once for each, ascending.
+
+    Raises:
+        LocalProtocolError: while iterating, arrays that are not the table's.
+    """
+    yield memoryview(header.encode())
+    for tensor_index, spec in enumerate(table.tensors):
+        for values in read(tensor_index):
+            check_flat(values, spec.element_count)
+            data = values.astype(_FP32, copy=False).view(np.uint8).data
+            for start in range(0, len(data), PIECE_SIZE_BYTES_MAX):
+                yield data[start : start + PIECE_SIZE_BYTES_MAX]
+
+
+def decode_state(
+    pieces: Iterable[bytes | memoryview], table: ParameterTable, expected: StateHeader
+) -> Iterator[tuple[int, FP32s, FP32s]]:
+    """Yield (position, theta, momentum) of every tensor, in memory for one of them.
+
+    What is yielded counts only once the iteration ended without an error and its root was computed; for both
+    see :func:`hash_state`.
+
+    Args:
+        pieces: The blob, cut anywhere.
+        table: FP32 masters.
+        expected: What the anchor's record says.
+
+    Raises:
+        RemoteProtocolError: another header (``state-header``), one of another state than the record's (``mismatch``),
+            too few or too many bytes (``state-truncated``, ``state-trailing``).
+    """
+    source = _Source(pieces)
+    magic, version, zeros, state_root, round_index = _HEADER.unpack(source.read(HEADER_SIZE_BYTES).tobytes())
+    if (magic, version, zeros) != (MAGIC, FORMAT_VERSION, bytes(3)):
+        raise RemoteProtocolError("state-header", f"starts with {magic.hex()}, format {version}")
+    if (state_root, round_index) != (expected.state_root, expected.round_index):
+        raise RemoteProtocolError(
+            "mismatch", f"holds state {state_root.hex()} of round {round_index}, not the one its record names"
+        )
+    for tensor_index, spec in enumerate(table.tensors):
+        theta, momentum = (source.read(_FP32.itemsize * spec.element_count).view(_FP32) for _ in range(2))
+        yield tensor_index, theta.astype(np.float32, copy=False), momentum.astype(np.float32, copy=False)
+    if not source.is_at_end():
+        raise RemoteProtocolError("state-trailing", "bytes after the last tensor")
+
+
+def hash_state(pieces: Iterable[bytes | memoryview], table: ParameterTable, expected: StateHeader) -> Digest:
+    """Return the root of the state in a blob, computed from all of its values.
+
+    Raises:
+        RemoteProtocolError: as :func:`decode_state`.
+    """
+    hashes = [
+        (hash_tensor(theta), hash_tensor(momentum)) for _, theta, momentum in decode_state(pieces, table, expected)
+    ]
+    return compute_state_root(table, round_index=expected.round_index, hashes=hashes)
+
+
+class _Source:
+    """Bytes from pieces of any size."""
+
+    def __init__(self, pieces: Iterable[bytes | memoryview]) -> None:
+        self._pieces = iter(pieces)
+        self._piece = memoryview(b"")
+
+    def read(self, size_bytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """Return exactly so many bytes, in memory of their own (``state-truncated``)."""
+        data = np.empty(size_bytes, np.uint8)
+        filled = 0
+        while filled < size_bytes:
+            if self.is_at_end():
+                raise RemoteProtocolError("state-truncated", f"{filled} of {size_bytes} bytes")
+            part = self._piece[: size_bytes - filled]
+            data[filled : filled + len(part)] = part
+            self._piece = self._piece[len(part) :]
+            filled += len(part)
+        return data
+
+    def is_at_end(self) -> bool:
+        """Return whether every byte was taken."""
+        while not self._piece:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return True
+            self._piece = memoryview(piece).cast("B")
+        return False
+
+
+def check_state_size(table: ParameterTable, size_bytes: int) -> None:
+    """Refuse an anchor whose announced size no state of these masters has, before anything of it is read.
+
+    Raises:
+        RemoteProtocolError: ``state-truncated`` or ``state-trailing``.
+    """
+    needed = compute_state_size_bytes(table)
+    if size_bytes != needed:
+        code = "state-truncated" if size_bytes < needed else "state-trailing"
+        raise RemoteProtocolError(code, f"{size_bytes} bytes, a state of these masters has {needed}")
