@@ -10,6 +10,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
+from pulsenet.node.effects import Fate
 from pulsenetd.network import streams
 from pulsenetd.network.streams import Traffic
 
@@ -43,6 +44,12 @@ REASONS: Final = frozenset(
     }
 )
 """Every reason anything is refused, wasted or tried again for."""
+FATES: Final = frozenset({*Fate, "finite", "norm", "shape", "base", "round", "decode", "enospc", "memory", "io"})
+"""What became of the own contributions: a receipt's fate, or why there was nothing to send."""
+WASTES: Final = frozenset({Fate.REJECTED, Fate.DROPPED, "diverged", "outdated"})
+"""Why inner steps were for nothing."""
+VOTES: Final = frozenset({"stood", "term", "voted", "stale", "lease"})
+"""Candidacies of this authority, and why it refused its vote to others."""
 KINDS: Final = frozenset({*streams.KINDS.values(), "other"})
 """What bytes on streams are counted as."""
 # fmt: on
@@ -73,6 +80,15 @@ class Metrics:
         self.p2pd_restarts = Counter("pulsenet_p2pd_restarts", "Times p2pd was restarted.", registry=self.registry)
         self.published = Counter("pulsenet_published_versions", "Versions committed here.", registry=self.registry)
         self.rollouts = Counter("pulsenet_rollouts", "Rollout batches by outcome.", ["outcome"], registry=self.registry)
+        self.contributions = Counter(
+            "pulsenet_contributions", "Own contributions by fate.", ["fate"], registry=self.registry
+        )
+        self.wasted_inner_steps = Counter(
+            "pulsenet_wasted_inner_steps", "Inner steps that no round counts.", ["reason"], registry=self.registry
+        )
+        self.votes = Counter(
+            "pulsenet_votes", "Candidacies, and votes refused, of an authority.", ["outcome"], registry=self.registry
+        )
         self.update_seconds = Histogram(
             "pulsenet_update_seconds",
             "Seconds one stage of an update took.",
@@ -93,6 +109,12 @@ class Metrics:
             self.wasted_bytes.labels(closed(label, REASONS)).inc(value)
         elif name == "retries":
             self.retries.labels(closed(label, REASONS)).inc(value)
+        elif name == "contributions":
+            self.contributions.labels(closed(label, FATES)).inc(value)
+        elif name == "wasted_inner_steps":
+            self.wasted_inner_steps.labels(closed(label, WASTES)).inc(value)
+        elif name == "votes":
+            self.votes.labels(closed(label, VOTES)).inc(value)
         elif name.startswith("bytes_"):
             self.bytes.labels(name.removeprefix("bytes_"), closed(label, KINDS)).inc(value)
         else:
@@ -139,5 +161,10 @@ _GAUGES: Final = {
     "reachable": "1 when a peer has opened a stream to this node.",
     "clock_offset_seconds": "Seconds this clock runs ahead of the median of the peers.",
     "store_bytes": "Bytes of blobs on disk.",
+    "round_index": "Rounds that led to the state of this trainer, or known as final on other nodes; -1 before.",
+    "round_contributors": "Contributions that the newest round stepped here counts.",
+    "rounds_behind": "Final rounds that this trainer did not step yet.",
+    "round_stuck": "1 when no round ended for longer than the node's round limit.",
+    "residual_norm": "Euclidean norm of what the gate held back; NaN until the training process tells.",
     "rollout_queue_batches": "Rollout batches waiting for the training process.",
 }

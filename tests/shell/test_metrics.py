@@ -8,10 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from pulsenetd.metrics import KINDS, REASONS, Metrics
+from pulsenet.chain.ballot import Ballot, Place, Stored, find_vote_refusal
+from pulsenet.ids import Digest, PeerId
+from pulsenet.node.effects import Fate
+from pulsenet.outer.checks import FaultCode
+from pulsenetd.metrics import FATES, KINDS, REASONS, VOTES, WASTES, Metrics
 from pulsenetd.network import streams
 
 ROOT = Path(__file__).resolve().parents[2]
+
+CANDIDATE = PeerId(b"c" * 32)
+STORED = Stored(Place(3, 1), Digest(bytes(32)), Digest(bytes(32)))
+BALLOTS = (
+    (Ballot(), 1),
+    (Ballot(term=2), 1),
+    (Ballot(term=1, voted_for=PeerId(b"o" * 32)), 1),
+    (Ballot(term=1, newest=STORED), 2),
+)
+"""A ballot and the term a candidate without any receipt asks it for: one for each answer."""
 
 CODE_PLACES = {
     # call: index of the argument that is a stable code
@@ -122,6 +136,49 @@ def test_names_follow_the_rules_of_promtool() -> None:
             assert re.fullmatch(r"pulsenet_[a-z0-9_]+", name)
             assert name.endswith("_total") == (kind == "counter")
     assert "pulsenet_applied_version 3.0" in metrics.text().decode()
+
+
+def read_counts() -> dict[str, set[str]]:
+    """Return the labels that machines count under, as far as they are written down, by counter."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "pulsenet" / "node").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Count":
+                name, label = (
+                    argument.value if isinstance(argument, ast.Constant) else "" for argument in node.args[:2]
+                )
+                found.setdefault(str(name), set()).update({str(label)} - {""})
+    return found
+
+
+def test_every_counter_the_machines_name_exists() -> None:
+    metrics = Metrics()
+    counts = read_counts()
+    assert {"rejected", "contributions", "wasted_inner_steps", "votes"} <= set(counts)
+    for name in counts:
+        metrics.count(name, "other")
+
+
+def test_what_becomes_of_contributions_steps_and_votes_has_labels() -> None:
+    """Fates and refusals are chosen from the sets of their types; each is counted under its own name."""
+    assert set(Fate) <= FATES
+    assert set(FaultCode) <= FATES
+    assert {Fate.REJECTED, Fate.DROPPED, "diverged", "outdated"} == WASTES
+    standing = {find_vote_refusal(ballot, term=term, candidate=CANDIDATE, newest=None) for ballot, term in BALLOTS}
+    assert standing == {"", "term", "voted", "stale"}
+    assert (standing | {"lease", "stood"}) - {""} == VOTES
+    assert set(FaultCode) <= REASONS
+
+
+def test_no_peer_invents_a_fate() -> None:
+    """A-OBS-1"""
+    metrics = Metrics()
+    for name in ("contributions", "wasted_inner_steps", "votes"):
+        metrics.count(name, "invented", 2.0)
+        series = {"contributions": "fate", "wasted_inner_steps": "reason", "votes": "outcome"}[name]
+        assert metrics.registry.get_sample_value(f"pulsenet_{name}_total", {series: "other"}) == 2.0
+    metrics.count("contributions", Fate.COUNTED)
+    assert metrics.registry.get_sample_value("pulsenet_contributions_total", {"fate": "counted"}) == 1.0
 
 
 def test_a_counter_nobody_declared_is_our_own_error() -> None:

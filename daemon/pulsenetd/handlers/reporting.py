@@ -26,6 +26,11 @@ _GAUGES: Final = {
     "publisher_seen": ("publisher_seen", 0.0),
     "stale": ("stale", 0.0),
     "fork": ("fork", 0.0),
+    "round_index": ("round_index", -1.0),
+    "round_contributors": ("round_contributors", 0.0),
+    "rounds_behind": ("rounds_behind", 0.0),
+    "round_stuck": ("round_stuck", 0.0),
+    "residual_norm": ("residual_norm", math.nan),
 }
 
 VERSIONS_REMEMBERED: Final = 128
