@@ -57,10 +57,9 @@ class Expected:
 
 def find_fault(contribution: Contribution, expected: Expected) -> Fault | None:
     """Return the first thing that is wrong with ``contribution``, ``None`` if it may be counted."""
-    if contribution.round_index != expected.round_index:
-        return Fault(FaultCode.ROUND, f"{contribution.round_index}, not {expected.round_index}")
-    if contribution.state_root != expected.state_root:
-        return Fault(FaultCode.BASE, f"{contribution.state_root.hex()}, not {expected.state_root.hex()}")
+    fault = _base_fault(expected, contribution.round_index, contribution.state_root)
+    if fault is not None:
+        return fault
     tensors = expected.table.tensors
     if len(contribution.entries) != len(tensors) or contribution.inner_step_count < 1:
         return Fault(
@@ -74,10 +73,52 @@ def find_fault(contribution: Contribution, expected: Expected) -> Fault | None:
     for tensor_index, entries in enumerate(contribution.entries):
         if not bool(np.isfinite(entries.values).all()):
             return Fault(FaultCode.FINITE, tensors[tensor_index].name)
-    norm = compute_norm(contribution)
-    if norm > expected.norm_max:
-        return Fault(FaultCode.NORM, f"{norm:g}, at most {expected.norm_max:g}")
-    return None
+    return _norm_fault(compute_norm(contribution), expected)
+
+
+class ContentCheck:
+    """The checks of :func:`find_fault` for a contribution that is decoded part by part, never held whole.
+
+    Args:
+        expected: What it must be.
+        round_index: Its own, as are the next two.
+        state_root: Root of the state it starts from.
+        inner_step_count: Inner steps taken since that state.
+    """
+
+    def __init__(self, expected: Expected, *, round_index: int, state_root: Digest, inner_step_count: int) -> None:
+        self._expected = expected
+        self._fault = _base_fault(expected, round_index, state_root)
+        if self._fault is None and inner_step_count < 1:
+            self._fault = Fault(FaultCode.SHAPE, f"after {inner_step_count} inner steps")
+        self._not_finite: Fault | None = None
+        self._counts = [0] * len(expected.table.tensors)
+        self._sum = 0.0
+
+    @property
+    def entry_count(self) -> int:
+        """Entries taken so far."""
+        return sum(self._counts)
+
+    @property
+    def norm(self) -> float:
+        """Euclidean norm of what was taken so far, as :func:`compute_norm` of the whole."""
+        return math.sqrt(self._sum)
+
+    def take(self, tensor_index: int, values: FP32s) -> None:
+        """Take the next values; parts come ascending by tensor and position, as the codec yields them."""
+        self._counts[tensor_index] += values.size
+        self._sum = float(_sum_squares(values, self._sum))
+        if self._not_finite is None and not bool(np.isfinite(values).all()):
+            self._not_finite = Fault(FaultCode.FINITE, self._expected.table.tensors[tensor_index].name)
+
+    def finish(self) -> Fault | None:
+        """Return the first thing that is wrong with the whole, ``None`` if it may be counted."""
+        if self._fault is None and self._expected.is_dense:
+            for spec, count in zip(self._expected.table.tensors, self._counts, strict=True):
+                if count != spec.element_count:
+                    return Fault(FaultCode.SHAPE, f"{spec.name}: {count} values for {spec.element_count} elements")
+        return self._fault or self._not_finite or _norm_fault(self.norm, self._expected)
 
 
 def check_contribution(contribution: Contribution, expected: Expected) -> None:
@@ -137,6 +178,18 @@ def compute_scales(norms: Sequence[float], *, clip_norm_ratio: float) -> list[np
     limit = clip_norm_ratio * median
     # Where most send nothing the median is 0: one that does send is then not an outlier to be silenced.
     return [np.float32(limit / norm) if limit and norm > limit else np.float32(1.0) for norm in rounded]
+
+
+def _base_fault(expected: Expected, round_index: int, state_root: Digest) -> Fault | None:
+    if round_index != expected.round_index:
+        return Fault(FaultCode.ROUND, f"{round_index}, not {expected.round_index}")
+    if state_root != expected.state_root:
+        return Fault(FaultCode.BASE, f"{state_root.hex()}, not {expected.state_root.hex()}")
+    return None
+
+
+def _norm_fault(norm: float, expected: Expected) -> Fault | None:
+    return Fault(FaultCode.NORM, f"{norm:g}, at most {expected.norm_max:g}") if norm > expected.norm_max else None
 
 
 def _shape_fault(entries: Entries, tensor_index: int, element_count: int, is_dense: bool) -> str | None:

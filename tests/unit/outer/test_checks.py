@@ -7,6 +7,7 @@ import pytest
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import Digest
 from pulsenet.outer.checks import (
+    ContentCheck,
     Expected,
     FaultCode,
     _sum_squares,
@@ -58,6 +59,52 @@ def test_every_fault_has_its_code(
     with pytest.raises(RemoteProtocolError) as caught:
         check_contribution(make_contribution(**changes), expected)
     assert caught.value.code == code
+
+
+def check_by_parts(contribution: Contribution, expected: Expected) -> ContentCheck:
+    check = ContentCheck(
+        expected,
+        round_index=contribution.round_index,
+        state_root=contribution.state_root,
+        inner_step_count=contribution.inner_step_count,
+    )
+    for given in contribution.entries:
+        for value in given.values:
+            check.take(given.tensor_index, np.array([value], np.float32))
+    return check
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"round_index": 4},
+        {"state_root": Digest(bytes(32)), "inner_step_count": 0},
+        {"inner_step_count": 0},
+        {"entries": (entries(0, [3], [np.nan]), entries(1, [0], [np.inf]))},
+        {"entries": (entries(0, [], []), entries(1, [0], [-np.inf]))},
+        {"entries": (entries(0, [0, 1], [4.0, 3.0]), entries(1, [0], [0.01]))},
+    ],
+)
+def test_checking_part_by_part_says_the_same(
+    make_contribution: Make, expected: Expected, changes: dict[str, object]
+) -> None:
+    contribution = make_contribution(**changes)
+    check = check_by_parts(contribution, expected)
+    fault, whole = check.finish(), find_fault(contribution, expected)
+    assert (fault and fault.code) == (whole and whole.code)
+    assert check.entry_count == contribution.sent_count
+    assert check.norm == compute_norm(contribution) or fault is not None
+
+
+def test_a_dense_contribution_read_by_parts_leaves_nothing_out(make_contribution: Make, expected: Expected) -> None:
+    dense = replace(expected, is_dense=True)
+    whole = make_contribution(entries=(entries(0, None, [0.5] * 6), entries(1, None, [1.0])))
+    assert check_by_parts(whole, dense).finish() is None
+    short = make_contribution(entries=(entries(0, None, [np.nan] * 5), entries(1, None, [1.0])))
+    fault = check_by_parts(short, dense).finish()
+    assert fault is not None
+    assert (fault.code, fault.detail) == (FaultCode.SHAPE, "a: 5 values for 6 elements")
 
 
 def test_dense_contributions_hold_everything(make_contribution: Make, expected: Expected) -> None:
