@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from pulsenet.chain.records import Manifest, SignedRecord
+from pulsenet.chain.records import Contribution, Manifest, SignedRecord, StateAnchor
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.errors import IntegrityError, RemoteProtocolError, StorageError
 from pulsenet.ids import Digest, short
@@ -39,10 +40,14 @@ CREATE INDEX IF NOT EXISTS records_by_type ON records (type);
 CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS blobs (
     blob_id BLOB PRIMARY KEY, chunk_list BLOB NOT NULL,
-    made_here INTEGER NOT NULL,  -- encoded by this node: an orphan unless a manifest names it
+    made_here INTEGER NOT NULL,  -- encoded by this node: an orphan unless a record names it
     released INTEGER NOT NULL    -- nobody here needs it: goes once no lease protects it
 );
 """
+
+_Naming = Manifest | Contribution | StateAnchor
+_NAMING: Final[tuple[type[_Naming], ...]] = (Manifest, Contribution, StateAnchor)
+"""Records that name a blob."""
 
 DATABASE_NAME = "store.sqlite"
 FREE_SIZE_BYTES_MIN = 64 << 20
@@ -73,7 +78,7 @@ class Store:
         self._references: Counter[Digest] = Counter()
         """How many chunk lists name a chunk, plus one while a writer holds it."""
         self._uncommitted: set[Digest] = set()
-        """Blobs made by this process whose manifest is not stored yet."""
+        """Blobs made by this process that no stored record names yet."""
         self._leases: dict[Digest, float] = {}
         self._database = Database(directory / DATABASE_NAME, disk, _SCHEMA)
 
@@ -81,7 +86,7 @@ class Store:
     def open(cls, directory: Path, *, disk: Disk | None = None, lock: DirectoryLock | None = None) -> Store:
         """Open or create the store and repair what a crash left.
 
-        Partial files go, blobs made here that no manifest names go, chunks no list names go, and the chunks of
+        Partial files go, blobs made here that no record names go, chunks no list names go, and the chunks of
         half-fetched blobs are checked again.
 
         Args:
@@ -132,8 +137,9 @@ class Store:
             database.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", state)
         with self._mutex:
             for record in records:
-                if record.type == Manifest.TYPE:
-                    self._uncommitted.discard(decode_value(Manifest, record.payload).blob_id)
+                blob_id = _find_named_blob(record)
+                if blob_id is not None:
+                    self._uncommitted.discard(blob_id)
         return tuple(Digest(row[0]) for row in rows)
 
     def record(self, digest: Digest) -> bytes | None:
@@ -259,19 +265,24 @@ class Store:
     @contextmanager
     def writing_blob(self) -> Iterator[BlobWriter]:
         """Cut, keep and name a blob made here; on an exception its chunks are deleted again."""
-        writer = BlobWriter(self, self._chunks)
+        writer = self.begin_blob()
         try:
             yield writer
         except Exception:
             writer.abandon()
             raise
 
+    def begin_blob(self) -> BlobWriter:
+        """Begin a blob made here; whoever begins it finishes or abandons it."""
+        return BlobWriter(self, self._chunks)
+
     def discard_blob(self, blob_id: Digest) -> None:
-        """Delete a blob made here that will get no manifest; one that has a manifest stays."""
+        """Delete a blob made here that no record will name; one that a record names stays."""
         with self._mutex:
             if blob_id in self._uncommitted:
                 self._uncommitted.discard(blob_id)
-                self._delete_blobs([blob_id])
+                if blob_id not in self._find_named_blobs():
+                    self._delete_blobs([blob_id])
 
     # Retention
 
@@ -340,7 +351,7 @@ class Store:
 
     def _recover(self) -> None:
         self._chunks.scan()
-        named = {manifest.blob_id for _, manifest in self.manifests()}
+        named = self._find_named_blobs()
         lists: list[ChunkList] = []
         dead: list[Digest] = []
         for blob_id, data, made_here, released in self._database.fetch_all("SELECT * FROM blobs"):
@@ -356,6 +367,10 @@ class Store:
                 self._chunks.remove(digest)
         for chunk_list in lists:
             self._check_chunks(chunk_list)
+
+    def _find_named_blobs(self) -> set[Digest]:
+        records = (decode_signed(data) for kind in _NAMING for data in self.records_of_type(kind.TYPE))
+        return {blob_id for record in records if (blob_id := _find_named_blob(record)) is not None}
 
     def _check_chunks(self, chunk_list: ChunkList) -> None:
         """Drop chunks of a wrong size; read every chunk of a blob a crash may have interrupted."""
@@ -426,7 +441,7 @@ class BlobWriter:
     def finish(self) -> ChunkList:
         """Make the blob durable and servable, and return its list.
 
-        It stays only if a manifest that names it is committed: see :meth:`Store.discard_blob`.
+        It stays only if a record that names it is committed: see :meth:`Store.discard_blob`.
         """
         self._keep(self._cutter.finish())
         self._chunks.sync(self._held)
@@ -450,6 +465,15 @@ class BlobWriter:
     def _let_go(self) -> None:
         held, self._held = self._held, set()
         self._store._drop_references(held)
+
+
+def _find_named_blob(record: SignedRecord) -> Digest | None:
+    """Return the blob that a record stands for."""
+    for kind in _NAMING:
+        if record.type == kind.TYPE:
+            named: _Naming = decode_value(kind, record.payload)
+            return named.blob_id
+    return None
 
 
 def _decode_own_list(data: bytes) -> ChunkList | None:

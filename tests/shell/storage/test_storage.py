@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from pulsenet.chain.records import Manifest
-from pulsenet.chain.signing import encode_signed, record_digest
+from pulsenet.chain.records import Contribution, Manifest, SignedRecord, StateAnchor
+from pulsenet.chain.signing import encode_signed, record_digest, seal
 from pulsenet.errors import IntegrityError, RemoteProtocolError, StorageError
-from pulsenet.ids import Digest, Version, compute_digest
+from pulsenet.ids import Digest, PeerId, RunId, Version, compute_digest
 from pulsenet.wire.chunks import ChunkList
 from pulsenetd.errors import DirectoryLockedError
 from pulsenetd.storage.disk import Data, Disk
@@ -275,6 +275,43 @@ def test_a_blob_wanted_again_before_it_went_stays(store: Store) -> None:
     assert store.sweep(now=2.0) == 0
     store.release([blob_id], [], now=3.0)
     assert store.usage().chunk_count == 0
+
+
+def round_records(blob_id: Digest) -> list[SignedRecord]:
+    """What rounds name a blob by: a contribution, a state anchor."""
+    peer_id, zero = PeerId(bytes(32)), Digest(bytes(32))
+    contribution = Contribution(RunId(zero), 0, peer_id, 3, zero, blob_id, 8, 1, 10, 0, 1)
+    anchor = StateAnchor(RunId(zero), 0, 3, zero, zero, blob_id, 8)
+    return [seal(record, lambda message: bytes(64), peer_id) for record in (contribution, anchor)]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_blobs_of_rounds_outlive_a_restart_by_the_records_that_name_them(tmp_path: Path, which: int) -> None:
+    store = Store.open(tmp_path)
+    kept, orphan = write_blob(store, noise(MEBIBYTE)), write_blob(store, noise(MEBIBYTE, 1))
+    record = round_records(kept)[which]
+    store.put_record(record)
+    store.discard_blob(kept)
+    store.close()
+    again = Store.open(tmp_path)
+    assert again.is_complete(kept)
+    assert not again.is_complete(orphan)
+    again.release((kept,), (record_digest(record),), 0.0)
+    again.close()
+    last = Store.open(tmp_path)
+    assert last.usage().blob_count == 0
+    last.close()
+
+
+def test_a_blob_that_somebody_elses_record_names_already_is_not_discarded(store: Store) -> None:
+    """Authorities write the same state anchor each, and the record of the first may be here before the own blob."""
+    blob_id = write_blob(store, noise(MEBIBYTE))
+    store.discard_blob(blob_id)
+    assert not store.is_complete(blob_id)
+    store.put_record(round_records(blob_id)[1])
+    assert write_blob(store, noise(MEBIBYTE)) == blob_id
+    store.discard_blob(blob_id)
+    assert store.is_complete(blob_id)
 
 
 def test_only_a_blob_without_a_manifest_is_discarded(store: Store, kit: Any) -> None:
