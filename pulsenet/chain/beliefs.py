@@ -165,6 +165,10 @@ class Beliefs:
         """Proof that the epoch in force is forked; a higher epoch clears it."""
         return self._fork
 
+    def root_of(self, version: Version) -> Digest | None:
+        """Return the root that an accepted record gave to a version of the epoch in force, if it is remembered."""
+        return self._evidence.root_of(version)
+
     @property
     def number_max(self) -> int:
         """The greatest version number seen; a new epoch starts above it."""

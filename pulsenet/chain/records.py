@@ -21,6 +21,9 @@ Keys = Annotated[tuple[PeerId, ...], CountMax(limits.KEYS_PER_ROLE_MAX)]
 Signature = Annotated[bytes, SizeExact(64)]
 Name = Annotated[str, SizeMax(128)]
 
+ALGORITHM_NONE = "none"
+"""The outer algorithm of a run without rounds: one publisher trains alone."""
+
 
 class Kind(StrEnum):
     """What a manifest describes."""

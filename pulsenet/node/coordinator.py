@@ -113,6 +113,11 @@ class Coordinator:
         self.verdicts = Verdicts()
         """What became of items that were pushed here."""
 
+    @property
+    def term(self) -> int:
+        """The newest term whose coordinator is known here; 0 before the first."""
+        return 0 if self._ledger.mandate is None else self._ledger.mandate.term
+
     def is_leading(self, now: float) -> bool:
         """Say whether this node is the coordinator now: only then may it publish versions of the run."""
         return self._candidacy is not None and self._candidacy.is_leading(now)

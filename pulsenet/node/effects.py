@@ -127,6 +127,8 @@ class Commit:
     root: Digest
     records: tuple[SignedRecord, ...]
     state: tuple[tuple[str, bytes], ...]
+    is_standby: bool = False
+    """Another authority coordinates the run: the version is kept ready here and not announced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,8 @@ class DropSnapshot:
 class RefuseSnapshot:
     """This snapshot will not be published; tell the training process.
 
-    ``reason`` is a stable code: ``not_publisher``, ``table``, ``superseded`` or ``authorities``.
+    ``reason`` is a stable code: ``not_publisher``, ``table``, ``superseded`` or ``authorities``; in a run with rounds
+    also ``round``, ``behind`` or ``diverged``.
     """
 
     generation: int

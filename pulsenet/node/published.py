@@ -34,8 +34,8 @@ CATALOGUES_KEPT = 4
 ANCHOR_INTERVAL_MAX = 400
 """Two anchors this far apart, the patches since the older and their skips fit one catalogue."""
 
-TERM = 0
-"""One authority publishes and no coordinator was elected, so every record is of the first term."""
+TERM_NONE = 0
+"""In a run without rounds one authority publishes and no coordinator is elected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class PublishedState:
     epoch_record: Annotated[bytes, SizeMax(limits.RECORD_SIZE_BYTES_MAX)] | None
     """The encoded signed record of the version's epoch; ``None`` in epoch 0."""
     unbroken_from: int
-    """First number since which every version followed by a patch: skips may start from it."""
+    """First number since which every version followed by a patch or skip: further skips may start from it."""
     raw_size_bytes: int
     element_count: int
     trainer_step: int
@@ -136,18 +136,25 @@ def describe_snapshot(
     *,
     run_id: RunId,
     revision: int,
+    term: int,
     version: Version,
     table_digest: Digest,
     trainer_step: int,
     base: PublishedState | None,
     previous: Digest | None,
 ) -> Manifest:
-    """Return the manifest of a new version: a patch on ``base``, or an anchor if ``base`` is ``None``."""
+    """Return the manifest of a new version: a patch on ``base``, or an anchor if ``base`` is ``None``.
+
+    Where numbers between ``base`` and ``version`` were left out, the patch is a skip.
+    """
+    kind = Kind.ANCHOR
+    if base is not None:
+        kind = Kind.PATCH if version.number == base.version.number + 1 else Kind.SKIP
     return Manifest(
         run_id=run_id,
         revision=revision,
-        term=TERM,
-        kind=Kind.ANCHOR if base is None else Kind.PATCH,
+        term=term,
+        kind=kind,
         base_version=None if base is None else base.version,
         version=version,
         base_root=None if base is None else base.root,
@@ -169,6 +176,7 @@ def describe_extra(
     *,
     run_id: RunId,
     revision: int,
+    term: int,
     base_version: Version | None,
     blob_id: Digest,
     encoded_size_bytes: int,
@@ -179,7 +187,7 @@ def describe_extra(
     return Manifest(
         run_id=run_id,
         revision=revision,
-        term=TERM,
+        term=term,
         kind=Kind.ANCHOR if base_version is None else Kind.SKIP,
         base_version=base_version,
         version=state.version,
@@ -215,7 +223,7 @@ def advance(
     if state is not None and state.version.epoch != manifest.version.epoch:
         kept = ()
     added = Retained(entry_of(manifest, manifest_digest), manifest.blob_id)
-    follows = state is not None and manifest.kind is Kind.PATCH
+    follows = state is not None and manifest.kind is not Kind.ANCHOR
     return PublishedState(
         version=manifest.version,
         root=manifest.root,
@@ -241,8 +249,10 @@ def add_extra(state: PublishedState, manifest: Manifest, manifest_digest: Digest
 def find_extras_due(state: PublishedState, anchor_interval: int) -> list[EncodeSkip | StoreAnchor]:
     """Return the second ways to the version just committed that are due: skips first, they are quickly made."""
     bases = due_skip_bases(state.version, state.unbroken_from)
+    # Where numbers were left out, the version may have come by a skip from that base already.
+    present = {item.entry.base_version for item in state.retained if item.entry.version == state.version}
     extras: list[EncodeSkip | StoreAnchor] = [
-        EncodeSkip(base, state.version) for base in bases if state.root_of(base) is not None
+        EncodeSkip(base, state.version) for base in bases if state.root_of(base) is not None and base not in present
     ]
     if is_anchor_due(state.version, state.newest_anchor, min(anchor_interval, ANCHOR_INTERVAL_MAX)):
         extras.append(StoreAnchor(state.version))
@@ -260,12 +270,12 @@ def with_catalogue(state: PublishedState, catalogue_digest: Digest) -> Published
     return replace(state, catalogue_digests=(*others, catalogue_digest)[-CATALOGUES_KEPT:])
 
 
-def make_head(state: PublishedState, *, run_id: RunId, revision: int, issued_at_ms: int) -> Head:
+def make_head(state: PublishedState, *, run_id: RunId, revision: int, term: int, issued_at_ms: int) -> Head:
     """Return the head that names the state's version."""
     return Head(
         run_id=run_id,
         revision=revision,
-        term=TERM,
+        term=term,
         version=state.version,
         root=state.root,
         manifest_digest=state.manifest_digest,
@@ -288,10 +298,11 @@ def find_released(
     return tuple(sorted(blob_ids)), tuple(sorted(record_digests))
 
 
-def summarise(manifest: Manifest) -> str:
+def summarise(manifest: Manifest, *, is_standby: bool = False) -> str:
     """Return the operator's line about a new version."""
+    what = "keeping ready" if is_standby else "published"
     changed = manifest.changed_count / max(manifest.element_count, 1)
     return (
-        f"published version {manifest.version} as {manifest.kind}: {changed:.2%} changed, "
+        f"{what} version {manifest.version} as {manifest.kind}: {changed:.2%} changed, "
         f"{manifest.encoded_size_bytes} of {manifest.raw_size_bytes} bytes"
     )

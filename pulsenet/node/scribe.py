@@ -9,7 +9,7 @@ from pulsenet.chain.rules import Signable
 from pulsenet.chain.signing import Sign, add_signature, seal
 from pulsenet.chain.trust import Trust
 from pulsenet.ids import Digest, PeerId, Version
-from pulsenet.node.published import PublishedState, make_head
+from pulsenet.node.published import TERM_NONE, PublishedState, make_head
 
 
 class Scribe:
@@ -40,12 +40,18 @@ class Scribe:
         assert self._trust.descriptor is not None
         return self._trust.descriptor.revision
 
-    def issue_head(self, state: PublishedState, now_ms: int) -> SignedRecord:
-        """Sign a head for ``state``; its time of issue always rises, even where the clock was set back."""
-        self._issued_at_ms = max(now_ms, self._issued_at_ms + 1)
-        return self.seal(
-            make_head(state, run_id=self._trust.run_id, revision=self.revision, issued_at_ms=self._issued_at_ms)
+    def issue_head(self, state: PublishedState, now_ms: int, *, term: int = TERM_NONE) -> SignedRecord:
+        """Sign a head for ``state`` in a term.
+
+        Its time of issue always rises: where the clock was set back, and above that of an earlier coordinator whose
+        clock ran ahead, or this head of the same version would be no news.
+        """
+        newest = self._trust.head
+        self._issued_at_ms = max(now_ms, self._issued_at_ms + 1, 0 if newest is None else newest.issued_at_ms + 1)
+        head = make_head(
+            state, run_id=self._trust.run_id, revision=self.revision, term=term, issued_at_ms=self._issued_at_ms
         )
+        return self.seal(head)
 
     @property
     def may_open_epochs(self) -> bool:

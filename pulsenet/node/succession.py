@@ -126,30 +126,42 @@ class Succession:
             return "endorsement"
         return "table" if state is not None and state.table_digest != table_digest else ""
 
+    @property
+    def may_open_epochs(self) -> bool:
+        """Whether the keys held here suffice to open an epoch."""
+        return self._scribe.may_open_epochs
+
     def may_open(self, state: PublishedState | None) -> bool:
         """Whether a new epoch can be entered: an owner opened one that is empty, or the keys held here suffice."""
-        return self._find_vacant_epoch(state) is not None or self._scribe.may_open_epochs
+        return self._find_vacant_epoch(state) is not None or self.may_open_epochs
 
     def choose_version(self, state: PublishedState | None, reason: str) -> tuple[Version, SignedRecord | None]:
         """Return the next version and, if it lies in a new epoch (``reason``), the record that opens it."""
         if not reason:
             return (Version(0, 1) if state is None else Version(state.version.epoch, state.version.number + 1)), None
-        newest = self.newest
-        known = [(newest.version, newest.root)] if newest is not None else []
-        if state is not None:
-            known.append((state.version, state.root))
-        number = max([self._trust.number_max, *(version.number for version, _ in known)]) + 1
         vacant = self._find_vacant_epoch(state)
         if vacant is not None:
             record = self._trust.epoch_record
             assert record is not None
-            return Version(record.epoch, max(number, record.first_number)), vacant
+            known = [self._trust.number_max, *(version.number for version, _ in self._list_known(state))]
+            return Version(record.epoch, max([*known, record.first_number - 1]) + 1), vacant
+        return self.open_epoch(state, reason)
+
+    def open_epoch(self, state: PublishedState | None, reason: str) -> tuple[Version, SignedRecord]:
+        """Return the first version of an epoch above everything known, and the record that opens it."""
+        known = self._list_known(state)
+        number = max([self._trust.number_max, *(version.number for version, _ in known)]) + 1
         epoch = max([self._trust.epoch, *(version.epoch for version, _ in known)]) + 1
         kept_version, kept_root = max(known, key=lambda item: item[0], default=(None, None))
         signed = self._scribe.open_epoch(
             epoch=epoch, first_number=number, kept_version=kept_version, kept_root=kept_root, reason=reason
         )
         return Version(epoch, number), signed
+
+    def _list_known(self, state: PublishedState | None) -> list[tuple[Version, Digest]]:
+        newest = self.newest
+        heard = [] if newest is None else [(newest.version, newest.root)]
+        return heard if state is None else [*heard, (state.version, state.root)]
 
     def _find_vacant_epoch(self, state: PublishedState | None) -> SignedRecord | None:
         """Return the record of an epoch that was opened and in which nothing was published yet."""

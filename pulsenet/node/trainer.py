@@ -3,23 +3,25 @@
 One job is in work at a time, so the shell never holds more than the baseline and one snapshot. The order
 is always: encode, commit, announce, then the extras of that version (skip patches, an anchor), each
 committed and announced the same way. The baseline moves at a commit and at nothing else.
+
+In a run with rounds only the coordinator announces. Every other authority does the same work and says nothing, so
+that it can take over with whatever is committed there; see :mod:`pulsenet.node.turns`.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 from pulsenet import limits
-from pulsenet.chain.records import Descriptor, Kind, Manifest, SignedRecord
-from pulsenet.chain.signing import Sign, Verify, decode_signed, encode_signed, record_digest
+from pulsenet.chain.records import ALGORITHM_NONE, Descriptor, Kind, Manifest, SignedRecord
+from pulsenet.chain.signing import Sign, Verify, encode_signed, record_digest
 from pulsenet.chain.trust import Trust
-from pulsenet.codec import anchor
 from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId, Version
+from pulsenet.node.draft import Draft, Encoding, draft_extra, draft_version
 from pulsenet.node.effects import (
-    AnnounceHead,
     Commit,
     Count,
     DropSnapshot,
@@ -51,11 +53,8 @@ from pulsenet.node.machine import Draw
 from pulsenet.node.published import (
     HEAD_KEY,
     STATE_KEY,
+    TERM_NONE,
     PublishedState,
-    add_extra,
-    advance,
-    describe_extra,
-    describe_snapshot,
     find_extras_due,
     find_released,
     make_catalogue,
@@ -63,37 +62,18 @@ from pulsenet.node.published import (
     with_catalogue,
 )
 from pulsenet.node.scribe import Scribe
+from pulsenet.node.speaker import Speaker
 from pulsenet.node.succession import Standing, Succession
 from pulsenet.node.trainer_phase import TRANSITIONS, Phase
 from pulsenet.node.trainer_report import make_report
+from pulsenet.node.turns import Leadership, Turns
 from pulsenet.wire.messages import GetHead, HeadReply
 
 LEARN_SECONDS_DEFAULT = 3.0
 """How long a starting publisher listens for the newest head before it trusts its own state."""
 
-RESIGN_JITTER_MS = 4_000
-"""A head is signed again up to this much early, so that nodes started together do not stay in step."""
-
 ENTRIES_PER_VERSION_MAX = len(limits.SKIP_LADDER) + 2
 """Catalogue entries one version may add: its patch, its skips and its anchor."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Encoding:
-    """The snapshot being encoded."""
-
-    snapshot: SnapshotOffered
-    kind: Kind
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """What becomes true with the commit under way."""
-
-    generation: int | None
-    manifest: Manifest
-    state: PublishedState
-    head: SignedRecord
 
 
 class Trainer:
@@ -108,6 +88,8 @@ class Trainer:
         state: What ``Commit`` last stored under ``STATE_KEY``, or ``None`` on a first start.
         learn_seconds: How long to listen for the newest head before work starts; 0 trusts the own state.
         authority_keys: Further authority keys held here; they are used to open an epoch and for nothing else.
+        leadership: In a run with rounds, this node's coordinator; ``None`` publishes without rounds. A run whose
+            descriptor names an outer algorithm is published by its coordinators alone.
 
     Raises:
         StorageError: ``state`` is damaged.
@@ -124,17 +106,19 @@ class Trainer:
         state: bytes | None = None,
         learn_seconds: float = LEARN_SECONDS_DEFAULT,
         authority_keys: Mapping[PeerId, Sign] | None = None,
+        leadership: Leadership | None = None,
     ) -> None:
         self._trust = trust
         self._peer_id = peer_id
-        self._draw = draw
         self._scribe = Scribe(trust, peer_id, sign, authority_keys)
         self._state = None if state is None else PublishedState.restore(state)
         self._succession = Succession(trust, verify, self._scribe)
+        self._turns = None if leadership is None else Turns(trust, leadership, self._succession)
+        self._speaker = Speaker(trust, peer_id, self._scribe, self._succession, self._turns, draw)
         self._phase = Phase.LEARNING
         self._waiting: SnapshotOffered | None = None
-        self._encoding: _Encoding | None = None
-        self._pending: _Pending | None = None
+        self._encoding: Encoding | None = None
+        self._pending: tuple[Draft, SignedRecord | None] | None = None
         self._extra: EncodeSkip | StoreAnchor | None = None
         self._extras_due: deque[EncodeSkip | StoreAnchor] = deque()
         self._anchor_due = False
@@ -143,7 +127,6 @@ class Trainer:
         self._learn_seconds = learn_seconds
         self._learn_until: float | None = None
         self._started_ms = 0
-        self._resign_at: float | None = None
         self._encode_at_min = float("-inf")
         self._timer_at: float | None = None
         self._request_count = 0
@@ -158,6 +141,23 @@ class Trainer:
         """What is committed; ``None`` before the first publish."""
         return self._state
 
+    def find_refusal(self, snapshot: SnapshotOffered, now: float) -> str:
+        """Return why a snapshot may not become a version, or the empty string: known before any weight is copied."""
+        if not self._may_publish:
+            return "not_publisher"
+        if self._succession.rival is not None:
+            return "superseded"
+        # The genesis may name the table; weights of another shape are then somebody's mistake, not the first version.
+        if self._state is None and self._descriptor.table_digest not in (None, snapshot.table_digest):
+            return "table"
+        if self._turns is not None:
+            reason = self._turns.find_refusal(self._chain, snapshot)
+            if reason:
+                return reason
+        if self._find_epoch_reason(snapshot) and not self._may_open_epoch(now):
+            return "authorities"
+        return ""
+
     def handle(self, event: Event, now: float, now_ms: int) -> list[Effect]:
         """Take in one event; see :class:`pulsenet.node.machine.Machine`."""
         if self._learn_until is None:
@@ -166,10 +166,12 @@ class Trainer:
         if self._timer_at is not None and now >= self._timer_at:
             self._timer_at = None
         effects: list[Effect] = []
+        if self._turns is not None:
+            self._turns.note(event)
         if (self._phase, type(event)) in TRANSITIONS:
             effects += self._take_answer(event, now, now_ms)
         elif isinstance(event, SnapshotOffered):
-            effects += self._take_snapshot(event)
+            effects += self._take_snapshot(event, now)
         elif isinstance(event, HeadSeen):
             effects += self._take_head(event.record)
         elif isinstance(event, ReplyReceived) and isinstance(event.reply, HeadReply) and event.reply.head is not None:
@@ -181,8 +183,8 @@ class Trainer:
 
     # News
 
-    def _take_snapshot(self, snapshot: SnapshotOffered) -> list[Effect]:
-        reason = self._find_refusal(snapshot)
+    def _take_snapshot(self, snapshot: SnapshotOffered, now: float) -> list[Effect]:
+        reason = self.find_refusal(snapshot, now)
         if reason:
             return self._refuse(snapshot, reason)
         replaced = self._waiting
@@ -195,7 +197,7 @@ class Trainer:
         except (RemoteProtocolError, TrustError):
             # The mesh judges the same bytes, counts them and strikes their sender; here they change nothing.
             return []
-        if self._phase is Phase.LEARNING or self._succession.rival is not None:
+        if self._turns is not None or self._phase is Phase.LEARNING or self._succession.rival is not None:
             return []
         if self._succession.compare_later(head, self._state, self._started_ms) is not Standing.LIVE:
             return []
@@ -211,9 +213,9 @@ class Trainer:
     def _take_answer(self, event: Event, now: float, now_ms: int) -> list[Effect]:
         match event:
             case PatchEncoded():
-                return self._take_encoded(event, now_ms)
+                return self._take_encoded(event, now, now_ms)
             case SkipEncoded() | AnchorStored():
-                return self._take_extra(event, now_ms)
+                return self._take_extra(event, now, now_ms)
             case Committed():
                 return self._take_committed(event, now, now_ms)
             case EncodeFailed() | ExtraFailed() | StoreFailed():
@@ -221,43 +223,27 @@ class Trainer:
             case _:
                 raise AssertionError(f"no answer: {event}")
 
-    def _take_encoded(self, event: PatchEncoded, now_ms: int) -> list[Effect]:
+    def _take_encoded(self, event: PatchEncoded, now: float, now_ms: int) -> list[Effect]:
         encoding = self._encoding
         assert encoding is not None
         snapshot = encoding.snapshot
         if snapshot.generation != event.generation:
             return []
         # News may have come while the encoder worked: ask everything again before anything is signed.
-        reason = self._find_refusal(snapshot)
+        reason = self.find_refusal(snapshot, now)
         if reason:
             self._stop_work()
             return [*self._refuse(snapshot, reason), *self._orphan(event.blob_id)]
         if encoding.kind is Kind.PATCH and self._choose_kind(snapshot) is Kind.ANCHOR:
-            self._encoding = _Encoding(snapshot, Kind.ANCHOR)
+            self._encoding = Encoding(snapshot, Kind.ANCHOR)
             return [*self._orphan(event.blob_id), EncodeSnapshot(snapshot.generation, Kind.ANCHOR)]
-        return self._commit_version(encoding, event, now_ms)
+        return self._commit_version(encoding, event, now, now_ms)
 
-    def _take_extra(self, event: SkipEncoded | AnchorStored, now_ms: int) -> list[Effect]:
-        state, extra = self._state, self._extra
-        assert state is not None
-        skip = event if isinstance(event, SkipEncoded) else None
-        base_version = None if skip is None else skip.base_version
-        asked_base = extra.base_version if isinstance(extra, EncodeSkip) else None
-        if event.version != state.version or base_version != asked_base:
-            return []
-        manifest = describe_extra(
-            state,
-            run_id=self._trust.run_id,
-            revision=self._scribe.revision,
-            base_version=base_version,
-            blob_id=event.blob_id,
-            encoded_size_bytes=event.encoded_size_bytes,
-            changed_count=state.element_count if skip is None else skip.changed_count,
-            codec_id=anchor.CODEC_ID if skip is None else skip.codec_id,
-        )
-        signed = self._scribe.seal(manifest)
-        after = add_extra(state, manifest, record_digest(signed))
-        return self._commit(None, manifest, signed, after, now_ms)
+    def _take_extra(self, event: SkipEncoded | AnchorStored, now: float, now_ms: int) -> list[Effect]:
+        assert self._state is not None
+        assert self._extra is not None
+        draft = draft_extra(self._scribe, self._trust, self._state, self._extra, event, term=self._term)
+        return [] if draft is None else self._commit(draft, now, now_ms)
 
     def _take_failure(self, event: EncodeFailed | ExtraFailed | StoreFailed) -> list[Effect]:
         generation = self._generation_in_work()
@@ -271,7 +257,7 @@ class Trainer:
                 is_ours = event.digest is None
         if not is_ours:
             return []
-        orphan = [] if self._pending is None else self._orphan(self._pending.manifest.blob_id)
+        orphan = [] if self._pending is None else self._orphan(self._pending[0].manifest.blob_id)
         if event.reason == "no_baseline":
             # The committed weights cannot be rebuilt here, so the next version must stand on its own.
             self._anchor_due = True
@@ -282,24 +268,29 @@ class Trainer:
         return [Log("warning", text), *orphan]
 
     def _take_committed(self, event: Committed, now: float, now_ms: int) -> list[Effect]:
-        pending = self._pending
-        assert pending is not None
-        if event.version != pending.state.version:
+        assert self._pending is not None
+        draft, head = self._pending
+        if event.version != draft.state.version:
             return []
         before = self._state
         self._stop_work()
-        self._state = pending.state
-        if pending.generation is not None:
+        self._state = draft.state
+        if self._turns is not None and draft.is_fresh:
+            self._turns.starts_over = False
+        self._is_report_due = True
+        if draft.generation is not None:
             self._anchor_due = False
             self._succession.fulfil()
-            self._extras_due.extend(find_extras_due(pending.state, self._descriptor.anchor_interval))
-        effects = self._announce(pending.head, now, now_ms)
-        blob_ids, record_digests = find_released(before, pending.state)
+            self._extras_due.extend(find_extras_due(draft.state, self._descriptor.anchor_interval))
+        # In a run with rounds the head is signed when its turn comes, which may be now.
+        effects = [] if head is None else self._speaker.announce(head, draft.state, now, now_ms)
+        blob_ids, record_digests = find_released(before, draft.state)
         if blob_ids or record_digests:
             effects.append(Release(blob_ids, record_digests))
-        if pending.generation is not None:
-            self._last_patch = pending.manifest
-            effects.append(Log("info", summarise(pending.manifest)))
+        if draft.generation is not None:
+            self._last_patch = draft.manifest
+            is_standby = self._turns is not None and not self._turns.is_leading(now)
+            effects.append(Log("info", summarise(draft.manifest, is_standby=is_standby)))
         return effects
 
     # Work
@@ -312,15 +303,17 @@ class Trainer:
             effects += self._finish_learning(now, now_ms)
         if self._phase is Phase.IDLE:
             effects += self._start_work(now)
-        if self._resign_at is not None and now >= self._resign_at and self._phase is not Phase.COMMITTING:
-            effects += self._resign(now, now_ms)
+        if self._phase is not Phase.LEARNING:
+            effects += self._speak(now, now_ms)
         return effects + self._report(now_ms) + self._set_timer(now)
 
     def _finish_learning(self, now: float, now_ms: int) -> list[Effect]:
         self._phase = Phase.IDLE
         self._is_report_due = True
+        if self._turns is not None:
+            return []
         if self._succession.compare_at_start(self._state, self._started_ms):
-            return self._resign(now, now_ms)
+            return self._speaker.resign(self._state, now, now_ms)
         newest = self._succession.newest
         assert newest is not None
         text = f"the newest version of this run is {newest.version}, not what is stored here ({self._version()})"
@@ -335,102 +328,86 @@ class Trainer:
         if snapshot is None or now < self._encode_at_min:
             return []
         self._waiting = None
-        reason = self._find_refusal(snapshot)
+        reason = self.find_refusal(snapshot, now)
         if reason:
             return self._refuse(snapshot, reason)
         self._encode_at_min = now + self._descriptor.publish_interval_min_ms / 1000
-        self._encoding = _Encoding(snapshot, self._choose_kind(snapshot))
+        self._encoding = Encoding(snapshot, self._choose_kind(snapshot))
         self._phase = Phase.ENCODING
         return [EncodeSnapshot(snapshot.generation, self._encoding.kind)]
 
-    def _commit_version(self, encoding: _Encoding, encoded: PatchEncoded, now_ms: int) -> list[Effect]:
-        snapshot = encoding.snapshot
-        state = self._state
+    def _commit_version(self, encoding: Encoding, encoded: PatchEncoded, now: float, now_ms: int) -> list[Effect]:
+        snapshot, before = encoding.snapshot, self._chain
         reason = self._find_epoch_reason(snapshot)
-        version, epoch = self._succession.choose_version(state, reason)
-        before = None if epoch is not None else state
-        manifest = describe_snapshot(
-            encoded,
-            run_id=self._trust.run_id,
-            revision=self._scribe.revision,
-            version=version,
-            table_digest=snapshot.table_digest,
-            trainer_step=snapshot.trainer_step,
-            base=before if encoding.kind is Kind.PATCH else None,
-            previous=None if before is None else before.previous,
+        if self._turns is None:
+            version, epoch = self._succession.choose_version(before, reason)
+        else:
+            version, epoch = self._turns.choose_version(before, reason, snapshot.trainer_step)
+            if self._turns.contradicts(version, encoded.root):
+                self._stop_work()
+                return [
+                    *self._diverge(version, now),
+                    *self._refuse(snapshot, "diverged"),
+                    *self._orphan(encoded.blob_id),
+                ]
+        draft = draft_version(
+            self._scribe, self._trust, encoding, encoded, before=before, version=version, epoch=epoch, term=self._term
         )
-        epoch_record = None if before is None else before.epoch_record
-        if epoch is not None:
-            epoch_record = encode_signed(epoch)
-        signed = self._scribe.seal(manifest)
-        after = advance(state, manifest, record_digest(signed), epoch_record)
-        return self._commit(snapshot.generation, manifest, signed, after, now_ms)
+        return self._commit(draft, now, now_ms)
 
-    def _commit(
-        self,
-        generation: int | None,
-        manifest: Manifest,
-        signed: SignedRecord,
-        after: PublishedState,
-        now_ms: int,
-    ) -> list[Effect]:
-        catalogue = self._scribe.seal(make_catalogue(after, self._trust.run_id))
-        after = with_catalogue(after, record_digest(catalogue))
-        head = self._scribe.issue_head(after, now_ms)
-        self._pending = _Pending(generation, manifest, after, head)
+    def _commit(self, draft: Draft, now: float, now_ms: int) -> list[Effect]:
+        catalogue = self._scribe.seal(make_catalogue(draft.state, self._trust.run_id))
+        after = with_catalogue(draft.state, record_digest(catalogue))
+        head = self._scribe.issue_head(after, now_ms) if self._turns is None else None
+        self._pending = replace(draft, state=after), head
         self._phase = Phase.COMMITTING
-        known = None if self._state is None else self._state.epoch_record
-        opened = after.epoch_record if after.epoch_record != known else None
-        epoch = () if opened is None else (decode_signed(opened),)
-        saved = ((STATE_KEY, after.encode()), (HEAD_KEY, encode_signed(head)))
-        return [Commit(generation, after.version, after.root, (*epoch, signed, catalogue), saved)]
+        saved = ((STATE_KEY, after.encode()), *(() if head is None else ((HEAD_KEY, encode_signed(head)),)))
+        epoch = () if draft.epoch is None else (draft.epoch,)
+        is_standby = self._turns is not None and not self._turns.is_leading(now)
+        records = (*epoch, draft.signed, catalogue)
+        return [Commit(draft.generation, after.version, after.root, records, saved, is_standby)]
 
-    def _announce(self, head: SignedRecord, now: float, now_ms: int) -> list[Effect]:
-        """Announce a head of the committed state, unless our own rules would refuse it from anybody else."""
-        assert self._state is not None
-        try:
-            if self._trust.epoch < self._state.version.epoch and self._state.epoch_record is not None:
-                self._trust.accept_epoch(decode_signed(self._state.epoch_record))
-            self._trust.accept_head(head, now_ms)
-        except TrustError as error:
-            self._succession.require_epoch("restart")
-            text = f"version {self._version()} is not announced ({error}): the next publish opens a new epoch"
-            return [Log("error", text)]
-        self._is_report_due = True
-        self._resign_at = now + limits.HEAD_RESIGN_SECONDS - self._draw(RESIGN_JITTER_MS + 1) / 1000
-        return [AnnounceHead(head)]
+    def _speak(self, now: float, now_ms: int) -> list[Effect]:
+        before = self._speaker.is_speaking
+        diverged = None if self._turns is None or self._chain is None else self._turns.find_divergence(self._chain)
+        effects = [] if diverged is None else self._diverge(diverged, now)
+        effects += self._speaker.go_on(self._chain, now, now_ms, is_committing=self._phase is Phase.COMMITTING)
+        self._is_report_due = self._is_report_due or bool(effects) or before != self._speaker.is_speaking
+        return effects
 
-    def _resign(self, now: float, now_ms: int) -> list[Effect]:
-        """Say again, with a new time, that the committed version is the newest."""
-        self._resign_at = None
-        state = self._state
-        if state is None or not self._trust.may_publish(self._peer_id) or self._succession.rival is not None:
-            return []
-        if self._succession.find_epoch_reason(state, state.table_digest):
-            # What is committed is not the newest of the run; saying so would only be refused.
-            return []
-        return self._announce(self._scribe.issue_head(state, now_ms), now, now_ms)
+    def _diverge(self, version: Version, now: float) -> list[Effect]:
+        assert self._turns is not None
+        self._extras_due.clear()
+        return self._turns.diverge(version, now)
 
     # Decisions
 
-    def _find_refusal(self, snapshot: SnapshotOffered) -> str:
-        """Return why this snapshot may not become a version, or the empty string."""
+    @property
+    def _may_publish(self) -> bool:
         if not self._trust.may_publish(self._peer_id):
-            return "not_publisher"
-        if self._succession.rival is not None:
-            return "superseded"
-        # The genesis may name the table; weights of another shape are then somebody's mistake, not the first version.
-        if self._state is None and self._descriptor.table_digest not in (None, snapshot.table_digest):
-            return "table"
-        if self._find_epoch_reason(snapshot) and not self._succession.may_open(self._state):
-            return "authorities"
-        return ""
+            return False
+        # Without a coordinator of its own, a node must not speak for a run with rounds.
+        return self._turns is not None or self._descriptor.algorithm == ALGORITHM_NONE
+
+    @property
+    def _chain(self) -> PublishedState | None:
+        """What the next version goes on from; ``None`` if it stands on its own."""
+        return self._state if self._turns is None or not self._turns.starts_over else None
+
+    @property
+    def _term(self) -> int:
+        return TERM_NONE if self._turns is None else self._turns.term
+
+    def _may_open_epoch(self, now: float) -> bool:
+        if self._turns is None:
+            return self._succession.may_open(self._state)
+        return self._turns.may_open(self._chain, now)
 
     def _find_epoch_reason(self, snapshot: SnapshotOffered) -> str:
-        return self._succession.find_epoch_reason(self._state, snapshot.table_digest)
+        return self._succession.find_epoch_reason(self._chain, snapshot.table_digest)
 
     def _choose_kind(self, snapshot: SnapshotOffered) -> Kind:
-        state = self._state
+        state = self._chain
         if state is None or self._anchor_due or self._find_epoch_reason(snapshot):
             return Kind.ANCHOR
         # Anchors failed for so long that the catalogue is full: only an anchor makes room.
@@ -470,7 +447,9 @@ class Trainer:
             return []
         self._is_report_due = False
         reason = "superseded" if self._succession.rival is not None else ""
-        if not self._trust.may_publish(self._peer_id):
+        if not self._speaker.is_speaking:
+            reason = "standby"
+        if not self._may_publish:
             reason = "not_publisher"
         report = make_report(
             phase=self._phase,
@@ -484,7 +463,7 @@ class Trainer:
         return [report]
 
     def _set_timer(self, now: float) -> list[Effect]:
-        times = [self._resign_at]
+        times = [self._speaker.next_wake]
         if self._phase is Phase.LEARNING:
             times.append(self._learn_until)
         if self._phase is Phase.IDLE and self._waiting is not None:

@@ -44,6 +44,7 @@ def manifest_of(state: PublishedState | None, version: Version, *, blob: str | N
         encoded,
         run_id=RUN_ID,
         revision=0,
+        term=4,
         version=version,
         table_digest=digest("table"),
         trainer_step=version.number,
@@ -73,6 +74,7 @@ def extra_of(state: PublishedState, base_version: Version | None) -> Manifest:
         state,
         run_id=RUN_ID,
         revision=0,
+        term=4,
         base_version=base_version,
         blob_id=digest(f"extra {base_version} {state.version}"),
         encoded_size_bytes=2_000,
@@ -207,7 +209,7 @@ def test_an_anchor_makes_room_in_a_full_catalogue_and_leaves_a_way_in() -> None:
 
 def test_a_head_names_the_newest_version_and_is_valid_for_the_agreed_time() -> None:
     state = publish(None, 2)
-    head = make_head(state, run_id=RUN_ID, revision=3, issued_at_ms=1_000)
+    head = make_head(state, run_id=RUN_ID, revision=3, term=4, issued_at_ms=1_000)
     check_record(head)
     assert (head.version, head.root, head.revision) == (Version(0, 2), digest("root 0.2"), 3)
     assert head.catalogue_digest == digest("catalogue 0.2")

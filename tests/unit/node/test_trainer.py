@@ -49,7 +49,8 @@ from pulsenet.node.events import (
     TimerFired,
 )
 from pulsenet.node.published import STATE_KEY
-from pulsenet.node.trainer import RESIGN_JITTER_MS, Trainer
+from pulsenet.node.speaker import RESIGN_JITTER_MS
+from pulsenet.node.trainer import Trainer
 from pulsenet.node.trainer_phase import Phase
 from pulsenet.wire.messages import GetHead, HeadReply
 
