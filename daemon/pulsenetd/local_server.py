@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 from pulsenet.errors import PulsenetError, RemoteProtocolError, StorageError, UnavailableError
 from pulsenet.ids import Version
 from pulsenet.local import protocol
+from pulsenet.local.changed_parts import compute_size_bytes_max
 from pulsenet.local.protocol import Frame, FrameReader, LocalMessage, PublishDone, PublishStatus
 from pulsenet.local.shared_memory import Region
 from pulsenet.local.sockets import read_peer_uid, receive_part, socket_path, use_address
@@ -211,7 +212,7 @@ class _Session:
         match frame.message:
             case protocol.OfferSnapshot() as offer:
                 await self._take_offer(offer)
-            case protocol.SnapshotPart() as part:
+            case protocol.SnapshotPart() | protocol.ChangedPart() as part:
                 await self._take_part(part, frame)
             case protocol.RequestUpdate() as request:
                 await self._send_update(request)
@@ -236,16 +237,24 @@ class _Session:
         publish.follow(await self._hooks.on_snapshot(SnapshotOffer(generation, offer.trainer_step, publish.parts)))
         await self._go_on(publish)
 
-    async def _take_part(self, message: protocol.SnapshotPart, frame: Frame) -> None:
+    async def _take_part(self, message: protocol.SnapshotPart | protocol.ChangedPart, frame: Frame) -> None:
         publish = self._publish
         if publish is None:
             raise RemoteProtocolError("message-unexpected", "a part of nothing")
         layout = publish.parts.next_layout(message.tensor_count)
+        size_bytes = layout.size_bytes
+        if isinstance(message, protocol.ChangedPart):
+            size_bytes = message.size_bytes
+            if size_bytes > compute_size_bytes_max(layout):
+                raise RemoteProtocolError("handoff-size", f"{size_bytes} bytes for {layout.count} changed tensors")
         try:
-            region = Region.open_snapshot(frame.take_descriptor(), layout.size_bytes)
+            region = Region.open_snapshot(frame.take_descriptor(), size_bytes)
         except StorageError as error:
             raise RemoteProtocolError("memory", str(error)) from error
-        publish.parts.put(layout, region)
+        if isinstance(message, protocol.ChangedPart):
+            publish.parts.put_changed(layout, region)
+        else:
+            publish.parts.put(layout, region)
         await self._go_on(publish)
 
     async def _go_on(self, publish: _Publish) -> None:
@@ -253,7 +262,7 @@ class _Session:
         if publish.is_blocking and not publish.parts.is_whole:
             await self._link.unless_closed(publish.wait_for_room())
         if not publish.is_over:
-            await self._link.send(protocol.PartWanted(publish.generation))
+            await self._link.send(protocol.PartWanted(publish.generation, publish.parts.base_number))
             return
         outcome = publish.outcome
         self._publish = None
@@ -324,7 +333,7 @@ class _Publish:
         self.generation = generation
         self.is_blocking = offer.is_blocking
         self.wait = offer.wait
-        self.parts = PartQueue(table, self._note_taken)
+        self.parts = PartQueue(table, self._note_taken, offer.origin)
         self._has_moved = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 

@@ -9,7 +9,8 @@ from pulsenet.codec.changes import Changes
 from pulsenet.errors import IntegrityError
 from pulsenet.local.shared_memory import Region
 from pulsenet.tensors.params import ParameterTable
-from pulsenetd.storage.parts import Part, PartQueue
+from pulsenetd.storage.filling import WholePart
+from pulsenetd.storage.parts import PartQueue
 from pulsenetd.storage.spools import Spool, SpoolDirectory, SpoolWriter
 
 SPOOL_RATIO_PUBLISHER: Final = 1.0
@@ -51,7 +52,7 @@ class CheckedSpool:
     """Spools what an encoder makes, having checked it against the part it came from; a context manager."""
 
     def __init__(self, spools: SpoolDirectory, table: ParameterTable) -> None:
-        self.part: Part | None = None
+        self.part: WholePart | None = None
         """The part in work."""
         self._table = table
         self._size_bytes_max = int(table.size_bytes * SPOOL_RATIO_PUBLISHER)

@@ -11,7 +11,9 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from pulsenet.errors import LocalProtocolError, PulsenetError, RemoteProtocolError
+from pulsenet.local.changed_parts import TensorContent, read_changed_part
 from pulsenet.local.parts import PartLayout
+from pulsenet.local.protocol import Origin
 from pulsenet.local.shared_memory import Region
 from pulsenet.tensors.params import ParameterTable
 
@@ -33,6 +35,8 @@ class Part:
     def __init__(self, layout: PartLayout, region: Region) -> None:
         self._layout = layout
         self._region = region
+        self.unchanged: frozenset[int] = frozenset()
+        """Positions of tensors that are known to be the baseline's."""
 
     @property
     def tensor_indices(self) -> range:
@@ -48,21 +52,49 @@ class Part:
         self._region.close()
 
 
+class ChangedPart:
+    """Some tensors of a snapshot by what changed in them since an earlier hand-over of the same process.
+
+    Raises:
+        RemoteProtocolError: ``handoff-changes``: the memory is not what it says; it is closed.
+    """
+
+    def __init__(self, layout: PartLayout, region: Region) -> None:
+        self.layout = layout
+        self._region = region
+        try:
+            self.contents: tuple[TensorContent, ...] = tuple(read_changed_part(layout, region.bytes))
+        except BaseException:
+            region.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self.contents = ()
+        self._region.close()
+
+
 class PartQueue:
     """Parts in table order. The event loop puts them in, one worker thread takes them out.
 
     Args:
         table: The snapshot's tensors.
         on_taken: Called in the worker's thread when it takes a part.
+        origin: Which hand-over this is, if its process keeps a device baseline.
     """
 
-    def __init__(self, table: ParameterTable, on_taken: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, table: ParameterTable, on_taken: Callable[[], None] | None = None, origin: Origin | None = None
+    ) -> None:
         self.table = table
+        self.origin = origin
+        self.base_number: int | None = None
+        """The sender's hand-over that changed parts may start from, or one before it; ``None``: whole parts only."""
         self.waited_seconds = 0.0
         """How long the worker stood idle for want of a part."""
         self._on_taken = on_taken
         self._condition = threading.Condition()
-        self._waiting: deque[Part] = deque()
+        self._waiting: deque[Part | ChangedPart] = deque()
         self._end = 0
         self._failure = ""
 
@@ -91,13 +123,27 @@ class PartQueue:
 
     def put(self, layout: PartLayout, region: Region) -> None:
         """Take a part over; it is dropped at once if nobody wants it any more."""
+        self._put(layout, Part(layout, region))
+
+    def put_changed(self, layout: PartLayout, region: Region) -> None:
+        """Take a changed part over, as :meth:`put`.
+
+        Raises:
+            RemoteProtocolError: ``handoff-changes``: it is none, or none was asked for; it is closed.
+        """
+        if self.base_number is None:
+            region.close()
+            raise RemoteProtocolError("handoff-changes", "whole parts were asked for")
+        self._put(layout, ChangedPart(layout, region))
+
+    def _put(self, layout: PartLayout, part: Part | ChangedPart) -> None:
         assert layout.first == self._end
         with self._condition:
             self._end = layout.end
             if self._failure:
-                region.close()
+                part.close()
                 return
-            self._waiting.append(Part(layout, region))
+            self._waiting.append(part)
             self._condition.notify_all()
 
     def cut(self, code: str) -> None:
@@ -111,7 +157,7 @@ class PartQueue:
         with self._condition:
             self._fail("dropped")
 
-    def take(self) -> Iterator[Part]:
+    def take(self) -> Iterator[Part | ChangedPart]:
         """Yield the parts; each is closed when the next is asked for.
 
         Raises:
@@ -125,7 +171,7 @@ class PartQueue:
             finally:
                 part.close()
 
-    def _take_next(self) -> Part | None:
+    def _take_next(self) -> Part | ChangedPart | None:
         started = time.monotonic()
         with self._condition:
             self._condition.wait_for(lambda: self._waiting or self._failure or self.is_whole, PART_SECONDS_MAX)

@@ -23,6 +23,7 @@ from pulsenet.codec.compare import find_changes
 from pulsenet.codec.patch import PatchTotals, RunBlocks, TensorPair, encode_absolute, encode_parts
 from pulsenet.errors import PulsenetError, StorageError, UnavailableError
 from pulsenet.ids import Digest, Version, short
+from pulsenet.local.protocol import Origin
 from pulsenet.local.shared_memory import Region
 from pulsenet.node.effects import Commit, EncodeSkip, EncodeSnapshot, StoreAnchor
 from pulsenet.node.events import (
@@ -39,7 +40,8 @@ from pulsenet.wire.chunks import ChunkList
 from pulsenet.wire.schema import decode_value
 from pulsenetd.logs import logger
 from pulsenetd.snapshots import SPOOL_RATIO_PUBLISHER, CheckedSpool, Snapshot
-from pulsenetd.storage.parts import Part, PartQueue, PublishFailedError
+from pulsenetd.storage.filling import Filler, WholePart
+from pulsenetd.storage.parts import PartQueue, PublishFailedError
 from pulsenetd.storage.rebuild import HeldVersion, Weights, hash_tensors, load_anchor, rebuild, replay
 from pulsenetd.storage.spools import Point, SpoolDirectory, compose_spools
 from pulsenetd.storage.store import Store
@@ -48,6 +50,9 @@ STATE_KEY: Final = "baseline"
 """Where the store keeps what was committed last: the target of a rebuild."""
 
 MEMORY_NAME: Final = "pulsenet-baseline"
+
+BASELINE_FAULTS: Final = frozenset({"base", "changes", "encode"})
+"""Failures after which a process that keeps a device baseline is asked for whole parts."""
 
 
 class Publisher:
@@ -71,6 +76,8 @@ class Publisher:
         self._snapshots_mutex = threading.Lock()
         self._snapshots: dict[int, Snapshot] = {}
         self._baseline: Weights | None = None
+        self._origin: Origin | None = None
+        """The hand-over the baseline came from, if its process keeps a device baseline."""
         self.waited_seconds = 0.0
         """How long the last encoding stood idle for want of a part."""
 
@@ -98,8 +105,9 @@ class Publisher:
             return target.version
 
     def offer(self, generation: int, parts: PartQueue) -> None:
-        """Take a snapshot over, to be encoded or dropped; its parts may come later."""
+        """Take a snapshot over, to be encoded or dropped; its parts may come later, from the base it is told here."""
         with self._snapshots_mutex:
+            parts.base_number = self._find_base(parts)
             self._snapshots[generation] = Snapshot(parts)
 
     def drop(self, generation: int) -> None:
@@ -125,7 +133,10 @@ class Publisher:
                 answer = encode(effect.generation, snapshot)
             except PulsenetError as error:
                 self.drop(effect.generation)
-                return EncodeFailed(effect.generation, _reason(error))
+                reason = _reason(error)
+                if reason in BASELINE_FAULTS:
+                    self._origin = None
+                return EncodeFailed(effect.generation, reason)
             self.waited_seconds = snapshot.parts.waited_seconds
             return answer
 
@@ -221,7 +232,8 @@ class Publisher:
             def read_pairs() -> Iterator[list[TensorPair]]:
                 for part in self._read_parts(snapshot):
                     spooling.part = part
-                    yield [(i, table.view(baseline.region.bytes, i), part.view(i)) for i in part.tensor_indices]
+                    touched = [index for index in part.tensor_indices if index not in part.unchanged]
+                    yield [(index, table.view(baseline.region.bytes, index), part.view(index)) for index in touched]
 
             for piece in encode_parts(
                 table,
@@ -236,10 +248,42 @@ class Publisher:
             chunk_list = writer.finish()
         return self._encoded(generation, snapshot, chunk_list, totals.codec_id, totals.changed_count)
 
-    def _read_parts(self, snapshot: Snapshot) -> Iterator[Part]:
-        for part in snapshot.parts.take():
-            snapshot.hashes += self._run_blocks(hash_tensor, [part.view(index) for index in part.tensor_indices])
+    def _read_parts(self, snapshot: Snapshot) -> Iterator[WholePart]:
+        """Yield the parts as they arrive, with every tensor whole and hashed; each is good until the next."""
+        base = self._baseline if self._is_base_of(snapshot.parts) else None
+        filler = Filler(base, self._run_blocks)
+        for taken in snapshot.parts.take():
+            part = filler.fill(taken)
+            touched = [index for index in part.tensor_indices if index not in part.unchanged]
+            hashes = dict(zip(touched, self._run_blocks(hash_tensor, map(part.view, touched)), strict=True))
+            for index in part.unchanged:
+                assert base is not None
+                hashes[index] = base.hashes[index]
+            snapshot.hashes += [hashes[index] for index in part.tensor_indices]
             yield part
+            # Whoever still names the part must not keep its memory while the next is waited for.
+            part.close()
+
+    def _find_base(self, parts: PartQueue) -> int | None:
+        """Return which hand-over of its process an offer's changed parts may start from; ``None`` for whole parts.
+
+        What is still to be encoded comes first: if all of it is this process's, the baseline will be too.
+        """
+        mine, held, baseline = parts.origin, self._origin, self._baseline
+        if mine is None or held is None or baseline is None or baseline.held.table_digest != parts.table.digest:
+            return None
+        waiting = [snapshot.parts.origin for snapshot in self._snapshots.values()]
+        if any(origin is None or origin.sender != mine.sender for origin in (held, *waiting)):
+            return None
+        return held.number if held.number < mine.number else None
+
+    def _is_base_of(self, parts: PartQueue) -> bool:
+        """Say whether the baseline is the base that an offer was told, or a later hand-over of the same process."""
+        mine, held, baseline = parts.origin, self._origin, self._baseline
+        if mine is None or held is None or parts.base_number is None or baseline is None:
+            return False
+        is_same = held.sender == mine.sender and baseline.held.table_digest == parts.table.digest
+        return is_same and parts.base_number <= held.number < mine.number
 
     def _encoded(
         self, generation: int, snapshot: Snapshot, chunk_list: ChunkList, codec_id: int, changed_count: int
@@ -356,6 +400,8 @@ class Publisher:
         # Durable: from here on nothing may fail, or memory and disk would disagree.
         with self._snapshots_mutex:
             del self._snapshots[generation]
+            # Together: whoever offers meanwhile is told of this hand-over's changes either as waiting or as held.
+            self._origin = snapshot.parts.origin
         try:
             self._move_baseline(snapshot, manifest, held)
         except PulsenetError as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -185,14 +187,20 @@ class Node:
     def encode(self, model: Model, kind: Kind | None = None) -> PatchEncoded:
         self.generation += 1
         self.publisher.offer(self.generation, model.parts())
+        return self.encode_offered(self.generation, kind)
+
+    def encode_offered(self, generation: int, kind: Kind | None = None) -> PatchEncoded:
         chosen = kind or (Kind.ANCHOR if self.version is None else Kind.PATCH)
-        event = self.publisher.encode_snapshot(EncodeSnapshot(self.generation, chosen))
+        event = self.publisher.encode_snapshot(EncodeSnapshot(generation, chosen))
         assert isinstance(event, PatchEncoded), event
         return event
 
     def publish(self, model: Model, kind: Kind | None = None) -> Manifest:
+        return self.publish_encoded(model, kind, lambda: self.encode(model, kind))
+
+    def publish_encoded(self, model: Model, kind: Kind | None, encode: Callable[[], PatchEncoded]) -> Manifest:
         before = self.publisher.committed
-        event = self.encode(model, kind)
+        event = encode()
         is_patch = before is not None and kind is not Kind.ANCHOR
         number = 1 if before is None else before.version.number + 1
         manifest = make_manifest(
@@ -259,6 +267,17 @@ class Node:
         self.store.close()
 
 
+@contextmanager
+def make_node() -> Iterator[Node]:
+    """Make a publisher for as long as one example lasts."""
+    with TemporaryDirectory() as directory:
+        made = Node(Path(directory))
+        try:
+            yield made
+        finally:
+            made.close()
+
+
 def copy_blob(source: Store, target: Store, manifest: Manifest) -> None:
     """Do what a fetch does."""
     record = sign_manifest(manifest)
@@ -297,6 +316,7 @@ def kit() -> Any:
         PowerCut=PowerCut,
         TABLE=TABLE,
         copy_blob=copy_blob,
+        make_node=make_node,
         make_manifest=make_manifest,
         sign_manifest=sign_manifest,
     )

@@ -6,12 +6,16 @@ import os
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pulsenet.errors import RemoteProtocolError
+from pulsenet.local.changed_parts import ChangedPartWriter
+from pulsenet.local.parts import PartLayout
+from pulsenet.local.shared_memory import Region
 from pulsenet.tensors.params import make_table
 from pulsenetd.storage import parts
-from pulsenetd.storage.parts import PartQueue, PublishFailedError
+from pulsenetd.storage.parts import ChangedPart, Part, PartQueue, PublishFailedError
 
 
 def open_count() -> int:
@@ -118,3 +122,43 @@ def test_a_process_that_hands_over_nothing_for_long_is_given_up(model: Any, monk
 def test_a_part_of_no_or_of_too_many_tensors_is_refused(model: Any, tensor_count: int) -> None:
     with pytest.raises(RemoteProtocolError, match="handoff-part"):
         PartQueue(model.table).next_layout(tensor_count)
+
+
+def seal_changes(model: Any, index: int = 0) -> tuple[Any, Any]:
+    """Return layout and memory of a changed part of one tensor, of which one element changed."""
+    layout, spec = PartLayout(model.table, index, 1), model.table.tensors[index]
+    writer = ChangedPartWriter(layout)
+    writer.write_listed(index, np.zeros(1, spec.index_dtype), np.zeros(1, spec.bits_dtype))
+    return layout, Region.open_snapshot(*writer.seal())
+
+
+def test_changed_parts_come_out_as_they_are(model: Any) -> None:
+    before = open_count()
+    queue = PartQueue(model.table)
+    queue.base_number = 3
+    queue.put_changed(*seal_changes(model))
+    model.put_part(queue, 1)
+    parts = queue.take()
+    part = next(parts)
+    assert isinstance(part, ChangedPart)
+    assert [content.tensor_index for content in part.contents] == [0]
+    del part
+    assert isinstance(next(parts), Part)
+    parts.close()
+    queue.close()
+    queue.put_changed(*seal_changes(model, 2))
+    assert open_count() == before
+
+
+def test_changed_parts_nobody_asked_for_or_that_hold_something_else_are_refused(model: Any) -> None:
+    before = open_count()
+    queue = PartQueue(model.table)
+    with pytest.raises(RemoteProtocolError, match="whole parts were asked for"):
+        queue.put_changed(*seal_changes(model))
+    queue.base_number = 0
+    layout, region = seal_changes(model)
+    with pytest.raises(RemoteProtocolError, match="handoff-changes"):
+        queue.put_changed(PartLayout(model.table, 0, 2), region)
+    assert queue.waiting_count == 0
+    del layout, region
+    assert open_count() == before
