@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from pulsenet.codec.changes import Changes, decode_changes
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError, UnavailableError
 from pulsenet.ids import Digest, Version
 from pulsenet.local import protocol
-from pulsenet.local.handover import REPLY_SECONDS_MAX, Reply, expect, hand_over
+from pulsenet.local.handover import REPLY_SECONDS_MAX, PartSource, Reply, WholeParts, expect, hand_over
 from pulsenet.local.handover import PublishResult as PublishResult
 from pulsenet.local.parts import PartLayout, SealedPart
 from pulsenet.local.protocol import LocalMessage, PublishStatus, UpdateKind
@@ -211,6 +211,28 @@ class Client:
             is_repeatable: Whether ``make_parts`` may be called a second time.
             timeout_seconds: When waiting, how long at most in all.
         """
+        return self.publish_from(
+            table,
+            WholeParts(make_parts),
+            trainer_step,
+            wait,
+            is_blocking=is_blocking,
+            is_repeatable=is_repeatable,
+            timeout_seconds=timeout_seconds,
+        )
+
+    def publish_from(
+        self,
+        table: ParameterTable,
+        source: PartSource,
+        trainer_step: int,
+        wait: bool = False,
+        *,
+        is_blocking: bool = False,
+        is_repeatable: bool = True,
+        timeout_seconds: float | None = None,
+    ) -> PublishResult:
+        """Hand weights over as :meth:`publish_parts` does, from a source that may know what changed."""
         wait = wait or is_blocking
         now = time.monotonic()
         # Without ``wait`` one try has to do: the optimiser must not stand still because the daemon is away.
@@ -218,15 +240,16 @@ class Client:
         offer = protocol.OfferSnapshot(trainer_step, table.encode(), is_blocking, wait)
         try_count = 0
 
-        def begin() -> Generator[SealedPart]:
+        def begin(base_number: int | None) -> Generator[SealedPart]:
             nonlocal try_count
             try_count += 1
-            return make_parts()
+            return source.make_parts(base_number)
 
         while True:
             try:
                 with self._channel(give_up_at) as channel:
-                    return hand_over(channel, offer, begin, len(table.tensors), give_up_at)
+                    numbered = replace(offer, origin=source.begin())
+                    return hand_over(channel, numbered, begin, len(table.tensors), give_up_at)
             except UnavailableError as error:
                 is_over = try_count > 0 and not is_repeatable
                 if self._is_closed or is_over or time.monotonic() >= give_up_at:

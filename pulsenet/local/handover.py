@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from pulsenet.errors import RemoteProtocolError, UnavailableError
 from pulsenet.ids import Version
@@ -37,14 +37,44 @@ class PublishResult:
     """Why not, for a person; begins with a stable code and a colon."""
 
 
+class PartSource(Protocol):
+    """Where the parts of one publish come from."""
+
+    def begin(self) -> protocol.Origin | None:
+        """Number the hand-over about to be tried; ``None`` if all its parts will be whole."""
+
+    def make_parts(self, base_number: int | None) -> Generator[SealedPart]:
+        """Return the parts, made one at a time.
+
+        Args:
+            base_number: The hand-over that changed parts may start from; ``None`` for whole parts.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class WholeParts:
+    """Parts of a process that keeps no device baseline."""
+
+    make: Callable[[], Generator[SealedPart]]
+
+    def begin(self) -> None:
+        """Return that nothing is numbered."""
+
+    def make_parts(self, base_number: int | None) -> Generator[SealedPart]:
+        """Return the parts."""
+        return self.make()
+
+
 def hand_over(
     channel: Channel,
     offer: protocol.OfferSnapshot,
-    begin: Callable[[], Generator[SealedPart]],
+    begin: Callable[[int | None], Generator[SealedPart]],
     tensor_count: int,
     give_up_at: float,
 ) -> PublishResult:
     """Offer weights, send their parts as they are wanted, and return what became of them.
+
+    ``begin`` is given the daemon's ``base_number``.
 
     Raises:
         UnavailableError: The daemon went away, or the time was up, before it had them all.
@@ -55,11 +85,10 @@ def hand_over(
         return _await_outcome(channel, offer, give_up_at)
     reply = channel.receive(REPLY_SECONDS_MAX).message
     if not isinstance(reply, protocol.PublishDone):
-        expect(reply, protocol.PartWanted)
-        with closing(begin()) as parts:
+        wanted = expect(reply, protocol.PartWanted)
+        with closing(begin(wanted.base_number)) as parts:
             for part in parts:
-                message = protocol.SnapshotPart(part.layout.count)
-                channel.send(message, descriptor=part.descriptor, timeout_seconds=REPLY_SECONDS_MAX)
+                channel.send(_announce(part), descriptor=part.descriptor, timeout_seconds=REPLY_SECONDS_MAX)
                 if part.layout.end == tensor_count:
                     return _await_outcome(channel, offer, give_up_at)
                 seconds = _rest_seconds(give_up_at) if offer.is_blocking else REPLY_SECONDS_MAX
@@ -68,6 +97,12 @@ def hand_over(
                     break
                 expect(reply, protocol.PartWanted)
     return _as_result(expect(reply, protocol.PublishDone))
+
+
+def _announce(part: SealedPart) -> LocalMessage:
+    if part.changed_size_bytes is None:
+        return protocol.SnapshotPart(part.layout.count)
+    return protocol.ChangedPart(part.layout.count, part.changed_size_bytes)
 
 
 def _await_outcome(channel: Channel, offer: protocol.OfferSnapshot, give_up_at: float) -> PublishResult:
