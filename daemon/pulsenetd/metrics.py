@@ -37,8 +37,8 @@ REASONS: Final = frozenset(
         # hops and engines
         "base_mismatch", "root_mismatch", "structure", "engine",
         # publishing
-        "not_publisher", "superseded", "authorities", "no_snapshot", "no_baseline", "no_base", "encode",
-        "cut_short", "dropped", "too_slow",
+        "not_publisher", "superseded", "authorities", "behind", "diverged", "no_snapshot", "no_baseline", "no_base",
+        "encode", "cut_short", "dropped", "too_slow",
         # the disk
         "enospc", "readonly", "memory", "damaged", "locked", "io",
     }

@@ -49,6 +49,8 @@ class PublishStatus(StrEnum):
     QUEUED = "queued"
     """The daemon holds the snapshot; the caller did not want to wait for more."""
     COMMITTED = "committed"
+    STANDBY = "standby"
+    """Committed here and kept ready; the authority that coordinates the run announces the same version."""
     REPLACED = "replaced"
     """A newer publish took its place before work on it began; nothing is lost."""
     NOT_PUBLISHER = "not_publisher"
@@ -134,7 +136,7 @@ class ChangedPart:
 
 @dataclass(frozen=True, slots=True)
 class PublishDone:
-    """Outcome of a publish; sizes are 0 unless committed."""
+    """Outcome of a publish; sizes are 0 unless committed, as a standby or not."""
 
     status: PublishStatus
     version: Version | None

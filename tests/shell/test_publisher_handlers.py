@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,15 @@ class Trainer:
         self.threads = ThreadPoolExecutor(1)
         self.offered: list[Event] = []
         self.now = 0.0
+        self.refusal = ""
         self.handlers = PublisherHandlers(
-            self.publisher, self.threads, self.offered.append, self.ledger, self.metrics, self._monotonic
+            self.publisher,
+            self.threads,
+            self.offered.append,
+            self.ledger,
+            self.metrics,
+            self._monotonic,
+            find_refusal=lambda snapshot: self.refusal,
         )
         self.table = self.handlers.table()
         self.model = hands.Model()
@@ -192,6 +200,41 @@ def test_a_refused_snapshot_is_told_why(trainer: Trainer, reason: str, status: P
 
     done = asyncio.run(scenario())
     assert (done.status, done.reason) == (status, reason)
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"), [("not_publisher", PublishStatus.NOT_PUBLISHER), ("behind", PublishStatus.FAILED)]
+)
+def test_an_offer_that_can_become_no_version_is_refused_before_a_part_is_sent(
+    trainer: Trainer, reason: str, status: PublishStatus
+) -> None:
+    trainer.refusal = reason
+
+    async def scenario() -> PublishDone:
+        outcome = await trainer.offer(1)
+        assert outcome.done(), "the local server asks for parts of everything else"
+        return outcome.result()
+
+    done = asyncio.run(scenario())
+    assert (done.status, done.reason, done.version) == (status, reason, None)
+    assert trainer.offered == [], "the machine has nothing to do with it"
+    assert trainer.parts.waiting_count == 0
+    assert trainer.value("rejected_total", reason=reason) == 1.0
+
+
+def test_a_version_kept_ready_is_told_as_such_and_not_counted_as_published(trainer: Trainer) -> None:
+    async def scenario() -> PublishDone:
+        outcome = await trainer.offer(1)
+        encoded = await trainer.execute(EncodeSnapshot(1, Kind.ANCHOR))
+        commit = trainer.commit_of(encoded, 1, Kind.ANCHOR, encoded.root)
+        assert await trainer.execute(replace(commit, is_standby=True)) == Committed(Version(0, 1))
+        return await outcome
+
+    done = asyncio.run(scenario())
+    assert (done.status, done.version) == (PublishStatus.STANDBY, Version(0, 1))
+    assert done.encoded_size_bytes > 0
+    assert trainer.value("published_versions_total") == 0.0
+    assert list(trainer.ledger.versions), "status shows what is ready"
 
 
 def test_offers_beyond_the_bound_are_refused_as_busy_and_close_their_memory(trainer: Trainer) -> None:

@@ -40,6 +40,8 @@ class PublisherHandlers:
         threads: Where encoding and hashing run.
         post: Queues an event for the publisher's machine.
         monotonic: Monotonic seconds.
+        find_refusal: Says at once why an offer can become no version, so that no weight of it is copied; the
+            publisher's machine is asked. It is asked again by the machine itself when the offer comes to it.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class PublisherHandlers:
         ledger: Ledger,
         metrics: Metrics,
         monotonic: Callable[[], float],
+        *,
+        find_refusal: Callable[[SnapshotOffered], str] = lambda snapshot: "",
     ) -> None:
         self._publisher = publisher
         self._threads = threads
@@ -57,6 +61,7 @@ class PublisherHandlers:
         self._ledger = ledger
         self._metrics = metrics
         self._monotonic = monotonic
+        self._find_refusal = find_refusal
         self._outcomes: dict[int, asyncio.Future[PublishDone]] = {}
         self._encoded: dict[int, tuple[PatchEncoded, float]] = {}
 
@@ -74,13 +79,17 @@ class PublisherHandlers:
     async def offer(self, offer: SnapshotOffer) -> asyncio.Future[PublishDone]:
         """Take a snapshot whose parts come in from now on; the future resolves with its outcome."""
         outcome: asyncio.Future[PublishDone] = asyncio.get_running_loop().create_future()
-        if len(self._outcomes) >= OFFERS_MAX:
+        offered = SnapshotOffered(offer.generation, offer.trainer_step, offer.parts.table.digest)
+        reason = self._find_refusal(offered)
+        if reason or len(self._outcomes) >= OFFERS_MAX:
             offer.parts.close()
-            outcome.set_result(_done(PublishStatus.FAILED, "busy"))
+            outcome.set_result(_refused(reason or "busy"))
+            if reason:
+                self._metrics.count("rejected", reason)
             return outcome
         self._outcomes[offer.generation] = outcome
         self._publisher.offer(offer.generation, offer.parts)
-        self._post(SnapshotOffered(offer.generation, offer.trainer_step, offer.parts.table.digest))
+        self._post(offered)
         return outcome
 
     async def _encode_snapshot(self, effect: EncodeSnapshot, post: Post) -> None:
@@ -118,16 +127,16 @@ class PublisherHandlers:
 
     async def _refuse_snapshot(self, effect: RefuseSnapshot, post: Post) -> None:
         await self._run(lambda: self._publisher.drop(effect.generation))
-        status = PublishStatus.NOT_PUBLISHER if effect.reason == "not_publisher" else PublishStatus.FAILED
-        self._resolve(effect.generation, _done(status, effect.reason))
+        self._resolve(effect.generation, _refused(effect.reason))
 
     def _note_committed(self, effect: Commit, generation: int) -> None:
         encoded, encode_seconds = self._encoded[generation]
         kind = next(
             decode_value(Manifest, record.payload).kind for record in effect.records if record.type == Manifest.TYPE
         )
-        self._metrics.published.inc()
-        if kind is Kind.PATCH:
+        if not effect.is_standby:
+            self._metrics.published.inc()
+        if kind is not Kind.ANCHOR:
             self._metrics.set("patch_density_ratio", encoded.changed_count / max(encoded.element_count, 1))
             self._metrics.set("patch_compression_ratio", encoded.raw_size_bytes / max(encoded.encoded_size_bytes, 1))
         self._ledger.note_version(
@@ -143,7 +152,7 @@ class PublisherHandlers:
         self._resolve(
             generation,
             PublishDone(
-                PublishStatus.COMMITTED,
+                PublishStatus.STANDBY if effect.is_standby else PublishStatus.COMMITTED,
                 effect.version,
                 encoded.raw_size_bytes,
                 encoded.encoded_size_bytes,
@@ -162,6 +171,10 @@ class PublisherHandlers:
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _refused(reason: str) -> PublishDone:
+    return _done(PublishStatus.NOT_PUBLISHER if reason == "not_publisher" else PublishStatus.FAILED, reason)
 
 
 def _done(status: PublishStatus, reason: str) -> PublishDone:

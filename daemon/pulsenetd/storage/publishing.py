@@ -423,7 +423,7 @@ class Publisher:
         if snapshot.spool is not None:
             for changes in snapshot.spool.read_blocks():
                 apply_changes(baseline.table.view(baseline.region.bytes, changes.tensor_index), changes)
-        elif manifest.kind is Kind.PATCH:
+        elif manifest.kind is not Kind.ANCHOR:
             replay(self._store, manifest, baseline, self._run_blocks)
         elif manifest.table_digest == baseline.held.table_digest:
             load_anchor(self._store, manifest, name=MEMORY_NAME, into=baseline)

@@ -160,6 +160,35 @@ def test_a_skip_spans_versions_and_drops_what_came_back(tmp_path: Path, kit: Any
     node.close()
 
 
+@pytest.mark.parametrize("share", [0.01, 0.9])
+def test_a_version_that_leaves_numbers_out_moves_the_baseline_too(tmp_path: Path, kit: Any, share: float) -> None:
+    """A standby that missed a round goes on by a skip: from its spool, or read again where that grew too large."""
+    model = kit.Model()
+    node = kit.Node(tmp_path)
+    base = node.publish(model)
+    model.step(share=share)
+    event = node.encode(model)
+    leap = kit.make_manifest(
+        kind=Kind.SKIP,
+        base_version=base.version,
+        base_root=base.root,
+        version=Version(0, 4),
+        root=event.root,
+        table_digest=model.table.digest,
+        blob_id=event.blob_id,
+    )
+    node.commit(leap, event.generation)
+    assert np.array_equal(baseline_bytes(node), model.bytes)
+    model.step()
+    last = node.publish(model)
+    assert last.base_version == Version(0, 4)
+    node.close()
+    node = kit.Node(tmp_path)
+    assert node.publisher.restore() == last.version
+    assert np.array_equal(baseline_bytes(node), model.bytes)
+    node.close()
+
+
 def test_a_skip_from_an_unknown_version_is_given_up(node: Any, kit: Any) -> None:
     model = kit.Model()
     node.publish(model)
