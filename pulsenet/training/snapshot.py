@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from pulsenet.errors import ConfigError
-from pulsenet.local.torch_dtypes import DTYPE_NAMES
+from pulsenet.local.torch_dtypes import BITS_DTYPES, DTYPE_NAMES
 from pulsenet.tensors.bf16 import cast_to_bf16_bits
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
 from pulsenet.training.names import name_tensors
@@ -55,15 +55,29 @@ class Snapshot:
 
         An empty tensor yields nothing. ``data`` may share memory with the model: use it before the next step.
         """
-        for tensor_index, source in enumerate(self.sources):
-            as_bf16 = self.table.tensors[tensor_index].dtype == "BF16" and source.dtype == torch.float32
+        for tensor_index in range(len(self.sources)):
             offset_bytes = 0
-            for block in _flat_blocks(_gather(source)):
-                flat = block.resolve_neg()  # a view may negate what lies in memory
-                data = _cast_block(flat) if as_bf16 else _block_bytes(flat)
+            for bits in self.bits_blocks(tensor_index):
+                data = as_host_bytes(bits)
                 yield tensor_index, offset_bytes, data
                 offset_bytes += data.size
             assert offset_bytes == self.table.tensors[tensor_index].size_bytes
+
+    def bits_blocks(self, tensor_index: int, elements_max: int | None = None) -> Iterator[torch.Tensor]:
+        """Yield a tensor's bits block by block where its values are: flat, contiguous, of ``BITS_DTYPES``, row-major.
+
+        They may share memory with the model: use them before the next step.
+
+        Args:
+            tensor_index: Its position in the table.
+            elements_max: Elements of a block; ``None`` chooses by the device. Where each block starts depends on this
+                and on the tensor's shape, device and contiguity alone.
+        """
+        spec, source = self.table.tensors[tensor_index], self.sources[tensor_index]
+        as_bf16 = spec.dtype == "BF16" and source.dtype == torch.float32
+        for block in _flat_blocks(_gather(source), elements_max):
+            flat = block.resolve_neg()  # a view may negate what lies in memory
+            yield _cast_block(flat) if as_bf16 else _view_bits(flat)
 
     def tensor_bytes(self) -> Iterator[tuple[str, bytes]]:
         """Yield each tensor's name and row-major bytes, in table order: one whole tensor in memory at a time."""
@@ -139,12 +153,19 @@ def cast_to_bf16(values: torch.Tensor) -> torch.Tensor:
     return torch.where(is_nan, quiet, rounded).to(torch.int16).view(torch.bfloat16)
 
 
-def _cast_block(flat: torch.Tensor) -> Bytes:
-    """Return an FP32 block as the bytes of its BF16 cast; an accelerator casts first, so that half crosses the bus."""
+def as_host_bytes(bits: torch.Tensor) -> Bytes:
+    """Return a flat contiguous block as bytes on this host, without a copy if it is there."""
+    # Through bytes because numpy knows no BF16 or FP8.
+    data: Bytes = bits.view(torch.uint8).cpu().numpy()
+    return data
+
+
+def _cast_block(flat: torch.Tensor) -> torch.Tensor:
+    """Return the bits of the BF16 cast of an FP32 block, on its device: from an accelerator, half crosses the bus."""
     if flat.device.type == "cpu":
         # The compiled loop is some fifty times faster than torch's integer operations.
-        return cast_to_bf16_bits(flat.numpy()).view(np.uint8)
-    return _block_bytes(cast_to_bf16(flat))
+        return torch.from_numpy(cast_to_bf16_bits(flat.numpy()).view(np.int16))
+    return cast_to_bf16(flat).view(torch.int16)
 
 
 def _gather(tensor: torch.Tensor) -> torch.Tensor:
@@ -152,9 +173,10 @@ def _gather(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, Sharded) else tensor
 
 
-def _flat_blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def _flat_blocks(tensor: torch.Tensor, elements_max: int | None = None) -> Iterator[torch.Tensor]:
     """Yield the row-major values of ``tensor`` as flat contiguous blocks; views wherever memory order allows."""
-    elements_max = BLOCK_ELEMENTS if tensor.device.type == "cpu" else BLOCK_ELEMENTS_DEVICE
+    if elements_max is None:
+        elements_max = BLOCK_ELEMENTS if tensor.device.type == "cpu" else BLOCK_ELEMENTS_DEVICE
     if tensor.numel() == 0:
         return
     if tensor.is_contiguous():
@@ -168,15 +190,13 @@ def _flat_blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         row_elements = tensor[0].numel()
         for part in torch.split(tensor, max(1, elements_max // row_elements)):
             # A single row may still be larger than a block: cut it along its own first dimension.
-            yield from _flat_blocks(part[0] if part.shape[0] == 1 else part)
+            yield from _flat_blocks(part[0] if part.shape[0] == 1 else part, elements_max)
 
 
-def _block_bytes(flat: torch.Tensor) -> Bytes:
-    """Return the memory of a flat contiguous block as bytes on this host."""
-    # A single element counts as contiguous whatever its stride says, and a byte view refuses all strides but 1.
-    # Through bytes because numpy knows no BF16 or FP8.
-    data: Bytes = flat.as_strided(flat.shape, (1,)).view(torch.uint8).cpu().numpy()
-    return data
+def _view_bits(flat: torch.Tensor) -> torch.Tensor:
+    """Return the memory of a flat contiguous block as integers of its elements' width."""
+    # A single element counts as contiguous whatever its stride says, and such a view refuses all strides but 1.
+    return flat.as_strided(flat.shape, (1,)).view(BITS_DTYPES[flat.element_size()])
 
 
 def _dtype_name(name: str, tensor: torch.Tensor) -> str:
