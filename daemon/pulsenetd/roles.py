@@ -178,6 +178,7 @@ class TrainerRole:
             parts.ledger,
             parts.metrics,
             parts.monotonic,
+            find_refusal=lambda snapshot: self.machine.find_refusal(snapshot, parts.monotonic()),
         )
         self.handlers = self._publishing.table()
 

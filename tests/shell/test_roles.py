@@ -215,8 +215,9 @@ def test_a_trainer_that_may_not_publish_says_so(swarm: Swarm, hands: Any) -> Non
     async def scenario() -> None:
         await swarm.start("trainer")
         second = await swarm.start("trainer")
-        done = await second.publish(hands.Model())
-        assert (done.status, done.version) == (PublishStatus.NOT_PUBLISHER, None)
+        outcome = await second.hooks().on_snapshot(SnapshotOffer(1, 1, hands.Model().parts()))
+        assert outcome.done(), "before any part is asked for"
+        assert (outcome.result().status, outcome.result().version) == (PublishStatus.NOT_PUBLISHER, None)
 
     asyncio.run(scenario())
 
