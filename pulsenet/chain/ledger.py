@@ -7,6 +7,7 @@ refusal changes nothing, except that two outcomes of one round are kept as proof
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Final, Self
 
@@ -343,7 +344,7 @@ class Ledger:
 
     @classmethod
     def restore(cls, trust: Trust, data: bytes | None, read: Callable[[Digest], bytes | None]) -> Self:
-        """Return the ledger that ``save`` wrote, every record checked again.
+        """Return the ledger that ``save`` wrote.
 
         Args:
             read: Returns the encoded signed record whose payload has this digest.
@@ -356,17 +357,22 @@ class Ledger:
             return ledger
         try:
             state = decode_value(_State, data)
-            if state.votes:
-                ledger.accept_mandate(state.votes)
+            # What is here was accepted once; whether its keys may still sign is not asked again.
             for digest in state.anchors:
-                ledger.accept_anchor(_read(read, digest))
+                signed = _read(read, digest)
+                ledger._anchors += ((decode_value(StateAnchor, signed.payload), signed),)
             for digest in state.contributions:
-                ledger.accept_listed(_read(read, digest))
+                signed = _read(read, digest)
+                contribution = decode_value(Contribution, signed.payload)
+                ledger._add(digest, ContributionEntry(contribution, signed, signed.signers[0]))
             for digest in state.finals:
-                # It was final when it was accepted; whether its keys may still sign is not asked again.
                 signed = _read(read, digest)
                 receipt = decode_value(Receipt, signed.payload)
                 ledger._finals[receipt.round_index] = FinalReceipt(receipt, signed, outcome_of(receipt))
+            if state.votes:
+                with suppress(TrustError):
+                    # A term of keys that may not vote any more is over: its successor is heard of soon.
+                    ledger.accept_mandate(state.votes)
             if state.fork:
                 first, second = (_read(read, digest) for digest in state.fork)
                 ledger._fork = (first, second)

@@ -273,6 +273,23 @@ def test_what_was_saved_comes_back(rounds: Rounds) -> None:
     assert Ledger.restore(rounds.trust, None, stored.get).next_round_index == 0
 
 
+def test_a_revoked_authority_takes_nothing_of_what_was_accepted_along(rounds: Rounds) -> None:
+    run, ledger = rounds.run, rounds.ledger
+    ledger.accept_mandate(rounds.votes())
+    ledger.accept_contribution(rounds.contribution(1))
+    ledger.accept_final(rounds.final(0))
+    ledger.accept_anchor(rounds.anchor(1))
+    records = [rounds.contribution(1), rounds.final(0), rounds.anchor(1)]
+    stored = {record_digest(signed): encode_signed(signed) for signed in records}
+    left = (run.second.peer_id,)
+    rounds.trust.accept_descriptor(run.revise(run.genesis, run.descriptor, authorities=left, trainers=left))
+    again = Ledger.restore(rounds.trust, ledger.save(), stored.get)
+    assert again.mandate is None
+    assert again.anchors == ledger.anchors
+    assert again.final(0) == ledger.final(0)
+    assert again.contributions_to(1) == ledger.contributions_to(1)
+
+
 def test_a_proof_of_two_outcomes_outlives_a_restart(rounds: Rounds) -> None:
     first, second = rounds.final(0), rounds.final(0, base_state_root=digest("other"))
     rounds.ledger.accept_final(first)
