@@ -48,7 +48,7 @@ from pulsenet.node.events import (
 from pulsenet.node.machine import Machine
 from pulsenet.node.onlooker import Onlooker
 from pulsenet.node.own_work import OWN_KEY
-from pulsenet.node.respond import Push, respond
+from pulsenet.node.respond import Push, StoreView, respond
 from pulsenet.node.rounds import Rounds
 from pulsenet.node.rounds_respond import event_of, respond_to_round
 from pulsenet.testing.fakes import Chance, FakeStore, make_sign, verify
@@ -163,8 +163,7 @@ class RoundsNode:
         assert not self.is_up
         self.is_up = True
         self.life += 1
-        self.trust = Trust(RunId(record_digest(self._world.genesis)), verify)
-        self.trust.accept_descriptor(self._world.genesis)
+        self.trust = self._open_trust()
         state = self.store.state
         self.ledger = Ledger.restore(self.trust, state.get(LEDGER_KEY), self.store.record)
         sign = make_sign(self.peer_id)
@@ -188,6 +187,11 @@ class RoundsNode:
             self._world.schedule(self, machine, TimerFired())
         if self.is_trainer:
             self.attach_training()
+
+    def _open_trust(self) -> Trust:
+        trust = Trust(RunId(record_digest(self._world.genesis)), verify)
+        trust.accept_descriptor(self._world.genesis)
+        return trust
 
     def crash(self) -> None:
         """Die at once, training process and all; the disks stay."""
@@ -242,7 +246,13 @@ class RoundsNode:
         """Hand an event to one machine and carry out what it orders."""
         if machine not in self.machines:
             return
-        effects = self.machines[machine].handle(event, self._world.now, 0)
+        self._execute_all(machine, self.machines[machine].handle(event, self._world.now, self._wall_ms()))
+
+    def _wall_ms(self) -> int:
+        # No record of the rounds has a time in it.
+        return 0
+
+    def _execute_all(self, machine: str, effects: list[Effect]) -> None:
         for effect in sorted(effects, key=lambda effect: EXECUTION_ORDER[type(effect)]):
             if self.is_full and EXECUTION_ORDER[type(effect)] == 0:
                 # As the daemon's driver does: nothing is done any more that comes after what was not stored.
@@ -267,7 +277,10 @@ class RoundsNode:
         if isinstance(request, PushVote | PushTerm | PushContribution | PushReceipt | GetRounds):
             find_verdict = None if self.coordinator is None else self.coordinator.verdicts.find
             return [respond_to_round(request, self.ledger, find_verdict)]
-        return respond(request, _View(self.store))
+        return respond(request, self._view())
+
+    def _view(self) -> StoreView:
+        return _View(self.store)
 
     def do(self, order: TrainingOrder) -> Event:
         """Let the training process carry out one order; return what came of it."""

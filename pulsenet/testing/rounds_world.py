@@ -276,7 +276,14 @@ class RoundsWorld:
     # Inside
 
     def _add(self, name: str, key: PeerId, *, is_authority: bool, is_trainer: bool, holds_start: bool = True) -> None:
-        self.nodes[key] = RoundsNode(
+        self.nodes[key] = self._make_node(
+            name, key, is_authority=is_authority, is_trainer=is_trainer, holds_start=holds_start
+        )
+
+    def _make_node(
+        self, name: str, key: PeerId, *, is_authority: bool, is_trainer: bool, holds_start: bool
+    ) -> RoundsNode:
+        return RoundsNode(
             name,
             key,
             self,
