@@ -1,10 +1,18 @@
-"""The seam between the outer optimizer and whatever carries contributions between trainers."""
+"""The seam between the outer optimizer and whatever carries contributions between trainers.
+
+The exchange decides what a round made of this trainer's work and which moves its state makes; the optimizer makes
+them. Between two moves the exchange looks at the state through :class:`StateView`, so that it can pass on its root,
+serve it to joiners, and decode what others sent against it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+import torch
 
 from pulsenet.ids import Digest
 from pulsenet.outer.contribution import Contribution, Entries
@@ -14,7 +22,7 @@ from pulsenet.tensors.params import ParameterTable
 
 
 class Outcome(StrEnum):
-    """What a round made of one trainer's contribution."""
+    """What a round made of one trainer's work."""
 
     COUNTED = "counted"
     """The final receipt lists it."""
@@ -22,24 +30,29 @@ class Outcome(StrEnum):
     """The final receipt does not list it: absent or late. Nothing of it is lost."""
     REJECTED = "rejected"
     """Its content was refused."""
+    DROPPED = "dropped"
+    """Missed too often in a row, or made from a state that is not the run's: the residual is given up as well."""
     DEFERRED = "deferred"
-    """Nothing was sent, because no round is open: go on with inner steps and offer a new contribution later."""
+    """No round can be closed now: go on with inner steps and offer a new contribution later."""
 
 
 class Aggregate(Protocol):
-    """The combined contributions of one round, read tensor by tensor."""
+    """The combined contributions of one round, read once, ascending by tensor, while the state is stepped."""
 
     @property
     def contributor_count(self) -> int:
         """Contributions combined, at least 1."""
 
     def entries(self, tensor_index: int) -> Entries:
-        """Return what the round moves one tensor by; positions not listed are zero."""
+        """Return what the round moves one tensor by; positions not listed are zero.
+
+        Asked before that tensor's theta is stepped.
+        """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinalRound:
-    """A round whose receipt is final."""
+    """A round whose receipt is final: a move by one outer step."""
 
     round_index: int
     base_state_root: Digest
@@ -47,21 +60,11 @@ class FinalRound:
     aggregate: Aggregate | None
     """``None`` if the receipt lists nobody: the state stays, the round index rises."""
     own: Contribution | None = None
-    """This trainer's contribution if the receipt lists it."""
+    """This trainer's contribution if the receipt lists it, perhaps sent by an earlier life of the process."""
     own_scale: float = 1.0
     """The FP32 scale that the receipt gives it."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RoundResult:
-    """What :meth:`Exchange.submit` comes back with."""
-
-    outcome: Outcome
-    rounds: tuple[FinalRound, ...] = ()
-    """Final rounds from the contribution's own on, ascending without gaps. Empty if ``deferred``, or if nobody's
-    contribution could be counted."""
-    reason: str = ""
-    """Stable code, if missed, rejected or deferred."""
+    outcome: Outcome = Outcome.MISSED
+    """What becomes of this trainer's work of the round, whether the process still holds it or not."""
 
 
 class StateAnchor(Protocol):
@@ -75,8 +78,57 @@ class StateAnchor(Protocol):
     def state_root(self) -> Digest:
         """Its root."""
 
-    def read(self, tensor_index: int) -> tuple[FP32s, FP32s]:
-        """Return theta and outer momentum of one tensor, flat."""
+    def tensors(self) -> Iterable[tuple[int, FP32s, FP32s]]:
+        """Yield position, theta and outer momentum of each tensor, flat, in table order.
+
+        The values were hashed and found to have the root.
+        """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Restoration:
+    """A move to another state of the run, because no final round leads on from the own one."""
+
+    anchor: StateAnchor
+    drops_residual: bool = True
+    """Whether what was held back is of a state that was wrong, or not known; else it stays."""
+
+
+Move = FinalRound | Restoration
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundResult:
+    """What :meth:`Exchange.submit` comes back with."""
+
+    outcome: Outcome
+    rounds: Iterable[Move] = ()
+    """Moves from the contribution's own round on, to be made one by one as they are yielded: asking for the next says
+    that the one before is done. Empty if ``deferred``, or if nobody's contribution could be counted.
+
+    Asking for a further one may raise :class:`~pulsenet.errors.UnavailableError`; those before are then done."""
+    reason: str = ""
+    """Stable code, if not counted."""
+    inner_steps: int = 1
+    """If deferred: inner steps after which to offer again."""
+
+
+class StateView(Protocol):
+    """The outer state of a trainer as its exchange may read it during a call, or between two moves."""
+
+    @property
+    def round_index(self) -> int:
+        """Rounds stepped so far."""
+
+    @property
+    def state_root(self) -> Digest | None:
+        """Root of the state; ``None`` while it is not whole, because a move broke off."""
+
+    def theta(self, tensor_index: int) -> FP32s:
+        """Return theta of one tensor, flat, in host memory; may share the state's."""
+
+    def momentum(self, tensor_index: int) -> FP32s:
+        """Return the outer momentum of one tensor, likewise."""
 
 
 class Exchange(Protocol):
@@ -89,8 +141,8 @@ class Exchange(Protocol):
     def settings(self) -> OuterSettings:
         """Return the run's outer algorithm and constants."""
 
-    def open(self, table: ParameterTable, self_test: Digest) -> None:
-        """Say which masters this trainer has, and that its arithmetic is sound.
+    def open(self, table: ParameterTable, self_test: Digest, state: StateView) -> None:
+        """Say which masters this trainer has, that its arithmetic is sound, and where its state can be read.
 
         Raises:
             ConfigError: the run has other masters.
@@ -103,17 +155,11 @@ class Exchange(Protocol):
         """
 
     def abstain(self, round_index: int, reason: str) -> RoundResult:
-        """Take part in a round without a contribution; the outcome is ``rejected`` with that reason."""
+        """Take part in a round without a contribution, because the own content is not fit to be sent."""
 
-    def catch_up(self, round_index: int) -> tuple[FinalRound, ...]:
-        """Return the rounds that are final already, from ``round_index`` on, without waiting for more.
+    def catch_up(self) -> Iterable[Move]:
+        """Return the moves from the state held to the newest one of the run, as those of a :class:`RoundResult`."""
 
-        Raises:
-            UnavailableError: That far back nothing is kept: fetch a state anchor.
-        """
-
-    def fetch_state(self) -> StateAnchor | None:
-        """Return the newest state anchor, ``None`` if there is none yet."""
-
-    def offer_state(self, anchor: StateAnchor) -> None:
-        """Take a state anchor, read during the call only; offered every ``state_anchor_interval`` rounds."""
+    def publish(self, model: torch.nn.Module, round_index: int) -> None:
+        """Make the weights after a round the run's next version, if that falls to this trainer. Never raises for
+        trouble with the network or the daemon: training goes on, and the next round's version holds the same."""

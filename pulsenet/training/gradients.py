@@ -10,7 +10,7 @@ import torch
 from pulsenet.errors import UnavailableError
 from pulsenet.ids import Digest
 from pulsenet.outer.contribution import Contribution, Entries
-from pulsenet.training.exchange import Exchange, Outcome
+from pulsenet.training.exchange import Exchange, FinalRound, Outcome
 
 STATE_ROOT: Final = Digest(bytes(32))
 """Stands in gradient contributions: there is no outer state to start from."""
@@ -28,7 +28,8 @@ def share_gradients(exchange: Exchange, masters: Sequence[torch.Tensor], *, step
         flat = gradient.detach().float().reshape(-1).cpu().numpy()
         entries.append(Entries(index, None, flat.copy()))
     result = exchange.submit(Contribution(step_index, STATE_ROOT, 1, tuple(entries)))
-    aggregate = result.rounds[0].aggregate if result.rounds else None
+    first = next(iter(result.rounds), None)
+    aggregate = first.aggregate if isinstance(first, FinalRound) else None
     if result.outcome is not Outcome.COUNTED or aggregate is None:
         raise UnavailableError(f"the gradient exchange of step {step_index} was {result.outcome}")
     for index, local in enumerate(masters):

@@ -5,26 +5,30 @@
     swarm = LocalExchange(OuterSettings(inner_steps=8), member_count=4)
     # in one thread a trainer:
     sync = OuterOptimizer(model, optimizer, exchange=swarm.member(0))
+
+It decides as the machines of a node do what becomes of a member's work and when a member takes a state anchor.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+import torch
+
 from pulsenet.errors import ConfigError, LocalProtocolError, UnavailableError
 from pulsenet.ids import Digest
-from pulsenet.outer.checks import Expected, compute_norm, compute_scales, find_fault
+from pulsenet.outer.checks import Expected, FaultCode, compute_norm, compute_scales, find_fault
 from pulsenet.outer.contribution import Contribution, Entries
 from pulsenet.outer.floats import FP32s
 from pulsenet.outer.reduce import Counted, reduce_mean, reduce_median, reduce_trimmed
 from pulsenet.outer.residual import SCALE_ONE
 from pulsenet.outer.self_test import SELF_TEST_DIGEST
-from pulsenet.outer.settings import Combination, OuterSettings
+from pulsenet.outer.settings import Algorithm, Combination, OuterSettings
 from pulsenet.tensors.params import ParameterTable
-from pulsenet.training.exchange import FinalRound, Outcome, RoundResult, StateAnchor
+from pulsenet.training.exchange import FinalRound, Move, Outcome, Restoration, RoundResult, StateView
 
 ROUND_SECONDS_MAX: Final = 600.0
 """How long a trainer waits for the others before it gives up."""
@@ -71,13 +75,18 @@ class ClosedRound:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _HeldState:
+class HeldState:
+    """A state anchor in memory."""
+
     round_index: int
     state_root: Digest
-    tensors: tuple[tuple[FP32s, FP32s], ...]
+    held: tuple[tuple[FP32s, FP32s], ...]
+    """Theta and momentum of each tensor."""
 
-    def read(self, tensor_index: int) -> tuple[FP32s, FP32s]:
-        return self.tensors[tensor_index]
+    def tensors(self) -> Iterator[tuple[int, FP32s, FP32s]]:
+        """Yield position, theta and momentum."""
+        for index, (theta, momentum) in enumerate(self.held):
+            yield index, theta, momentum
 
 
 class LocalExchange:
@@ -112,7 +121,9 @@ class LocalExchange:
         self._refused: dict[int, tuple[int, str]] = {}
         """Attempt and reason of each member's newest rejection."""
         self._table: ParameterTable | None = None
-        self._anchor: _HeldState | None = None
+        self.anchor: HeldState | None = None
+        """The newest state anchor."""
+        self._kept_from = 0
 
     def member(self, index: int) -> LocalMember:
         """Return one trainer's end."""
@@ -139,7 +150,7 @@ class LocalExchange:
             elif table.digest != self._table.digest:
                 raise ConfigError("the run has other masters: names, shapes and frozen parameters must agree")
 
-    def take(self, member: int, round_index: int, given: Contribution | str) -> RoundResult:
+    def take(self, member: int, round_index: int, given: Contribution | str) -> tuple[Outcome, str]:
         """Take a member's contribution, or its reason to have none, and wait for the round to close."""
         with self._changed:
             if member not in self._live:
@@ -165,29 +176,66 @@ class LocalExchange:
             closed = self.rounds[index]
             own, scale = closed.counted.get(key, (None, 1.0))
             aggregate = ReducedRound(closed.counted, self._table, self.settings)
-            found.append(FinalRound(index, closed.base_state_root, aggregate, own, scale))
+            outcome = self._outcome(member, index)
+            found.append(FinalRound(index, closed.base_state_root, aggregate, own, scale, outcome))
         return tuple(found)
 
-    def hold_state(self, anchor: StateAnchor) -> None:
-        """Keep a state anchor if it is newer than the one held.
+    def moves(self, member: int, state: StateView) -> Iterator[Move]:
+        """Yield what leads one member's state to the newest one.
 
         Raises:
-            LocalProtocolError: two members offer different states of one round.
+            UnavailableError: nothing does yet.
+        """
+        if state.round_index >= len(self.rounds) and state.state_root is not None:
+            return
+        base = None if state.round_index < self._kept_from else self._base_of(state.round_index)
+        if state.state_root is None or base != state.state_root:
+            if self.anchor is None:
+                raise UnavailableError("this member's state is not the run's, and there is no state anchor yet")
+            yield Restoration(self.anchor)
+        for final in self.final_rounds(member, state.round_index):
+            yield final
+            self.hold_state(state)
+
+    def forget_rounds(self, before: int) -> None:
+        """Keep no contributions of earlier rounds: whoever is behind has to take the state anchor."""
+        self._kept_from = before
+
+    def hold_state(self, state: StateView) -> None:
+        """Keep a member's state as an anchor if one of its round is due.
+
+        Raises:
+            LocalProtocolError: two members hold different states of one round.
         """
         assert self._table is not None
+        if state.round_index % self.settings.state_anchor_interval or self.settings.algorithm is Algorithm.DDP:
+            return
+        assert state.state_root is not None
         with self._changed:
-            held = self._anchor
-            if held is not None and held.round_index == anchor.round_index and held.state_root != anchor.state_root:
-                raise LocalProtocolError(f"trainers hold different states after round {anchor.round_index}")
-            if held is None or held.round_index < anchor.round_index:
-                pairs = (anchor.read(index) for index in range(len(self._table.tensors)))
-                copied = tuple((theta.copy(), momentum.copy()) for theta, momentum in pairs)
-                self._anchor = _HeldState(anchor.round_index, anchor.state_root, copied)
+            held = self.anchor
+            if held is not None and held.round_index == state.round_index and held.state_root != state.state_root:
+                raise LocalProtocolError(f"trainers hold different states after round {state.round_index}")
+            if held is None or held.round_index < state.round_index:
+                indices = range(len(self._table.tensors))
+                copied = tuple((state.theta(index).copy(), state.momentum(index).copy()) for index in indices)
+                self.anchor = HeldState(state.round_index, state.state_root, copied)
 
-    @property
-    def anchor(self) -> StateAnchor | None:
-        """The newest state anchor."""
-        return self._anchor
+    def _base_of(self, round_index: int) -> Digest | None:
+        return self.rounds[round_index].base_state_root if round_index < len(self.rounds) else None
+
+    def _outcome(self, member: int, round_index: int) -> Outcome:
+        """Return what a closed round makes of one member's work, after all rounds before."""
+        key = bytes([member])
+        missed, outcome = 0, Outcome.MISSED
+        for closed in self.rounds[: round_index + 1]:
+            if key in closed.counted:
+                outcome = Outcome.COUNTED
+            elif key in closed.rejected:
+                outcome = Outcome.REJECTED
+            else:
+                outcome = Outcome.DROPPED if missed + 1 >= self.settings.missed_rounds_max else Outcome.MISSED
+            missed = missed + 1 if outcome is Outcome.MISSED else 0
+        return outcome
 
     def _close_if_complete(self) -> None:
         if not self._live or not self._live <= set(self._arrived):
@@ -235,19 +283,16 @@ class LocalExchange:
 
     def _result(
         self, member: int, round_index: int, given: Contribution | str, attempt: int | None = None
-    ) -> RoundResult:
-        rounds = self.final_rounds(member, round_index)
+    ) -> tuple[Outcome, str]:
         refused_attempt, reason = self._refused.get(member, (-1, ""))
         if isinstance(given, str):
-            return RoundResult(Outcome.REJECTED, rounds, given)
+            return Outcome.REJECTED, given
         if attempt is not None and refused_attempt == attempt:
-            return RoundResult(Outcome.REJECTED, rounds, reason)
-        if not rounds:
-            return RoundResult(Outcome.DEFERRED, reason="nobody-counted")
-        own = rounds[0].own
-        if own is None or not own.same_as(given):
-            return RoundResult(Outcome.MISSED, rounds, "late")
-        return RoundResult(Outcome.COUNTED, rounds)
+            return Outcome.REJECTED, reason
+        if round_index >= len(self.rounds):
+            return Outcome.DEFERRED, "nobody-counted"
+        outcome = self._outcome(member, round_index)
+        return outcome, "" if outcome is Outcome.COUNTED else "late"
 
 
 class LocalMember:
@@ -256,32 +301,38 @@ class LocalMember:
     def __init__(self, swarm: LocalExchange, index: int) -> None:
         self._swarm = swarm
         self._index = index
+        self._state: StateView | None = None
 
     @property
     def settings(self) -> OuterSettings:
         """See :class:`~pulsenet.training.exchange.Exchange`, as below."""
         return self._swarm.settings
 
-    def open(self, table: ParameterTable, self_test: Digest) -> None:
+    def open(self, table: ParameterTable, self_test: Digest, state: StateView) -> None:
         """Take part with these masters."""
         self._swarm.take_table(table, self_test)
+        self._state = state
 
     def submit(self, contribution: Contribution) -> RoundResult:
         """Submit and wait for the others."""
-        return self._swarm.take(self._index, contribution.round_index, contribution)
+        return self._finish(*self._swarm.take(self._index, contribution.round_index, contribution))
 
     def abstain(self, round_index: int, reason: str) -> RoundResult:
         """Wait for the others without a contribution."""
-        return self._swarm.take(self._index, round_index, reason)
+        return self._finish(*self._swarm.take(self._index, round_index, reason))
 
-    def catch_up(self, round_index: int) -> tuple[FinalRound, ...]:
-        """Return closed rounds."""
-        return self._swarm.final_rounds(self._index, round_index)
+    def catch_up(self) -> Iterator[Move]:
+        """Return the moves that closed rounds make."""
+        assert self._state is not None
+        return self._swarm.moves(self._index, self._state)
 
-    def fetch_state(self) -> StateAnchor | None:
-        """Return the newest state anchor."""
-        return self._swarm.anchor
+    def publish(self, model: torch.nn.Module, round_index: int) -> None:
+        """Do nothing: rounds of one process have no versions."""
 
-    def offer_state(self, anchor: StateAnchor) -> None:
-        """Hand in a state anchor."""
-        self._swarm.hold_state(anchor)
+    def _finish(self, outcome: Outcome, reason: str) -> RoundResult:
+        if outcome is Outcome.DEFERRED:
+            return RoundResult(outcome, reason=reason)
+        if reason == FaultCode.BASE and self._swarm.anchor is None:
+            # Nothing to go back to: the next round says the same again.
+            return RoundResult(outcome, reason=reason)
+        return RoundResult(outcome, self.catch_up(), reason)

@@ -12,27 +12,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 
-from pulsenet.errors import ConfigError, LocalProtocolError, UnavailableError
+from pulsenet.errors import ConfigError, UnavailableError
 from pulsenet.ids import Digest
-from pulsenet.outer.checks import Expected, FaultCode, compute_norm, find_fault
+from pulsenet.outer.checks import Expected, compute_norm, find_fault
 from pulsenet.outer.contribution import Contribution
-from pulsenet.outer.floats import FP32s
 from pulsenet.outer.self_test import SELF_TEST_DIGEST, run_self_test
 from pulsenet.outer.settings import Algorithm, OuterSettings
-from pulsenet.training.exchange import Exchange, FinalRound, Outcome, RoundResult, StateAnchor
-from pulsenet.training.gradients import STATE_ROOT, share_gradients
+from pulsenet.training.exchange import Exchange, FinalRound, Move, Outcome, RoundResult
+from pulsenet.training.gradients import share_gradients
 from pulsenet.training.inner import InnerOptimizer, Schedule, check_no_pending, unwrap_optimizer
 from pulsenet.training.masters import adopt_masters
 from pulsenet.training.outer_state import OuterState, Placement
 from pulsenet.training.outer_torch import run_device_self_test
 from pulsenet.training.ranks import RankNews, is_distributed, is_first_rank, share_news
 from pulsenet.training.state_dict import Counters, pack_state, unpack_state
+from pulsenet.training.stepper import Stepper
 
 WARMUP_STEPS_DEFAULT: Final = 8
 """Inner steps of warm-up after a reset: Adam's second moments need some to be worth dividing by."""
@@ -56,7 +56,7 @@ class RoundReport:
     residual_norm: float
     """After the round."""
     resynced: bool
-    """Too many rounds were missed, or the state differed: the residual was given up."""
+    """Too many rounds were missed, or the state was not the run's: the residual was given up."""
 
     @property
     def density(self) -> float:
@@ -78,7 +78,7 @@ class OuterOptimizer:
         momentum: The same for the outer momentum.
         schedule: Factor on the inner learning rate by round index: all trainers and every joiner then agree on it.
         warmup_steps: Inner steps from a reset to the full learning rate.
-        on_round: Called after each exchange on rank 0, for example to publish.
+        on_round: Called after each exchange on rank 0, when its version has been handed over for publishing.
 
     Raises:
         ConfigError: The model or optimizer cannot take part; the message says what to do.
@@ -100,10 +100,10 @@ class OuterOptimizer:
         self._pending: Contribution | None = None
         self._fault = ""
         """Why the newest own contribution was not fit to be sent."""
-        self._contributor_count = 0
+        self._model = model
         inner = unwrap_optimizer(optimizer)
         # Before the masters' own hook, so that a refused step has moved no gradient; DDP's exchange comes after it.
-        inner.register_step_pre_hook(lambda *_: check_no_pending(self._pending is not None))
+        inner.register_step_pre_hook(lambda *_: check_no_pending(self._is_unsettled))
         self._masters = adopt_masters(model, inner)
         self._inner = InnerOptimizer(
             inner, schedule=schedule, warmup_steps=warmup_steps, before_step=self._exchange_gradients
@@ -111,12 +111,13 @@ class OuterOptimizer:
         self._exchange = exchange
         self._on_round = on_round
         self._counters = Counters()
-        self._round_index = 0
         self._inner_step = 0
-        self._missed_in_row = 0
-        self._state: OuterState | None = None
-        self._root = STATE_ROOT
+        self._extra_inner_steps = 0
+        """Beyond those of a round, until the next try to contribute."""
+        self._has_caught_up = False
+        """Whether this trainer has asked, since it started or was restored, where the run is."""
         self._settings = OuterSettings()
+        self._stepper = Stepper(self._masters, self._settings, None)
         if is_first_rank():
             self._open(theta, residual, momentum)
         elif exchange is not None:
@@ -131,7 +132,7 @@ class OuterOptimizer:
     @property
     def round_index(self) -> int:
         """Rounds stepped so far."""
-        return self._round_index
+        return self._stepper.round_index
 
     @property
     def inner_step(self) -> int:
@@ -140,8 +141,15 @@ class OuterOptimizer:
 
     @property
     def state_root(self) -> Digest:
-        """Root of theta, momentum and round index; equal on all trainers of a round."""
-        return self._root
+        """Root of theta, momentum and round index; equal on all trainers of a round.
+
+        Raises:
+            UnavailableError: The state is being restored: call :meth:`step` again.
+        """
+        root = self._stepper.state_root
+        if root is None:
+            raise UnavailableError("the outer state is not whole until it is restored: call sync.step() again")
+        return root
 
     @property
     def counters(self) -> Counters:
@@ -155,28 +163,32 @@ class OuterOptimizer:
         Raises:
             LocalProtocolError: this rank, or the algorithm ``ddp``, has none.
         """
-        if self._state is None:
-            raise LocalProtocolError("only rank 0 holds an outer state, and under the algorithm ddp nobody does")
-        return self._state
+        return self._stepper.state
 
     def step(self) -> RoundReport | None:
         """Say that an inner step is done; every H-th time exchange and step the masters of the whole run.
+
+        The first call also asks where the run is: a joiner goes there, and its first inner step is lost.
 
         Returns:
             What the exchange did, on rank 0; ``None`` between exchanges and on other ranks.
 
         Raises:
-            UnavailableError: The round's receipt did not come in time. Nothing is lost: call again before the next
-                ``optimizer.step()``.
+            UnavailableError: The round's receipt did not come in time, or the exchange is away. Nothing is lost: call
+                again before the next ``optimizer.step()``.
         """
         if self._settings.algorithm is Algorithm.DDP:
-            self._round_index += 1
-            self._inner.round_index = self._round_index // self._settings.inner_steps
+            self._stepper.round_index += 1
+            self._inner.round_index = self.round_index // self._settings.inner_steps
             return None
-        if self._pending is None:
+        if not self._is_unsettled:
+            if not self._has_caught_up and self._catch_up():
+                self._counters.inner_steps += 1
+                self._counters.wasted_inner_steps += 1
+                return None
             self._inner_step += 1
             self._counters.inner_steps += 1
-            if self._inner_step < self._settings.inner_steps:
+            if self._inner_step < self._settings.inner_steps + self._extra_inner_steps:
                 return None
         return self._synchronize()
 
@@ -192,7 +204,7 @@ class OuterOptimizer:
             self.state.gate(index, local, is_dense=self._settings.is_dense)
             for index, local in enumerate(self._masters.tensors)
         )
-        contribution = Contribution(self._round_index, self._root, max(1, self._inner_step), entries)
+        contribution = Contribution(self.round_index, self.state_root, max(1, self._inner_step), entries)
         fault = find_fault(contribution, self._expected())
         if fault is not None:
             self._fault = fault.code
@@ -201,82 +213,70 @@ class OuterOptimizer:
         return contribution
 
     def finish_round(self, result: RoundResult) -> RoundReport:
-        """Do what a round's outcome asks of the residual, step the final rounds and restart the local masters.
+        """Make the moves that a round's outcome asks for, and restart the local masters.
 
         Raises:
-            LocalProtocolError: rounds that do not go on from here.
-            UnavailableError: a resync found nobody to fetch the state from; it is tried again after the next round.
+            LocalProtocolError: moves that do not go on from here.
+            UnavailableError: the exchange went away before a move was whole; call :meth:`step` again.
         """
-        sent, self._pending = self._pending, None
+        sent, resyncs_before, inner_steps = self._pending, self._counters.resyncs, self._inner_step
         if result.outcome is Outcome.DEFERRED:
+            self._pending = None
             self._counters.deferred += 1
-            return self._report(result, sent, resynced=False)
-        if result.outcome is Outcome.COUNTED:
-            assert sent is not None
-            scale = result.rounds[0].own_scale
-            for index, local in enumerate(self._masters.tensors):
-                self.state.fold(index, local)
-                self.state.clear_sent(sent.entries[index], scale=scale)
-            self._missed_in_row = 0
-            self._counters.counted += 1
-        elif result.outcome is Outcome.MISSED:
-            for index, local in enumerate(self._masters.tensors):
-                self.state.fold(index, local)
-            self._missed_in_row += max(1, len(result.rounds))
-            self._counters.missed += 1
-        else:
-            self._counters.rejected += 1
-            self._counters.wasted_inner_steps += self._inner_step
+            self._extra_inner_steps = inner_steps + result.inner_steps - self._settings.inner_steps
+            return self._report(result, sent, move_count=0, resynced=False)
+        if result.outcome is Outcome.REJECTED:
             self._inner.reset()
-        resyncs_before = self._counters.resyncs
-        if result.reason == FaultCode.BASE:
-            self._resync(has_diverged=True)
+        move_count, error = self._make_moves(result.rounds)
+        # What was moved is whole, so training goes on from there; where the run is now is asked again at the next step.
+        self._has_caught_up = error is None
+        self._pending = None
+        if result.outcome is Outcome.COUNTED:
+            self._counters.counted += 1
+        elif result.outcome is Outcome.REJECTED:
+            self._counters.rejected += 1
         else:
-            self._step_rounds(result.rounds, own_known=result.outcome is Outcome.COUNTED)
-            if self._missed_in_row >= self._settings.missed_rounds_max:
-                self._resync(has_diverged=False)
+            self._counters.missed += 1
+        if result.outcome in (Outcome.REJECTED, Outcome.DROPPED):
+            self._counters.wasted_inner_steps += inner_steps
         self._restart()
-        return self._report(result, sent, resynced=self._counters.resyncs > resyncs_before)
+        return self._report(result, sent, move_count=move_count, resynced=self._counters.resyncs > resyncs_before)
 
     def catch_up(self) -> int:
-        """Step every round that became final while this trainer was away; inner steps taken meanwhile are wasted.
+        """Make every move of the run since this trainer's state; inner steps taken meanwhile are wasted.
 
         Entries that this trainer sent in those rounds leave the residual: they are in theta now. Call it after
-        :meth:`load_state_dict`, or on a joiner.
+        :meth:`load_state_dict`, or on a joiner; the first :meth:`step` does otherwise.
 
         Returns:
             Rounds stepped.
+
+        Raises:
+            UnavailableError: The exchange is away. What was done stays done; call again.
         """
-        before, resets_before = self._round_index, self._inner.reset_count
-        if self._settings.algorithm is Algorithm.DDP:
-            return 0
-        if is_first_rank():
-            self._step_missed_rounds()
-        if is_distributed():
-            news = RankNews(
-                failed=False,
-                restarted=self._round_index != before,
-                reset=self._inner.reset_count > resets_before,
-                round_index=self._round_index,
-                inner_step=self._inner_step,
-            )
-            self._follow(share_news(news if is_first_rank() else None, self._masters.tensors))
-        return self._round_index - before
+        before = self.round_index
+        if self._settings.algorithm is not Algorithm.DDP:
+            self._catch_up()
+        return self.round_index - before
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything the rounds need to go on bit by bit, beside the model's and the optimizer's own state.
 
         Tensors are shared, not copied. On ranks other than 0 only the position is kept.
+
+        Raises:
+            UnavailableError: The state is being restored: call :meth:`step` again, then save.
         """
+        _ = self.state_root
         return pack_state(
             table=self._masters.table,
-            state=self._state,
+            state=self._stepper.held,
             masters=self._masters.tensors if self._masters.are_separate else (),
             pending=self._pending,
             numbers={
-                "round_index": self._round_index,
+                "round_index": self.round_index,
                 "inner_step": self._inner_step,
-                "missed_in_row": self._missed_in_row,
+                "extra_inner_steps": self._extra_inner_steps,
                 "warmup_left": self._inner.warmup_left,
             },
             counters=self._counters,
@@ -291,16 +291,22 @@ class OuterOptimizer:
         numbers, pending, self._counters = unpack_state(
             saved,
             table=self._masters.table,
-            state=self._state,
+            state=self._stepper.held,
             masters=self._masters.tensors if self._masters.are_separate else (),
         )
-        self._round_index, self._inner_step = numbers["round_index"], numbers["inner_step"]
-        self._missed_in_row, self._inner.warmup_left = numbers["missed_in_row"], numbers["warmup_left"]
-        self._inner.round_index = self._round_index
+        self._stepper.round_index, self._inner_step = numbers["round_index"], numbers["inner_step"]
+        self._extra_inner_steps, self._inner.warmup_left = numbers["extra_inner_steps"], numbers["warmup_left"]
+        self._inner.round_index = self.round_index
         self._pending = pending
+        self._has_caught_up = False
         self._masters.write_parameters()
-        if self._state is not None:
-            self._root = self._state.compute_root(self._round_index)
+        if self._stepper.held is not None:
+            self._stepper.refresh_root()
+
+    @property
+    def _is_unsettled(self) -> bool:
+        """Whether an exchange broke off: inner steps wait until it is finished."""
+        return self._pending is not None or self._stepper.is_torn
 
     def _open(self, theta: Placement, residual: Placement, momentum: Placement) -> None:
         if self._exchange is None:
@@ -309,12 +315,13 @@ class OuterOptimizer:
         devices = {tensor.device for tensor in self._masters.tensors}
         digests = [run_self_test(), *(run_device_self_test(device) for device in devices)]
         wrong = [digest for digest in digests if digest != SELF_TEST_DIGEST]
-        self._exchange.open(self._masters.table, wrong[0] if wrong else SELF_TEST_DIGEST)
+        state = None
         if self._settings.algorithm is not Algorithm.DDP:
-            self._state = OuterState(
+            state = OuterState(
                 self._masters.table, self._masters.tensors, theta=theta, residual=residual, momentum=momentum
             )
-            self._root = self._state.compute_root(0)
+        self._stepper = Stepper(self._masters, self._settings, state)
+        self._exchange.open(self._masters.table, wrong[0] if wrong else SELF_TEST_DIGEST, self._stepper)
 
     def _share_settings(self) -> None:
         """Let every rank know how many inner steps a round has."""
@@ -330,7 +337,7 @@ class OuterOptimizer:
         if not is_first_rank():
             self._follow(share_news(None, self._masters.tensors))
             return None
-        resets_before, index_before = self._inner.reset_count, self._round_index
+        resets_before, index_before = self._inner.reset_count, self.round_index
         report = None
         try:
             report = self._exchange_contribution()
@@ -340,127 +347,138 @@ class OuterOptimizer:
                     failed=report is None,
                     restarted=report is not None and report.outcome is not Outcome.DEFERRED,
                     reset=self._inner.reset_count > resets_before,
-                    round_index=self._round_index,
+                    round_index=self.round_index,
                     inner_step=self._inner_step,
                 )
                 share_news(news, self._masters.tensors)
-        if self._round_index != index_before and self._round_index % self._settings.state_anchor_interval == 0:
+        if self.round_index != index_before:
             assert self._exchange is not None
-            self._exchange.offer_state(_OfferedState(self._round_index, self._root, self.state))
+            self._exchange.publish(self._model, self.round_index)
         self._on_round(report)
         return report
 
     def _exchange_contribution(self) -> RoundReport:
         assert self._exchange is not None
+        if self._stepper.is_torn:
+            # A move broke off: what follows begins with another state of the run.
+            return self.finish_round(RoundResult(Outcome.DROPPED, self._exchange.catch_up(), "interrupted"))
         contribution = self.begin_round()
         if contribution is None:
-            result = self._exchange.abstain(self._round_index, self._fault)
+            result = self._exchange.abstain(self.round_index, self._fault)
             result = replace(result, outcome=Outcome.REJECTED, reason=self._fault)
         else:
             result = self._exchange.submit(contribution)
         return self.finish_round(result)
 
     def _follow(self, news: RankNews) -> None:
-        """Do on another rank what rank 0 did."""
-        if is_first_rank():
-            return
-        self._round_index, self._inner_step = news.round_index, news.inner_step
+        """Do on another rank what rank 0 did.
+
+        Raises:
+            UnavailableError: it could not finish.
+        """
+        self._stepper.round_index, self._inner_step = news.round_index, news.inner_step
         self._inner.round_index = news.round_index
         if news.reset:
             self._inner.reset()
         if news.restarted:
             self._masters.write_parameters()
+        if news.failed:
+            raise UnavailableError("rank 0 could not finish the round; its own error says why")
 
-    def _step_missed_rounds(self) -> None:
-        assert self._exchange is not None
-        before = self._round_index
+    def _catch_up(self) -> bool:
+        """Make the moves of :meth:`catch_up` on every rank; tell whether there were any."""
+        if not is_first_rank():
+            news = share_news(None, self._masters.tensors)
+            self._follow(news)
+            self._has_caught_up = True
+            return news.restarted
+        resets_before, has_moved, error = self._inner.reset_count, False, None
+        failed = True
         try:
-            rounds = self._exchange.catch_up(self._round_index)
-        except UnavailableError:
-            # So far back nothing is kept: a state anchor is the way in.
-            self._resync(has_diverged=False)
-            rounds = ()
-        # A contribution that waits for its receipt is settled by sync.step(), which submits it again.
-        if rounds and self._pending is None:
-            self._step_rounds(rounds, own_known=False)
-        if self._round_index != before:
+            has_moved, error = self._make_missed_moves()
+            failed = error is not None
+        finally:
+            if is_distributed():
+                news = RankNews(
+                    failed=failed,
+                    restarted=has_moved,
+                    reset=self._inner.reset_count > resets_before,
+                    round_index=self.round_index,
+                    inner_step=self._inner_step,
+                )
+                share_news(news, self._masters.tensors)
+        if error is not None:
+            raise error
+        self._has_caught_up = True
+        return has_moved
+
+    def _make_missed_moves(self) -> tuple[bool, UnavailableError | None]:
+        assert self._exchange is not None
+        if self._pending is not None:
+            # It waits for its receipt: sync.step() submits it again, and makes these moves with it.
+            return False, None
+        inner_steps = self._inner_step
+        move_count, error = self._make_moves(self._exchange.catch_up())
+        if move_count:
             if self._counters.inner_steps == 0:
                 # A joiner: the inner optimizer's state is fresh, and the masters are far from where it began.
                 self._inner.reset()
-            self._counters.wasted_inner_steps += self._inner_step
+            self._counters.wasted_inner_steps += inner_steps
             self._restart()
+        return move_count > 0, error
 
-    def _step_rounds(self, rounds: tuple[FinalRound, ...], *, own_known: bool) -> None:
-        """Step final rounds in order.
+    def _make_moves(self, moves: Iterable[Move]) -> tuple[int, UnavailableError | None]:
+        """Make moves in order; return how many, and the error that kept the exchange from naming a further one.
 
-        Args:
-            rounds: Ascending from the round this trainer is in.
-            own_known: The residual has already been settled for the first of them.
+        The masters hold work of the first one's round exactly if a contribution is pending.
+
+        Raises:
+            UnavailableError: before the first move, or inside one.
         """
-        for position, final in enumerate(rounds):
-            if final.round_index != self._round_index:
-                raise LocalProtocolError(f"round {final.round_index} follows {self._round_index}")
-            if final.base_state_root != self._root:
-                self._resync(has_diverged=True)
-                return
-            for index, local in enumerate(self._masters.tensors):
-                if final.own is not None and not (own_known and position == 0):
-                    self.state.clear_sent(final.own.entries[index], scale=final.own_scale)
-                if final.aggregate is not None:
-                    self.state.step(final.aggregate.entries(index), self._settings, local.device)
-            self._round_index += 1
-            self._contributor_count = 0 if final.aggregate is None else final.aggregate.contributor_count
-            self._root = self.state.compute_root(self._round_index)
-
-    def _resync(self, *, has_diverged: bool) -> None:
-        """Give up the residual and the inner optimizer's state; take the run's outer state if the own one is wrong.
-
-        Args:
-            has_diverged: The own state is not the run's: go back to an anchor even if it is older. Without any anchor
-                the next round says the same again.
-        """
-        assert self._exchange is not None
-        self._counters.resyncs += 1
-        self._missed_in_row = 0
-        self.state.clear_residual()
-        self._inner.reset()
-        anchor = self._exchange.fetch_state()
-        if anchor is not None and (has_diverged or anchor.round_index > self._round_index):
-            self._adopt(anchor)
-
-    def _adopt(self, anchor: StateAnchor) -> None:
-        assert self._exchange is not None
-        for index in range(len(self._masters.table.tensors)):
-            self.state.write(index, *anchor.read(index))
-        self._round_index = anchor.round_index
-        self._root = self.state.compute_root(self._round_index)
-        if self._root != anchor.state_root:
-            raise UnavailableError(f"the state anchor of round {anchor.round_index} does not have its root")
-        self._step_rounds(self._exchange.catch_up(self._round_index), own_known=False)
+        move_count, has_work = 0, self._pending is not None
+        try:
+            for move in moves:
+                if isinstance(move, FinalRound):
+                    self._stepper.step(move, has_work=has_work)
+                    is_given_up = move.outcome is Outcome.DROPPED
+                else:
+                    self._stepper.restore(move)
+                    is_given_up = move.drops_residual
+                    self._inner.reset()
+                has_work, self._pending = False, None
+                move_count += 1
+                if is_given_up:
+                    self._counters.resyncs += 1
+                    self._inner.reset()
+        except UnavailableError as error:
+            if self._stepper.is_torn or move_count == 0:
+                raise
+            return move_count, error
+        return move_count, None
 
     def _restart(self) -> None:
         """Start a round: local masters from theta, no inner steps yet."""
-        for index, local in enumerate(self._masters.tensors):
-            self.state.restart(index, local)
-        self._masters.write_parameters()
-        self._inner_step = 0
-        self._inner.round_index = self._round_index
+        self._stepper.restart()
+        self._inner_step = self._extra_inner_steps = 0
+        self._inner.round_index = self.round_index
 
     def _expected(self) -> Expected:
         return Expected(
             table=self._masters.table,
-            round_index=self._round_index,
-            state_root=self._root,
+            round_index=self.round_index,
+            state_root=self.state_root,
             is_dense=self._settings.is_dense,
             norm_max=self._settings.norm_max,
         )
 
-    def _report(self, result: RoundResult, sent: Contribution | None, *, resynced: bool) -> RoundReport:
+    def _report(
+        self, result: RoundResult, sent: Contribution | None, *, move_count: int, resynced: bool
+    ) -> RoundReport:
         return RoundReport(
-            round_index=self._round_index,
+            round_index=self.round_index,
             outcome=result.outcome,
             reason=result.reason,
-            contributor_count=self._contributor_count if result.rounds else 0,
+            contributor_count=self._stepper.contributor_count if move_count else 0,
             sent_count=0 if sent is None else sent.sent_count,
             element_count=self._masters.table.element_count,
             contribution_norm=0.0 if sent is None else compute_norm(sent),
@@ -471,16 +489,4 @@ class OuterOptimizer:
     def _exchange_gradients(self) -> None:
         if self._settings.algorithm is Algorithm.DDP:
             assert self._exchange is not None
-            share_gradients(self._exchange, self._masters.tensors, step_index=self._round_index)
-
-
-class _OfferedState:
-    """A view of the own state for :meth:`Exchange.offer_state`."""
-
-    def __init__(self, round_index: int, state_root: Digest, state: OuterState) -> None:
-        self.round_index = round_index
-        self.state_root = state_root
-        self._state = state
-
-    def read(self, tensor_index: int) -> tuple[FP32s, FP32s]:
-        return self._state.read(tensor_index)
+            share_gradients(self._exchange, self._masters.tensors, step_index=self.round_index)

@@ -133,9 +133,13 @@ class OuterState:
         with torch.no_grad():
             local.copy_(self.theta[tensor_index].view(local.shape))
 
-    def read(self, tensor_index: int) -> tuple[FP32s, FP32s]:
-        """Return theta and momentum of one tensor in host memory; may share the state's."""
-        return _numpy(self.theta[tensor_index].cpu()), _numpy(self.momentum[tensor_index].cpu())
+    def read_theta(self, tensor_index: int) -> FP32s:
+        """Return theta of one tensor in host memory; may share the state's."""
+        return _numpy(self.theta[tensor_index].cpu())
+
+    def read_momentum(self, tensor_index: int) -> FP32s:
+        """Return the outer momentum of one tensor in host memory; may share the state's."""
+        return _numpy(self.momentum[tensor_index].cpu())
 
     def write(self, tensor_index: int, theta: FP32s, momentum: FP32s) -> None:
         """Overwrite theta and momentum of one tensor.
@@ -157,8 +161,7 @@ class OuterState:
         """Return the state root after ``round_index`` rounds; reads all of theta and momentum."""
         hashes = []
         for tensor_index in range(len(self.table.tensors)):
-            theta, momentum = self.read(tensor_index)
-            hashes.append((hash_tensor(theta), hash_tensor(momentum)))
+            hashes.append((hash_tensor(self.read_theta(tensor_index)), hash_tensor(self.read_momentum(tensor_index))))
         return compute_state_root(self.table, round_index=round_index, hashes=hashes)
 
     def residual_norm(self) -> float:

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from pulsenet.errors import UnavailableError
-
 
 @dataclass(frozen=True, slots=True)
 class RankNews:
     """What the other ranks must know of a round that rank 0 took part in."""
 
     failed: bool
-    """Rank 0 raised: the masters stand as they were."""
+    """Rank 0 raised."""
     restarted: bool
     """Masters were overwritten by theta."""
     reset: bool
@@ -41,11 +39,7 @@ def share_news(news: RankNews | None, tensors: Sequence[torch.Tensor]) -> RankNe
     Args:
         news: ``None`` on the ranks that receive.
         tensors: The masters, overwritten on the ranks that receive.
-
-    Raises:
-        UnavailableError: on a receiving rank, rank 0 could not finish the round.
     """
-    sent = news is not None
     numbers = [0] * 5
     if news is not None:
         numbers = [int(news.failed), int(news.restarted), int(news.reset), news.round_index, news.inner_step]
@@ -53,8 +47,6 @@ def share_news(news: RankNews | None, tensors: Sequence[torch.Tensor]) -> RankNe
     header = torch.tensor(numbers, dtype=torch.int64, device=device)
     torch.distributed.broadcast(header, src=0)
     failed, restarted, reset, round_index, inner_step = header.tolist()
-    if failed and not sent:
-        raise UnavailableError("rank 0 could not finish the round; its own error says why")
     if restarted:
         with torch.no_grad():
             for tensor in tensors:

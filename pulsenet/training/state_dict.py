@@ -16,7 +16,7 @@ from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.outer_state import OuterState
 
 FORMAT: Final = 1
-NUMBERS: Final = ("round_index", "inner_step", "missed_in_row", "warmup_left")
+NUMBERS: Final = ("round_index", "inner_step", "extra_inner_steps", "warmup_left")
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ def unpack_state(
     known = {field.name for field in fields(Counters)}
     counters = Counters(**{name: int(value) for name, value in saved["counters"].items() if name in known})
     pending = None if saved["pending"] is None else _unpack_contribution(saved["pending"], table)
-    return {name: int(saved["numbers"][name]) for name in NUMBERS}, pending, counters
+    return {name: int(saved["numbers"].get(name, 0)) for name in NUMBERS}, pending, counters
 
 
 def _pack_contribution(contribution: Contribution, table: ParameterTable) -> dict[str, Any]:

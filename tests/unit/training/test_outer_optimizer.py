@@ -309,7 +309,7 @@ def test_a_diverged_trainer_is_told_so_and_takes_the_state_anchor(make_swarm: Sw
     swarm.run_rounds(3)
     diverged = swarm.trainers[1]
     diverged.sync.state.theta[0][0] += 1.0
-    diverged.sync._root = diverged.sync.state.compute_root(3)
+    diverged.sync._stepper.refresh_root()
     swarm.run_rounds(1)
     assert diverged.reports[-1].outcome is Outcome.REJECTED
     assert diverged.reports[-1].reason == FaultCode.BASE
@@ -330,16 +330,9 @@ def test_a_joiner_takes_the_state_and_warms_up(make_swarm: Swarm, kept_rounds: s
     swarm.exchange.join(2)
     if starts_from == "something else":
         joiner.sync.state.theta[0][0] += 1.0
-        joiner.sync._root = joiner.sync.state.compute_root(0)
+        joiner.sync._stepper.refresh_root()
     if kept_rounds == "none":
-        catch_up = joiner.exchange.catch_up
-
-        def forget(round_index: int) -> Any:
-            if round_index < 4:
-                raise UnavailableError("pruned")
-            return catch_up(round_index)
-
-        joiner.exchange.catch_up = forget
+        swarm.exchange.forget_rounds(4)
     assert joiner.sync.catch_up() == 5
     assert len(swarm.thetas()) == 1
     assert joiner.sync._inner.warmup_left == 8
@@ -477,7 +470,7 @@ def test_other_masters_and_unsound_arithmetic_are_refused(lone: Lone) -> None:
     with pytest.raises(ConfigError, match="other masters"):
         OuterOptimizer(model, torch.optim.SGD(model.parameters(), lr=0.1), exchange=trainer.exchange)
     with pytest.raises(ConfigError, match="arithmetic would diverge"):
-        trainer.exchange.open(trainer.sync.state.table, Digest(bytes(32)))
+        trainer.exchange.open(trainer.sync.state.table, Digest(bytes(32)), trainer.sync._stepper)
 
 
 def test_an_exchange_is_needed(lone: Lone) -> None:

@@ -76,7 +76,10 @@ def test_a_state_is_read_and_written_whole() -> None:
     state = OuterState(TABLE, make_locals(0))
     theta, momentum = np.full(2000, 2.0, np.float32), np.full(2000, 3.0, np.float32)
     state.write(0, theta, momentum)
-    assert [one.tolist() for one in state.read(0)] == [theta.tolist(), momentum.tolist()]
+    assert [one.tolist() for one in (state.read_theta(0), state.read_momentum(0))] == [
+        theta.tolist(),
+        momentum.tolist(),
+    ]
     with pytest.raises(ConfigError, match="elements"):
         state.write(0, theta[:-1], momentum)
 

@@ -38,7 +38,7 @@ def test_dense_pending_contributions_come_back(lone: Lone) -> None:
         for index, spec in enumerate(table.tensors)
     )
     pending = Contribution(0, trainer.sync.state_root, 3, entries)
-    numbers = {"round_index": 0, "inner_step": 3, "missed_in_row": 0, "warmup_left": 0}
+    numbers = {"round_index": 0, "inner_step": 3, "extra_inner_steps": 0, "warmup_left": 0}
     saved = pack_state(
         table=table, state=state, masters=(), pending=pending, numbers=numbers, counters=Counters(missed=2)
     )

@@ -1,0 +1,133 @@
+"""Moves a trainer's outer state along the run's, by final rounds and state anchors.
+
+A move that breaks off inside leaves the state torn, which is known from then on and never passed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pulsenet.errors import LocalProtocolError, UnavailableError
+from pulsenet.ids import Digest
+from pulsenet.outer.floats import FP32s
+from pulsenet.outer.settings import OuterSettings
+from pulsenet.training.exchange import FinalRound, Outcome, Restoration
+from pulsenet.training.gradients import STATE_ROOT
+from pulsenet.training.masters import Masters
+from pulsenet.training.outer_state import OuterState
+
+
+class Stepper:
+    """The outer state, the round it is in, and its root; a :class:`~pulsenet.training.exchange.StateView`.
+
+    Args:
+        masters: What the inner optimizer steps.
+        settings: Of the run.
+        state: Theta, residual and momentum; ``None`` where there are none: on ranks other than 0, under ``ddp``.
+    """
+
+    def __init__(self, masters: Masters, settings: OuterSettings, state: OuterState | None) -> None:
+        self._masters = masters
+        self._settings = settings
+        self.held = state
+        self.round_index = 0
+        """Rounds stepped so far."""
+        self.contributor_count = 0
+        """Contributions in the newest round stepped."""
+        self._is_torn = False
+        self._root = STATE_ROOT
+        if state is not None:
+            self.refresh_root()
+
+    @property
+    def state(self) -> OuterState:
+        """The three FP32 copies.
+
+        Raises:
+            LocalProtocolError: there are none.
+        """
+        if self.held is None:
+            raise LocalProtocolError("only rank 0 holds an outer state, and under the algorithm ddp nobody does")
+        return self.held
+
+    @property
+    def state_root(self) -> Digest | None:
+        """Root of the state; ``None`` while it is torn."""
+        return None if self._is_torn else self._root
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether a move broke off inside: only another state of the run helps."""
+        return self._is_torn
+
+    def theta(self, tensor_index: int) -> FP32s:
+        """Return theta of one tensor in host memory."""
+        return self.state.read_theta(tensor_index)
+
+    def momentum(self, tensor_index: int) -> FP32s:
+        """Return the outer momentum of one tensor in host memory."""
+        return self.state.read_momentum(tensor_index)
+
+    def refresh_root(self) -> None:
+        """Compute the root again: the state was written from outside."""
+        self._root = self.state.compute_root(self.round_index)
+        self._is_torn = False
+
+    def step(self, final: FinalRound, *, has_work: bool) -> None:
+        """Settle the residual and do the outer step of a round, both or neither.
+
+        Args:
+            final: The round this trainer is in.
+            has_work: Whether the masters hold inner steps of that round, to be settled with it.
+
+        Raises:
+            LocalProtocolError: a round that does not go on from here; nothing moved.
+        """
+        if final.round_index != self.round_index:
+            raise LocalProtocolError(f"round {final.round_index} follows {self.round_index}")
+        if final.base_state_root != self.state_root:
+            raise LocalProtocolError(f"round {final.round_index} steps from another state than the one held")
+        with self._moving():
+            for index, local in enumerate(self._masters.tensors):
+                if has_work and final.outcome in (Outcome.COUNTED, Outcome.MISSED):
+                    self.state.fold(index, local)
+                if final.own is not None:
+                    self.state.clear_sent(final.own.entries[index], scale=final.own_scale)
+                if final.aggregate is not None:
+                    self.state.step(final.aggregate.entries(index), self._settings, local.device)
+            if final.outcome is Outcome.DROPPED:
+                self.state.clear_residual()
+            self.round_index += 1
+            self._root = self.state.compute_root(self.round_index)
+        self.contributor_count = 0 if final.aggregate is None else final.aggregate.contributor_count
+
+    def restore(self, move: Restoration) -> None:
+        """Replace theta and momentum by those of an anchor.
+
+        Raises:
+            UnavailableError: its values could not be read to the end, or changed since they were hashed; the state is
+                torn.
+        """
+        with self._moving():
+            for index, theta, momentum in move.anchor.tensors():
+                self.state.write(index, theta, momentum)
+            if move.drops_residual:
+                self.state.clear_residual()
+            self.round_index = move.anchor.round_index
+            self._root = self.state.compute_root(self.round_index)
+            if self._root != move.anchor.state_root:
+                raise UnavailableError(f"the state anchor of round {self.round_index} was damaged while it was read")
+        self.contributor_count = 0
+
+    def restart(self) -> None:
+        """Start a round: local masters from theta."""
+        for index, local in enumerate(self._masters.tensors):
+            self.state.restart(index, local)
+        self._masters.write_parameters()
+
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        self._is_torn = True
+        yield
+        self._is_torn = False
