@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from pulsenet import limits
 from pulsenet.codec.contribution import (
     HEADER_SIZE_BYTES,
     ContributionHeader,
-    TensorEntries,
     collect_entries,
     decode_contribution,
     encode_contribution,
@@ -18,7 +17,9 @@ from pulsenet.codec.contribution import (
 )
 from pulsenet.codec.patch import PatchTotals, RunBlocks
 from pulsenet.errors import RemoteProtocolError
-from pulsenet.outer.contribution import Contribution, Entries, index_dtype
+from pulsenet.outer.aggregate import list_parts
+from pulsenet.outer.checks import ContentCheck, Expected, FaultCode
+from pulsenet.outer.contribution import Contribution, Entries
 from pulsenet.outer.floats import FP32s
 from pulsenet.tensors.params import ParameterTable
 
@@ -47,7 +48,7 @@ def encode_blob(
         table.digest, contribution.state_root, contribution.round_index, contribution.inner_step_count
     )
     return encode_contribution(
-        table, theta, _list_entries(contribution), header=header, totals=totals, run_blocks=run_blocks
+        table, theta, list_parts(contribution), header=header, totals=totals, run_blocks=run_blocks
     )
 
 
@@ -78,13 +79,72 @@ def decode_blob(
     return Contribution(header.round_index, header.state_root, header.inner_step_count, tuple(entries))
 
 
-def _list_entries(contribution: Contribution) -> Iterable[TensorEntries]:
-    for entries in contribution.entries:
-        bits = entries.values.view(np.uint32)
-        if entries.indices is not None:
-            yield TensorEntries(entries.tensor_index, entries.indices, bits)
-            continue
-        dtype = index_dtype(bits.size)
-        for start in range(0, bits.size, limits.BLOCK_ELEMENTS):
-            part = bits[start : start + limits.BLOCK_ELEMENTS]
-            yield TensorEntries(entries.tensor_index, np.arange(start, start + part.size, dtype=dtype), part)
+@dataclass(frozen=True, slots=True)
+class BlobContent:
+    """What was found in the blob of a contribution."""
+
+    reason: str
+    """Empty if it may be counted; else ``base``, ``shape``, ``finite``, ``norm`` or ``decode`` (SPEC section 6.9)."""
+    detail: str
+    """For a person."""
+    entry_count: int
+    norm: float
+    """Euclidean norm of the entries."""
+    inner_step_count: int
+
+
+def inspect_blob(
+    pieces: Iterable[bytes | memoryview], expected: Expected, theta: Sequence[FP32s], *, run_blocks: RunBlocks = map
+) -> BlobContent:
+    """Look into a contribution's blob, in memory for a few blocks.
+
+    Args:
+        pieces: All of it, cut anywhere.
+        expected: What it must be.
+        theta: Of the state that ``expected`` names.
+        run_blocks: ``map``, or an executor's ``map`` to use several cores.
+    """
+    check, inner_step_count = None, 0
+    try:
+        head, rest = _split_header(iter(pieces))
+        header = peek_contribution_header(head)
+        inner_step_count = header.inner_step_count
+        check = ContentCheck(
+            expected,
+            round_index=header.round_index,
+            state_root=header.state_root,
+            inner_step_count=header.inner_step_count,
+        )
+        for part in decode_contribution(
+            _chain(head, rest), expected.table, theta, state_root=expected.state_root, run_blocks=run_blocks
+        ):
+            check.take(part.tensor_index, part.value_bits.view(np.float32))
+    except RemoteProtocolError as error:
+        reason = _REASONS.get(error.code, "decode")
+        return BlobContent(reason, str(error), 0 if check is None else check.entry_count, 0.0, inner_step_count)
+    fault = check.finish()
+    if fault is None:
+        return BlobContent("", "", check.entry_count, check.norm, inner_step_count)
+    # A blob of another round than its record's is no fault of the round that is open.
+    reason = "decode" if fault.code is FaultCode.ROUND else str(fault.code)
+    return BlobContent(reason, fault.detail, check.entry_count, check.norm, inner_step_count)
+
+
+_REASONS = {"contribution-base": "base", "contribution-table": "shape"}
+
+
+def _split_header(pieces: Iterator[bytes | memoryview]) -> tuple[bytes, Iterator[bytes | memoryview]]:
+    """Return the first bytes, at least a header if there are so many, and the pieces after them."""
+    head = b""
+    while len(head) < HEADER_SIZE_BYTES:
+        piece = next(pieces, None)
+        if piece is None:
+            break
+        head += piece
+    return head, pieces
+
+
+def _chain(head: bytes, rest: Iterator[bytes | memoryview]) -> Iterator[bytes]:
+    yield head
+    # The codec only views the pieces.
+    yield from rest  # type: ignore[misc]
