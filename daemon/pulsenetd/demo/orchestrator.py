@@ -12,27 +12,22 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 from rich.console import Console
 
-from pulsenet.errors import StorageError, UsageError
 from pulsenetd.demo import command_lines
 from pulsenetd.demo.comparison import Comparison, compare_weights, compute_root
 from pulsenetd.demo.node_status import NodeWatch
-from pulsenetd.demo.processes import Children, DemoError, read_tail, run_together
+from pulsenetd.demo.processes import Children, DemoError, run_together
 from pulsenetd.demo.progress import Progress, Screen, format_size
 from pulsenetd.demo.reports import Applied, Finished, Loaded, Published, Report, Sampled
 from pulsenetd.demo.settings import SETTINGS, DemoSettings
+from pulsenetd.demo.stage import Stopped, explain, open_workdir, stop_on_signals
 
 NODE_START_SECONDS_MAX: Final = 90.0
 SILENCE_SECONDS_MAX: Final = 180.0
@@ -41,14 +36,6 @@ TICK_SECONDS: Final = 0.2
 TRAINER_SEED: Final = 11
 
 _TRAINER: Final = "trainer"
-
-
-class _Stopped(BaseException):
-    """A signal arrived; not an ``Exception``, so that nothing but the cleaning up catches it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 @dataclass(slots=True)
@@ -88,7 +75,7 @@ def run_demo(model: str, versions: int | None, inferencers: int, workdir: Path |
     settings = SETTINGS[model]
     console = Console(stderr=json_output)
     started_at = time.monotonic()
-    with _open_workdir(workdir, _needed_size_bytes(settings, inferencers)) as directory, _stop_on_signals():
+    with open_workdir(workdir, _needed_size_bytes(settings, inferencers)) as directory, stop_on_signals():
         names = tuple(f"inferencer-{index}" for index in range(1, inferencers + 1))
         progress = Progress(names)
         watches = {
@@ -104,10 +91,10 @@ def run_demo(model: str, versions: int | None, inferencers: int, workdir: Path |
                     received = {name: watch.read_received_bytes() for name, watch in watches.items()}
             comparisons, root = _compare(swarm)
         except DemoError as error:
-            _explain(console, error, directory.path)
+            explain(console, error, directory.path)
             directory.is_kept = True
             return 1
-        except _Stopped as stopped:
+        except Stopped as stopped:
             return 128 + stopped.number
         summary = _summarise(swarm, comparisons, root, received, time.monotonic() - started_at)
         directory.is_kept = directory.is_kept or not summary["identical"]
@@ -312,77 +299,6 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _explain(console: Console, error: DemoError, workdir: Path) -> None:
-    """Print what went wrong, the end of the log that knows more, and where the rest is."""
-    lines = [f"pulsenet demo: {error}"]
-    if error.log is not None:
-        lines += [f"the end of {error.log}:", *(f"  {line}" for line in read_tail(error.log))]
-    lines.append(f"all logs are in {workdir / 'logs'}")
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-@dataclass(slots=True)
-class _Workdir:
-    path: Path
-    is_kept: bool
-
-
 def _needed_size_bytes(settings: DemoSettings, inferencers: int) -> int:
     """Return the disk a run takes: per node an anchor, patches and the weights written at the end, and some room."""
     return 3 * settings.dense_size_bytes * (1 + inferencers)
-
-
-@contextmanager
-def _open_workdir(wanted: Path | None, needed_size_bytes: int) -> Iterator[_Workdir]:
-    """Make the directory of this run; one we chose ourselves is removed at the end unless it is to be kept.
-
-    Raises:
-        UsageError: The directory holds something already.
-        StorageError: It cannot be made, or has less than ``needed_size_bytes`` free.
-    """
-    if wanted is None:
-        directory = _Workdir(Path(tempfile.mkdtemp(prefix="pulsenet-demo-")), is_kept=False)
-    else:
-        directory = _Workdir(wanted.absolute(), is_kept=True)
-        if wanted.exists() and (not wanted.is_dir() or any(wanted.iterdir())):
-            raise UsageError(f"--workdir: {wanted} is not an empty directory; choose another or remove it")
-    try:
-        _prepare(directory.path, needed_size_bytes)
-        yield directory
-    finally:
-        if not directory.is_kept:
-            shutil.rmtree(directory.path, ignore_errors=True)
-
-
-def _prepare(path: Path, needed_size_bytes: int) -> None:
-    try:
-        for name in ("data", "logs"):
-            (path / name).mkdir(parents=True, mode=0o700)
-        free_size_bytes = shutil.disk_usage(path).free
-    except OSError as error:
-        raise StorageError(f"cannot use {path}: {error.strerror}; give another directory with --workdir") from error
-    if free_size_bytes < needed_size_bytes:
-        raise StorageError(
-            f"the demo needs {format_size(needed_size_bytes)} of disk, {path} has {format_size(free_size_bytes)} free; "
-            "give a directory on a larger disk with --workdir",
-            "enospc",
-        )
-
-
-@contextmanager
-def _stop_on_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exception, so that our processes are stopped like after Ctrl-C.
-
-    They have groups of their own: a terminal that closes would otherwise end this process alone.
-    """
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise _Stopped(number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

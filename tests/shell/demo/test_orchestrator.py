@@ -20,6 +20,7 @@ from pulsenetd.demo.processes import Children
 from pulsenetd.demo.progress import Progress
 from pulsenetd.demo.reports import Applied, Finished, Published
 from pulsenetd.demo.settings import SETTINGS
+from pulsenetd.demo.stage import open_workdir
 
 FIRST = Published(
     epoch=0,
@@ -103,11 +104,11 @@ def test_weights_published_under_another_root_are_not_identical(tmp_path: Path) 
 
 
 def test_a_directory_of_our_own_is_removed_and_a_given_one_stays(tmp_path: Path) -> None:
-    with orchestrator._open_workdir(None, 0) as directory:
+    with open_workdir(None, 0) as directory:
         own = directory.path
         assert (own / "logs").is_dir()
     assert not own.exists()
-    with orchestrator._open_workdir(tmp_path / "given", 0) as directory:
+    with open_workdir(tmp_path / "given", 0) as directory:
         assert directory.path == tmp_path / "given"
     assert (tmp_path / "given" / "logs").is_dir()
 
@@ -121,7 +122,7 @@ def test_a_directory_with_an_earlier_run_is_refused(tmp_path: Path) -> None:
 def test_too_little_space_is_said_before_anything_starts(tmp_path: Path) -> None:
     with (
         pytest.raises(StorageError, match="give a directory on a larger disk") as caught,
-        orchestrator._open_workdir(tmp_path / "given", 1 << 60),
+        open_workdir(tmp_path / "given", 1 << 60),
     ):
         pytest.fail("the block must not run")
     assert caught.value.reason == "enospc"
@@ -129,7 +130,7 @@ def test_too_little_space_is_said_before_anything_starts(tmp_path: Path) -> None
 
 def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="cannot use"), orchestrator._open_workdir(tmp_path / "file" / "below", 0):
+    with pytest.raises(StorageError, match="cannot use"), open_workdir(tmp_path / "file" / "below", 0):
         pytest.fail("the block must not run")
 
 
