@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from pulsenet.chain.records import Descriptor, JoinToken
-from pulsenet.chain.token import encode_token
-from pulsenet.errors import UsageError
+from pulsenet.chain.records import ALGORITHM_NONE, Descriptor
 from pulsenet.ids import PeerId
 from pulsenet.local.sockets import socket_path
-from pulsenet.wire.messages import GetDescriptors, PushReply, PushRollouts, RecordsReply
+from pulsenet.wire.messages import PushReply, PushRollouts
 from pulsenetd import chores, logs
 from pulsenetd.admin import AdminServer
+from pulsenetd.announcing import NODE_FILE, announce_start
 from pulsenetd.chores import DirectoryReader, LinkWatch, RunFileKeeper, repeat
 from pulsenetd.config import Config
 from pulsenetd.driver import Driver
-from pulsenetd.errors import NoBootstrapError
 from pulsenetd.handlers.network import NetworkHandlers
 from pulsenetd.handlers.reporting import Ledger
 from pulsenetd.handlers.store import StoreHandlers
 from pulsenetd.identity import to_libp2p_text, verify
+from pulsenetd.joining import DescriptorSearch
 from pulsenetd.local_server import LocalServer
 from pulsenetd.logs import logger
 from pulsenetd.membership import Membership
@@ -43,17 +40,13 @@ from pulsenetd.network.stack import Network
 from pulsenetd.network.transport import Transport
 from pulsenetd.roles import Role, build_role
 from pulsenetd.rollouts import RolloutInbox, RolloutOutbox
-from pulsenetd.startup import Settled, settle
+from pulsenetd.rounds_part import shape_of
+from pulsenetd.startup import Settled, settle, take_up_rounds
 from pulsenetd.storage.store import Store
 from pulsenetd.trust_state import open_trust
 from pulsenetd.view import NodeView, Responder
 from pulsenetd.warm_up import warm_up
-
-NODE_FILE: Final = "node.json"
-"""Where a running node says how to reach it."""
-
-TOKEN_BOOTSTRAPS_MAX: Final = 4
-"""Addresses in the token a node prints; a longer one does not fit a line of chat."""
+from pulsenetd.watch import RoundWatch, Watchdog
 
 HEARTBEAT_SECONDS: Final = 1.0
 HEARTBEAT_MISSED_SECONDS: Final = 15.0
@@ -67,9 +60,6 @@ REPORTED_FIELDS: Final = ("applied_version", "latest_seen_version", "version_lag
 
 STOP_SECONDS_MAX: Final = 8.0
 """A node leaves within 10 s of SIGTERM; what is not done by then is redone at the next start."""
-
-REQUEST_SECONDS: Final = 10.0
-"""For one question of the shell's own to a peer."""
 
 
 def run_node(config: Config) -> int:
@@ -91,18 +81,14 @@ async def _run_until_signal(config: Config, settled: Settled) -> int:
     loop = asyncio.get_running_loop()
     received: list[int] = []
 
-    def leave_now(code: int) -> None:
-        node.abandon()
-        os._exit(code)
-
     def stop(number: int) -> None:
         if received:
-            leave_now(128 + number)  # the second signal means: at once
+            node.leave_now(128 + number)  # the second signal means: at once
         received.append(number)
         logger.info("stopping; a second signal ends the node at once")
         work.cancel()
         # Not a timer of the loop: it has to fire even where the loop stands still or is gone.
-        limit = threading.Timer(STOP_SECONDS_MAX, leave_now, (128 + number,))
+        limit = threading.Timer(STOP_SECONDS_MAX, node.leave_now, (128 + number,))
         limit.daemon = True
         limit.start()
 
@@ -133,6 +119,10 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
+class _PartChangedError(Exception):
+    """The descriptor gives this node another part in the rounds than its machines were built for."""
+
+
 class Node:
     """Everything a node consists of.
 
@@ -148,6 +138,7 @@ class Node:
         self._heartbeat_at = time.monotonic()
         self._metrics = Metrics()
         self._ledger = Ledger(self._metrics, self._monotonic)
+        self._round_watch = RoundWatch(self._ledger, config.round_seconds)
         self._disk_thread = ThreadPoolExecutor(1, "store")
         self._work_threads = ThreadPoolExecutor(config.worker_threads, "work")
         self._block_threads = ThreadPoolExecutor(config.worker_threads, "block")
@@ -170,6 +161,11 @@ class Node:
             store.close()
             (self._settled.data_directory / NODE_FILE).unlink(missing_ok=True)
 
+    def leave_now(self, code: int) -> None:
+        """End the process at once."""
+        self.abandon()
+        os._exit(code)
+
     def _end_threads(self) -> None:
         for pool in (self._work_threads, self._block_threads, self._read_threads, self._disk_thread):
             pool.shutdown(wait=True, cancel_futures=True)
@@ -190,31 +186,52 @@ class Node:
         self._trust = open_trust(store, settled.token, verify)
         self._membership = Membership(settled.run_path, store, self._trust, self._on_descriptor)
         self._network = self._build_network()
+        self._search = DescriptorSearch(
+            self._config, settled, self._trust, self._membership, self._network, self._monotonic
+        )
         await asyncio.to_thread(self._membership.refresh)
         live = RunFileKeeper(settled.run_file, settled.identity.peer_id, self._network)
         bootstraps = tuple(dict.fromkeys((*self._config.bootstrap, *settled.token.bootstraps)))
         if not (bootstraps or settled.is_local or self._config.wait) and self._trust.descriptor is None:
-            self._refuse_to_be_alone(await asyncio.to_thread(live.read))
+            self._search.refuse_to_be_alone(await asyncio.to_thread(live.read))
         await self._network.open(
             self._without_self(bootstraps), wait=self._config.wait, on_progress=lambda text: logger.info("%s", text)
         )
         try:
-            await self._find_descriptor(live)
+            await self._search.find(live)
             transport = self._network.transport
             self._addresses = await transport.listen_addresses(private_too=self._is_private())
             # Nodes of this machine can dial what a public run does not announce.
             self._local_addresses = await transport.listen_addresses(private_too=True)
             await asyncio.to_thread(live.write, self._local_addresses)
-            role = await self._build_role()
             # In the background: the first patch may come at any time and would pay for it.
             warming = asyncio.get_running_loop().run_in_executor(self._block_threads, warm_up)
             try:
-                await self._serve(role, live)
+                await self._serve_in_turn(live)
             finally:
                 await warming
-                role.close()
         finally:
             await self._network.close()
+
+    async def _serve_in_turn(self, live: RunFileKeeper) -> None:
+        """Serve, and build the machines anew whenever the owner gives this node another part in the rounds."""
+        admin = self._open_admin()
+        try:
+            is_first = True
+            while True:
+                role = await self._build_role()
+                try:
+                    await self._serve(role, live, admin if is_first else None)
+                except BaseExceptionGroup as group:
+                    if not isinstance(_pick(group), _PartChangedError):
+                        raise
+                    logger.info("the owner changed this node's part in the rounds: its machines are built anew")
+                finally:
+                    self._network.transport.stop_serving()
+                    role.close()
+                is_first = False
+        finally:
+            admin.close()
 
     def _build_network(self) -> Network:
         config, settled = self._config, self._settled
@@ -254,51 +271,6 @@ class Node:
         own = self._settled.identity.peer_id
         return tuple(text for text in texts if addresses.split_address(text)[1] != own)
 
-    def _refuse_to_be_alone(self, others_here: Sequence[str]) -> None:
-        """Say what is missing where nothing leads to the run, rather than wait for a peer that cannot come."""
-        if not others_here:
-            raise UsageError(
-                f"nothing leads to run {self._settled.run_name}: the token holds no address; "
-                "take the one that a running node prints, or give --bootstrap (--wait waits to be dialled)"
-            )
-
-    async def _find_descriptor(self, live: RunFileKeeper) -> None:
-        """Learn the run's descriptor from peers, if this machine does not have it."""
-        deadline = self._monotonic() + self._config.start_timeout_seconds
-        said_at = -5.0
-        while self._trust.descriptor is None:
-            links = [link.peer_id for link in await self._network.transport.connected_peers()]
-            for peer_id in links:
-                while await self._membership.ask(peer_id, self._ask_descriptors):
-                    pass
-            await asyncio.to_thread(self._membership.refresh)
-            if self._monotonic() > deadline and not self._config.wait:
-                raise NoBootstrapError(self._explain_missing_descriptor())
-            if self._monotonic() - said_at >= 5:
-                said_at = self._monotonic()
-                waiting = f"waiting for a peer that knows run {self._settled.token.run_id.hex()[:16]}"
-                logger.info("%s", self._admission_hint() if self._membership.is_refused else waiting)
-            await live.dial_others(frozenset(links))
-            await asyncio.sleep(0.5)
-
-    def _explain_missing_descriptor(self) -> str:
-        if self._membership.is_refused:
-            return self._admission_hint()
-        return (
-            f"no peer told this run's descriptor within {self._config.start_timeout_seconds:.0f} s; "
-            "is one of its nodes running? Give --bootstrap, or --wait to keep trying"
-        )
-
-    def _admission_hint(self) -> str:
-        role = "trainer" if self._config.role == "trainer" else "inferencer"
-        peer = to_libp2p_text(self._settled.identity.peer_id)
-        return f"this run serves its members only: ask its owner for 'pulsenet run admit NAME {peer} --role {role}'"
-
-    async def _ask_descriptors(self, peer_id: PeerId, request: GetDescriptors) -> RecordsReply:
-        replies = await self._network.transport.request(peer_id, request, REQUEST_SECONDS)
-        assert isinstance(replies[0], RecordsReply)
-        return replies[0]
-
     async def _build_role(self) -> Role:
         return await build_role(
             self._config,
@@ -313,16 +285,24 @@ class Node:
             monotonic=self._monotonic,
         )
 
-    async def _serve(self, role: Role, live: RunFileKeeper) -> None:
+    async def _serve(self, role: Role, live: RunFileKeeper, admin: AdminServer | None) -> None:
+        """Serve until cancelled; an ``admin`` means that the node is new, and says where it is."""
         store_handlers = StoreHandlers(self._store, self._disk_thread, self._monotonic)
         network_handlers = NetworkHandlers(self._network, lambda event: driver.post(event))
         driver = Driver(
-            {"role": role.machine, "mesh": role.mesh},
-            {**store_handlers.table(), **network_handlers.table(), **self._ledger.table(), **role.handlers},
+            {"role": role.machine, "mesh": role.mesh, **role.rounds.machines},
+            {
+                **store_handlers.table(),
+                **network_handlers.table(),
+                **self._ledger.table(),
+                **role.handlers,
+                **role.rounds.handlers,
+            },
             monotonic=self._monotonic,
             wall_ms=self._directory.now_ms,
         )
         role.bind(lambda event: driver.post_to("role", event))
+        role.rounds.bind(driver)
         inbox = RolloutInbox(self._trust, self._metrics, self._monotonic)
         outbox = RolloutOutbox(
             self._settled.token.run_id,
@@ -333,19 +313,26 @@ class Node:
         )
         view = NodeView(self._store, self._trust, role.mesh, self._membership.encoded, self._monotonic)
         take_rollouts = inbox.take if self._config.role == "trainer" else None
-        responder = Responder(view, driver, self._read_threads, take_rollouts)
+        responder = Responder(view, driver, self._read_threads, take_rollouts, role.rounds.answer)
         links = LinkWatch(self._network, driver.post)
         reader = DirectoryReader(self._network, driver.post, secrets.randbelow)
         local = LocalServer(
             self._settled.data_directory,
-            role.hooks(inbox=inbox, outbox=outbox, status=self.status),
+            role.hooks(
+                inbox=inbox, outbox=outbox, status=self.status, take_up_rounds=lambda: asyncio.to_thread(self._take_up)
+            ),
             role=self._config.role,
             allowed_uids=frozenset(int(uid) for uid in self._config.allow_uid),
         )
-        admin = self._open_admin()
+        watchdog = Watchdog(
+            lambda: self._heartbeat_at, self._monotonic, self._config.watchdog_seconds, end=self.leave_now
+        )
         try:
             local.listen()
-            self._announce_start(admin)
+            if admin is not None:
+                self._announce_start(admin)
+            self._heartbeat_at = self._monotonic()
+            watchdog.start()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(driver.run())
                 self._network.transport.serve(responder.answer, admit=self._trust.admits)
@@ -362,19 +349,29 @@ class Node:
                 tasks.create_task(outbox.run(lambda: self._choose_publisher(links.connected), self._push_rollouts))
                 role.start_engine()
         finally:
+            watchdog.stop()
             await asyncio.to_thread(role.stop_engine)
-            admin.close()
 
     # Chores
 
     async def _beat(self, role: Role, driver: Driver) -> None:
         self._heartbeat_at = self._monotonic()
+        if shape_of(self._trust.descriptor, self._settled.identity.peer_id) != role.rounds.shape:
+            raise _PartChangedError
+        self._round_watch.look(self._heartbeat_at)
         holdings = role.holdings()
         own = self._addresses
         driver.call("mesh", lambda now, now_ms: role.mesh.update(now, now_ms, holdings=holdings, addresses=own))
         self._metrics.set("reachable", float(bool(self._network.transport.inbound_peers)))
         self._metrics.set("clock_offset_seconds", self._directory.clock_offset.ahead_seconds or 0.0)
         self._metrics.take_traffic(self._network.transport.traffic)
+
+    def _take_up(self) -> bool:
+        """Give the run that lives on this machine rounds, now that a training process asks for them."""
+        is_changed = self._settled.is_local and take_up_rounds(self._settled.run_path)
+        if is_changed:
+            self._membership.refresh()
+        return is_changed
 
     async def _watch_directory(self) -> NoReturn:
         """End the node whose directory is gone: it could keep nothing, and its lock excludes nobody any more."""
@@ -395,7 +392,7 @@ class Node:
     async def _ask_around(self, links: LinkWatch) -> None:
         if links.connected:
             peer_id = secrets.choice(sorted(links.connected))
-            if await self._membership.ask(peer_id, self._ask_descriptors):
+            if await self._membership.ask(peer_id, self._search.ask):
                 await asyncio.to_thread(self._membership.refresh)
 
     def _choose_publisher(self, connected: frozenset[PeerId]) -> PeerId | None:
@@ -462,33 +459,14 @@ class Node:
             "peers": self._ledger.fields.get("peers_connected", 0),
         }
 
-    def _make_token(self) -> JoinToken:
-        """Return the token others can join with: ours, with addresses of this node in it."""
-        token, own = self._settled.token, self._settled.identity.peer_id
-        here = [address for address in self._local_addresses if not addresses.is_loopback(address)]
-        mine = [addresses.join_address(address, own) for address in (*self._addresses, *here)]
-        bootstraps = tuple(dict.fromkeys((*mine, *token.bootstraps)))[:TOKEN_BOOTSTRAPS_MAX]
-        return replace(token, bootstraps=bootstraps)
-
     def _announce_start(self, admin: AdminServer) -> None:
-        settled = self._settled
-        peer = to_libp2p_text(settled.identity.peer_id)
-        node = {"pid": os.getpid(), "peer_id": peer, "metrics_url": admin.url, "role": self._config.role}
-        (settled.data_directory / NODE_FILE).write_text(json.dumps(node))
-        _say(f"peer id      {peer}")
-        for address in self._local_addresses:
-            _say(f"listening    {addresses.join_address(address, settled.identity.peer_id)}")
-        if not self._addresses:
-            _say("announcing   nothing: a public run does not pass on private addresses; give --announce to be found")
-        _say(f"run          {settled.run_name} {settled.token.run_id.hex()}")
-        _say(f"metrics      {admin.url}/metrics")
-        if not settled.is_local:
-            _say(f"join token   {encode_token(self._make_token())}")
-        if self._config.role == "inferencer" and self._config.engine == "files":
-            place = self._config.engine_dir or settled.data_directory / "weights"
-            _say(f"weights      {place}/current, once a version is here")
-        if self._config.role == "trainer":
-            option = "" if settled.is_local else f'data_dir="{settled.data_directory}"'
-            _say("attach a training loop with two lines:")
-            _say(f"    publisher = pulsenet.training.attach({option})")
-            _say("    publisher.publish(model, step=step)")
+        descriptor = self._trust.descriptor
+        announce_start(
+            self._config,
+            self._settled,
+            announced=self._addresses,
+            listening=self._local_addresses,
+            metrics_url=admin.url,
+            algorithm="" if descriptor is None or descriptor.algorithm == ALGORITHM_NONE else descriptor.algorithm,
+            say=_say,
+        )

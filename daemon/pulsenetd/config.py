@@ -57,6 +57,8 @@ class Config:
     store_limit_bytes: int = _option(0, "disk for blobs; 0 means 20 % of what is free", kind="size")
     worker_threads: int = _option(2, "threads for encoding, decoding and hashing", kind="count")
     allow_uid: tuple[str, ...] = _option((), "further user ids that may use the local socket", metavar="UID")
+    round_seconds: float = _option(1200.0, "a round that takes longer is reported as stuck", kind="seconds")
+    watchdog_seconds: float = _option(3600.0, "a node that stands still for longer ends itself", kind="seconds")
     p2pd: str = _option("", "p2pd binary to run instead of hivemind's", kind="path")
     supervise: bool = _option(False, "start the node again when it dies of a passing fault", kind="flag")
     log_level: str = _option("info", "least important log line shown", choices=LOG_LEVELS)
@@ -257,9 +259,20 @@ def _check_together(config: Config, origins: Mapping[str, str]) -> None:
                 refuse(name, str(error))
     if not config.metrics_host:
         refuse("metrics_host", "no address, which would be all of them: give 127.0.0.1, or 0.0.0.0 if that is meant")
+    try:
+        _check_timeouts(config)
+    except ConfigError as error:
+        refuse("watchdog_seconds" if origins["round_seconds"] == "default" else "round_seconds", str(error))
     for uid in config.allow_uid:
         if not re.fullmatch(r"[0-9]{1,10}", uid):
             refuse("allow_uid", f"'{uid}' is not a numeric user id")
+
+
+def _check_timeouts(config: Config) -> None:
+    """Refuse a wait that is longer than the one around it (A-CLI-6)."""
+    from pulsenet.node.timeouts import Timeouts, check_timeouts
+
+    check_timeouts(Timeouts(round_seconds=config.round_seconds, watchdog_seconds=config.watchdog_seconds))
 
 
 def _check_address(name: str, address: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pulsenet.errors import StorageError
+from pulsenet.errors import StorageError, UnavailableError
 from pulsenet.node.effects import EXECUTION_ORDER, Effect, SetTimer, ShowToMachines
 from pulsenet.node.events import (
     ContributionSeen,
@@ -89,18 +89,12 @@ class Driver:
         wall_ms: Callable[[], int],
     ) -> None:
         self._seats = {name: _Seat(machine) for name, machine in machines.items()}
-        self._handlers: dict[type[Effect], Handler] = {**handlers, ShowToMachines: self._show_to_machines}
+        self._handlers = handlers
         self._monotonic = monotonic
         self._wall_ms = wall_ms
         self._queue: asyncio.Queue[tuple[_Seat | None, Event | Turn, asyncio.Future[None] | None]] = asyncio.Queue()
         self.last_turn = monotonic()
         """When the loop last finished an event; ``/livez`` looks at it."""
-
-    def seat(self, name: str, machine: Machine) -> None:
-        """Take a machine in while the others run; its first event is queued before any that is posted later."""
-        assert name not in self._seats
-        self._seats[name] = _Seat(machine)
-        self.post_to(name, TimerFired())
 
     def post(self, event: Event) -> None:
         """Queue an event for every machine."""
@@ -116,7 +110,11 @@ class Driver:
         self._queue.put_nowait((self._seats[name], turn, None))
 
     async def show(self, event: Event) -> None:
-        """Queue an event for every machine and wait until all have taken it in and its effects have started."""
+        """Queue an event for every machine and wait until all have taken it in and its effects have started.
+
+        Raises:
+            UnavailableError: the driver ends before that.
+        """
         taken = asyncio.get_running_loop().create_future()
         self._queue.put_nowait((None, event, taken))
         await taken
@@ -131,16 +129,29 @@ class Driver:
 
     async def run(self) -> None:
         """Drive until cancelled; an error nobody expected ends it."""
-        async with asyncio.TaskGroup() as tasks:
-            for seat in self._seats.values():
-                await self._turn(seat, TimerFired(), tasks)
-            while True:
-                addressee, event, taken = await self._queue.get()
-                for seat in [addressee] if addressee is not None else list(self._seats.values()):
-                    await self._turn(seat, event, tasks)
-                if taken is not None and not taken.done():
-                    taken.set_result(None)
-                self.last_turn = self._monotonic()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for seat in self._seats.values():
+                    await self._turn(seat, TimerFired(), tasks)
+                while True:
+                    addressee, event, taken = await self._queue.get()
+                    for seat in [addressee] if addressee is not None else list(self._seats.values()):
+                        await self._turn(seat, event, tasks)
+                    if taken is not None and not taken.done():
+                        taken.set_result(None)
+                    self.last_turn = self._monotonic()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Wake nobody any more, and let nobody wait for machines that are gone."""
+        for seat in self._seats.values():
+            if seat.timer is not None:
+                seat.timer.cancel()
+        while not self._queue.empty():
+            _, _, taken = self._queue.get_nowait()
+            if taken is not None and not taken.done():
+                taken.set_exception(UnavailableError("the machines of this node are gone"))
 
     async def _turn(self, seat: _Seat, event: Event | Turn, tasks: asyncio.TaskGroup) -> None:
         now, now_ms = self._monotonic(), self._wall_ms()
@@ -153,6 +164,9 @@ class Driver:
             if isinstance(effect, SetTimer):
                 self._set_timer(seat, effect.at)
                 continue
+            if isinstance(effect, ShowToMachines):
+                self.post(effect.event)
+                continue
             handler = self._handlers[type(effect)]
             if EXECUTION_ORDER[type(effect)] == PERSIST_RANK:
                 try:
@@ -163,9 +177,6 @@ class Driver:
                     return
             else:
                 tasks.create_task(_finish(handler, effect, post))
-
-    async def _show_to_machines(self, effect: ShowToMachines, post: Post) -> None:
-        self.post(effect.event)
 
     def _set_timer(self, seat: _Seat, at: float) -> None:
         if seat.timer is not None:

@@ -22,9 +22,11 @@ from pulsenet.ids import Version
 from pulsenet.local import protocol
 from pulsenet.local.changed_parts import compute_size_bytes_max
 from pulsenet.local.protocol import Frame, FrameReader, LocalMessage, PublishDone, PublishStatus
+from pulsenet.local.rounds_protocol import ROUNDS_MESSAGE_TYPES
 from pulsenet.local.shared_memory import Region
 from pulsenet.local.sockets import read_peer_uid, receive_part, socket_path, use_address
 from pulsenet.tensors.params import ParameterTable
+from pulsenetd.local_rounds import RoundsHook, RoundsSession
 from pulsenetd.storage.disk import Disk, describe_os_error, make_directory
 from pulsenetd.storage.parts import PartQueue
 from pulsenetd.storage.staging import StagedUpdate
@@ -76,6 +78,8 @@ class LocalHooks:
     on_take_rollouts: Callable[[int, float], Coroutine[Any, Any, tuple[protocol.SignedBatch, ...]]]
     """Up to so many batches, waiting up to so many seconds for the first; cancelled if the process goes."""
     on_status: Callable[[], Awaitable[Mapping[str, Any]]]
+    rounds: RoundsHook | None = None
+    """For a training process that takes part in rounds; ``None`` on a node that does not train."""
 
 
 class LocalServer:
@@ -170,6 +174,7 @@ class LocalServer:
             self._connection_count -= 1
             link.close()
             session.cut_publish()
+            await session.rounds.close()
             await session.give_back("engine_lost")
 
     async def _decode_table(self, data: bytes) -> ParameterTable:
@@ -190,6 +195,7 @@ class _Session:
         self._link = link
         self._staged: tuple[int, StagedUpdate] | None = None
         self._publish: _Publish | None = None
+        self.rounds = RoundsSession(server._hooks.rounds, link, server._decode_table)
 
     async def run(self) -> None:
         first = await self._link.receive(FRAME_SECONDS_MAX)
@@ -225,6 +231,8 @@ class _Session:
             case protocol.GetStatus():
                 status = dict(await self._hooks.on_status())
                 await self._link.send(protocol.StatusReply(json.dumps(status, default=str)))
+            case message if isinstance(message, ROUNDS_MESSAGE_TYPES):
+                await self.rounds.answer(frame)
             case _:
                 raise RemoteProtocolError("message-unexpected", type(frame.message).__name__)
 

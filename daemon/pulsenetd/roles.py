@@ -12,11 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from pulsenet.chain.records import Manifest
 from pulsenet.chain.retention import RetentionLimits
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import PulsenetError, StorageError
-from pulsenet.ids import Digest, Version
+from pulsenet.ids import Version
 from pulsenet.local.protocol import PublishDone, PublishStatus, RolloutsTaken, SubmitRollouts
 from pulsenet.node.effects import Effect
 from pulsenet.node.events import Event
@@ -40,8 +39,10 @@ from pulsenetd.logs import logger
 from pulsenetd.metrics import Metrics
 from pulsenetd.network import addresses
 from pulsenetd.rollouts import RolloutInbox, RolloutOutbox
+from pulsenetd.rounds_part import RoundsPart
 from pulsenetd.startup import Settled
 from pulsenetd.storage.disk import free_size_bytes
+from pulsenetd.storage.lookup import StoreLookup, find_stored
 from pulsenetd.storage.mirror import Mirror
 from pulsenetd.storage.publishing import Publisher
 from pulsenetd.storage.staging import StagedUpdate
@@ -68,12 +69,14 @@ class Parts:
     work_threads: ThreadPoolExecutor
     block_threads: ThreadPoolExecutor
     monotonic: Callable[[], float]
+    rounds: RoundsPart
 
 
 class Role(Protocol):
     """One role of a node."""
 
     mesh: Mesh
+    rounds: RoundsPart
 
     @property
     def machine(self) -> Machine:
@@ -90,7 +93,12 @@ class Role(Protocol):
         """Return what this node can serve now."""
 
     def hooks(
-        self, *, inbox: RolloutInbox, outbox: RolloutOutbox, status: Callable[[], Mapping[str, Any]]
+        self,
+        *,
+        inbox: RolloutInbox,
+        outbox: RolloutOutbox,
+        status: Callable[[], Mapping[str, Any]],
+        take_up_rounds: Callable[[], Awaitable[bool]],
     ) -> LocalHooks:
         """Return what local processes may ask."""
 
@@ -119,10 +127,15 @@ async def build_role(
 ) -> Role:
     """Build the machine of the configured role, with the state of its last run."""
     mesh = _build_mesh(config, settled, store, trust, addresses)
-    parts = Parts(config, settled, store, trust, mesh, ledger, metrics, work_threads, block_threads, monotonic)
-    loop = asyncio.get_running_loop()
-    build: Callable[[Parts], Role] = TrainerRole if config.role == "trainer" else FollowerRole
-    return await loop.run_in_executor(work_threads, build, parts)
+
+    def build() -> Role:
+        rounds = RoundsPart(store, trust, settled.identity, role=config.role, metrics=metrics, threads=work_threads)
+        parts = Parts(
+            config, settled, store, trust, mesh, ledger, metrics, work_threads, block_threads, monotonic, rounds
+        )
+        return TrainerRole(parts) if config.role == "trainer" else FollowerRole(parts)
+
+    return await asyncio.get_running_loop().run_in_executor(work_threads, build)
 
 
 def _build_mesh(config: Config, settled: Settled, store: Store, trust: Trust, own: tuple[str, ...]) -> Mesh:
@@ -151,7 +164,7 @@ class TrainerRole:
     """Publishes what the training process hands over, and queues rollouts for it."""
 
     def __init__(self, parts: Parts) -> None:
-        self.mesh = parts.mesh
+        self.mesh, self.rounds = parts.mesh, parts.rounds
         self._parts = parts
         self._publisher = Publisher(
             parts.store,
@@ -169,6 +182,7 @@ class TrainerRole:
             secrets.randbelow,
             verify=verify,
             state=parts.store.state(STATE_KEY),
+            leadership=parts.rounds.coordinator,
         )
         self._post: Callable[[Event], None] = _unbound
         self._publishing = PublisherHandlers(
@@ -195,7 +209,12 @@ class TrainerRole:
         return Holdings(state.version.epoch, first, last, state.anchor_numbers)
 
     def hooks(
-        self, *, inbox: RolloutInbox, outbox: RolloutOutbox, status: Callable[[], Mapping[str, Any]]
+        self,
+        *,
+        inbox: RolloutInbox,
+        outbox: RolloutOutbox,
+        status: Callable[[], Mapping[str, Any]],
+        take_up_rounds: Callable[[], Awaitable[bool]],
     ) -> LocalHooks:
         """Serve a training process; engines have nothing to ask here."""
         return LocalHooks(
@@ -205,6 +224,7 @@ class TrainerRole:
             on_rollouts=_refuse_rollouts,
             on_take_rollouts=inbox.give,
             on_status=_threaded(status),
+            rounds=self.rounds.hook(take_up_rounds),
         )
 
     def start_engine(self) -> None:
@@ -223,7 +243,7 @@ class FollowerRole:
 
     def __init__(self, parts: Parts) -> None:
         config = parts.config
-        self.mesh = parts.mesh
+        self.mesh, self.rounds = parts.mesh, parts.rounds
         self._parts = parts
         self._mirror = Mirror(parts.store, parts.settled.data_directory / "spools", run_blocks=parts.block_threads.map)
         if config.role == "inferencer":
@@ -265,7 +285,12 @@ class FollowerRole:
         return self.machine.holdings
 
     def hooks(
-        self, *, inbox: RolloutInbox, outbox: RolloutOutbox, status: Callable[[], Mapping[str, Any]]
+        self,
+        *,
+        inbox: RolloutInbox,
+        outbox: RolloutOutbox,
+        status: Callable[[], Mapping[str, Any]],
+        take_up_rounds: Callable[[], Awaitable[bool]],
     ) -> LocalHooks:
         """Serve engines, and take their rollouts; a training process is told that this node may not publish."""
         return LocalHooks(
@@ -337,30 +362,6 @@ class FollowerRole:
     def close(self) -> None:
         """Let go of the mirror."""
         self._mirror.close()
-
-
-class StoreLookup:
-    """The store as the fetcher looks things up in it."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def has_chunk(self, digest: Digest) -> bool:
-        """Say whether a chunk is durable."""
-        return self._store.has_chunk(digest)
-
-    def chunk_list(self, blob_id: Digest) -> bytes | None:
-        """Return a blob's encoded chunk list."""
-        return self._store.chunk_list_bytes(blob_id)
-
-    def record(self, digest: Digest) -> bytes | None:
-        """Return an encoded signed record."""
-        return self._store.record(digest)
-
-
-def find_stored(store: Store) -> dict[Digest, Manifest]:
-    """Return the manifests whose blobs are whole in the store."""
-    return {digest: manifest for digest, manifest in store.manifests() if store.is_complete(manifest.blob_id)}
 
 
 def _choose_store_limit(config: Config, store: Store) -> int:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from pulsenet import limits
-from pulsenet.chain.records import JoinToken
+from pulsenet.chain.records import ALGORITHM_NONE, Descriptor, JoinToken
 from pulsenet.chain.signing import record_digest
 from pulsenet.chain.token import decode_token
 from pulsenet.errors import ConfigError, RemoteProtocolError, UsageError
 from pulsenet.ids import RunId, short
 from pulsenet.local.directories import data_home
+from pulsenet.outer.settings import Algorithm, OuterSettings
+from pulsenet.wire.schema import decode_value
 from pulsenetd import runs
 from pulsenetd.config import Config
 from pulsenetd.errors import DirectoryLockedError
-from pulsenetd.identity import Identity, load_or_create
+from pulsenetd.identity import Identity, load, load_or_create
 from pulsenetd.storage.disk import DirectoryLock, Disk, check_writable, make_directory
 
 LOOPBACK: Final = "/ip4/127.0.0.1/tcp/0"
@@ -27,6 +29,9 @@ EVERYWHERE: Final = "/ip4/0.0.0.0/tcp/0"
 NODES_PER_ROLE_MAX: Final = 64
 OPEN_INFERENCERS_LOCAL: Final = 64
 """Inferencers of the same machine whose rollouts the private run ``local`` takes."""
+
+OPEN_TRAINERS_LOCAL: Final = 64
+"""Trainers of the same machine whose contributions it takes, once it has rounds."""
 
 WAIT_SECONDS: Final = 1.0
 SECRET_SIZE_BYTES: Final = 16
@@ -181,6 +186,36 @@ def _create_local_run(path: Path, identity: Identity) -> None:
         secret=secrets.token_bytes(SECRET_SIZE_BYTES),
         expires_at_ms=None,
     )
+
+
+def take_up_rounds(run: Path) -> bool:
+    """Give the run that opened by itself the algorithm PULSELoCo, and places for trainers of this machine.
+
+    Returns:
+        Whether that changed anything; not where the owner's key is elsewhere, or the run has an algorithm.
+    """
+    lock = DirectoryLock.acquire(run, wait=True)
+    try:
+        records = runs.load_descriptors(run)
+        if not records or not (run / "owner.key").exists():
+            return False
+        if decode_value(Descriptor, records[-1].payload).algorithm != ALGORITHM_NONE:
+            return True  # another node of the run was asked as well
+        owner = load(run / "owner.key")
+        runs.revise(
+            run,
+            lambda descriptor: replace(
+                descriptor,
+                algorithm=str(Algorithm.PULSELOCO),
+                constants=OuterSettings().to_constants(),
+                open_trainers_max=OPEN_TRAINERS_LOCAL,
+            ),
+            sign=owner.sign,
+            owner=owner.peer_id,
+        )
+    finally:
+        lock.release()
+    return True
 
 
 def _read_token(path: Path, name: str) -> JoinToken:

@@ -14,15 +14,21 @@ from pulsenet.ids import Digest, PeerId
 from pulsenet.node.events import ForkProofSeen, HaveSeen, HeadSeen
 from pulsenet.node.mesh import Mesh
 from pulsenet.node.respond import Push, respond
+from pulsenet.node.verdicts import RoundPush
 from pulsenet.wire.messages import (
     ExchangeHave,
     GetChunks,
+    GetRounds,
     Message,
     PeerAddress,
+    PushContribution,
     PushForkProof,
     PushHead,
+    PushReceipt,
     PushReply,
     PushRollouts,
+    PushTerm,
+    PushVote,
 )
 from pulsenet.wire.schema import decode_value
 from pulsenetd.driver import Driver
@@ -107,6 +113,7 @@ class Responder:
 
     Args:
         take_rollouts: Judges a pushed batch; ``None`` on a node that wants none.
+        answer_round: Answers what peers ask and push about rounds.
         threads: Where the disk is read.
     """
 
@@ -116,11 +123,13 @@ class Responder:
         driver: Driver,
         threads: Executor,
         take_rollouts: Callable[[bytes], Awaitable[str]] | None,
+        answer_round: Callable[[PeerId, RoundPush | GetRounds], Awaitable[Message]],
     ) -> None:
         self._view = view
         self._driver = driver
         self._threads = threads
         self._take_rollouts = take_rollouts
+        self._answer_round = answer_round
 
     async def answer(self, peer_id: PeerId, request: Message) -> list[Message]:
         """Return the replies to a peer's request."""
@@ -135,6 +144,8 @@ class Responder:
             case PushRollouts(batch) if self._take_rollouts is not None:
                 reason = await self._take_rollouts(batch)
                 return [PushReply(accepted=not reason, reason=reason)]
+            case PushVote() | PushTerm() | PushContribution() | PushReceipt() | GetRounds():
+                return [await self._answer_round(peer_id, request)]
             case _:
                 pass
         if isinstance(request, GetChunks):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pulsenet.errors import StorageError
+from pulsenet.errors import StorageError, UnavailableError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.effects import Count, Effect, Log, SaveState, SendRequest, SetTimer, ShowToMachines
 from pulsenet.node.events import (
@@ -136,21 +136,17 @@ def test_what_one_machine_shows_all_see_itself_included() -> None:
     assert one.seen.count(event) == two.seen.count(event) == 1
 
 
-def test_a_machine_may_take_its_seat_late() -> None:
-    early, late = Scripted({}), Scripted({})
-
+def test_nobody_waits_for_machines_that_are_gone() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
-        driver = Driver({"early": early}, {}, monotonic=loop.time, wall_ms=lambda: 0)
+        driver = Driver({"one": Scripted({})}, {}, monotonic=loop.time, wall_ms=lambda: 0)
         task = asyncio.create_task(driver.run())
-        await driver.show(HeadSeen(b"one", None))
-        driver.seat("late", late)
-        await driver.show(HeadSeen(b"two", None))
+        await driver.settle("one")
         task.cancel()
+        with pytest.raises(UnavailableError):
+            await driver.show(HeadSeen(b"head", None))
 
     asyncio.run(scenario())
-    assert late.seen == [TimerFired(), HeadSeen(b"two", None)]
-    assert early.seen == [TimerFired(), HeadSeen(b"one", None), HeadSeen(b"two", None)]
 
 
 def test_a_settled_machine_has_had_its_orders_begun() -> None:

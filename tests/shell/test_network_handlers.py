@@ -21,7 +21,7 @@ from pulsenet.node.events import (
     RequestDone,
     RequestFailed,
 )
-from pulsenet.wire.messages import ChunkReply, GetChunks, GetHead, HeadReply, Message, Refusal
+from pulsenet.wire.messages import ChunkReply, GetChunks, GetHead, GetRounds, HeadReply, Message, Refusal
 from pulsenetd.handlers.network import NetworkHandlers
 from pulsenetd.network.dial import DialOutcome
 from pulsenetd.network.streams import PeerRefusedError, PeerUnavailableError
@@ -107,6 +107,14 @@ def test_a_failed_request_is_told_with_its_stable_reason(scene: Scene, error: Ex
     scene.execute(SendRequest(5, PEER, GetChunks((Digest(b"a" * 32),)), 1.0))
     assert isinstance(scene.posted[0], ReplyReceived), "what came before the failure still counts"
     assert scene.posted[1:] == [RequestFailed(5, PEER, reason)]
+
+
+def test_a_question_about_rounds_that_is_refused_says_why_and_for_how_long(scene: Scene) -> None:
+    """A-CHK-6: a joiner waits with a reason and an estimate."""
+    refusal = Refusal("busy", "an outer step", 40_000)
+    scene.network.error = PeerRefusedError(refusal)
+    scene.execute(SendRequest(6, PEER, GetRounds(3), 1.0))
+    assert scene.posted == [ReplyReceived(6, PEER, refusal)]
 
 
 def test_a_dial_tells_every_machine_the_addresses_that_answered(scene: Scene) -> None:

@@ -47,6 +47,11 @@ from pulsenetd.view import NodeView
 HERE = "/ip4/10.0.0.1/tcp/1"
 
 
+async def refuse_rounds() -> bool:
+    """No training process asks here."""
+    return False
+
+
 class Node:
     """One role under a driver without time: when nothing is queued, the clock goes to the machine's timer."""
 
@@ -120,7 +125,9 @@ class Node:
         inbox = RolloutInbox(self.trust, self.metrics, lambda: self.now)
         outbox = RolloutOutbox(self.settled.token.run_id, identity.peer_id, identity.sign, bytes, self.metrics)
         self.outbox = outbox
-        hooks: LocalHooks = self.role.hooks(inbox=inbox, outbox=outbox, status=lambda: {"role": self.config.role})
+        hooks: LocalHooks = self.role.hooks(
+            inbox=inbox, outbox=outbox, status=lambda: {"role": self.config.role}, take_up_rounds=refuse_rounds
+        )
         return hooks
 
     async def publish(self, model: Any, generation: int = 1) -> PublishDone:

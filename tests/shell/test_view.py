@@ -27,13 +27,18 @@ from pulsenet.wire.messages import (
     GetEpochs,
     GetHead,
     GetRecords,
+    GetRounds,
     HaveReply,
     HeadReply,
     Message,
+    PushContribution,
     PushForkProof,
     PushHead,
+    PushReceipt,
     PushReply,
     PushRollouts,
+    PushTerm,
+    PushVote,
     RecordsReply,
     Refusal,
 )
@@ -74,6 +79,11 @@ class Node:
         self.view = NodeView(store, self.trust, self.mesh, lambda: self.descriptors, lambda: self.now)
         self.threads = ThreadPoolExecutor(1)
         self.take_rollouts: Callable[[bytes], Awaitable[str]] | None = None
+        self.about_rounds: list[tuple[PeerId, Message]] = []
+
+    async def answer_round(self, peer_id: PeerId, request: Any) -> Message:
+        self.about_rounds.append((peer_id, request))
+        return Refusal("busy", "", 100)
 
     def ask(self, *requests: Message, peer_id: PeerId | None = None) -> list[Message]:
         """Return the replies to requests of one peer, the stranger unless another is named."""
@@ -83,7 +93,7 @@ class Node:
             driver = Driver(
                 {"mesh": self.mesh}, handlers, monotonic=lambda: self.now, wall_ms=lambda: int(self.run.now_ms)
             )
-            responder = Responder(self.view, driver, self.threads, self.take_rollouts)
+            responder = Responder(self.view, driver, self.threads, self.take_rollouts, self.answer_round)
             working = asyncio.create_task(driver.run())
             try:
                 peer = peer_id or self.run.stranger.peer_id
@@ -211,3 +221,15 @@ def test_rollouts_are_judged_where_they_are_wanted(node: Node) -> None:
         PushReply(False, "untrusted"),
     ]
     assert judged == [b"good", b"bad"]
+
+
+def test_what_concerns_rounds_is_answered_by_whoever_knows_them(node: Node, run: Any) -> None:
+    requests: tuple[Message, ...] = (
+        GetRounds(3),
+        PushVote(b"vote"),
+        PushTerm((b"vote",)),
+        PushContribution(b"contribution"),
+        PushReceipt(b"receipt", ()),
+    )
+    assert node.ask(*requests) == [Refusal("busy", "", 100)] * 5
+    assert node.about_rounds == [(run.stranger.peer_id, request) for request in requests]

@@ -96,4 +96,14 @@ def _line(node: dict[str, Any]) -> str:
     return (
         f"{node.get('run', '?')}/{label:<13} version {version:<8} "
         f"lag {lag if lag is not None else '?':<4} peers {node.get('peers', 0):<4} {node.get('state', '')}"
+        f"{_round(node)}"
     )
+
+
+def _round(node: dict[str, Any]) -> str:
+    """Return where the node is in the rounds; nothing in a run without them."""
+    phase = node.get("rounds_phase")
+    if phase is None:
+        return ""
+    reason = f" ({node['rounds_reason']})" if node.get("rounds_reason") else ""
+    return f"  round {node.get('round_index', '?')} {phase}{reason}, {node.get('round_contributors', 0)} counted"

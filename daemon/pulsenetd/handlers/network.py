@@ -16,11 +16,12 @@ from pulsenet.node.events import (
     RequestDone,
     RequestFailed,
 )
+from pulsenet.node.rounds_respond import ROUND_REQUESTS
 from pulsenet.wire.messages import GetChunks, Message
 from pulsenetd.driver import Handler, Post
 from pulsenetd.logs import logger
 from pulsenetd.network.stack import Network
-from pulsenetd.network.streams import PeerUnavailableError
+from pulsenetd.network.streams import PeerRefusedError, PeerUnavailableError
 
 
 class NetworkHandlers:
@@ -54,7 +55,11 @@ class NetworkHandlers:
         try:
             await self._network.transport.request(peer_id, effect.message, effect.timeout_seconds, take)
         except PeerUnavailableError as error:
-            post(RequestFailed(request_id, peer_id, error.reason))
+            if isinstance(error, PeerRefusedError) and isinstance(effect.message, ROUND_REQUESTS):
+                # A joiner tells its operator why it waits, and for how long (A-CHK-6).
+                take(error.refusal)
+            else:
+                post(RequestFailed(request_id, peer_id, error.reason))
         except UnavailableError:
             post(RequestFailed(request_id, peer_id, "closed"))
         except RemoteProtocolError as error:

@@ -194,6 +194,10 @@ class Transport:
         if on_violation is not None:
             self._provider.on_violation = on_violation
 
+    def stop_serving(self) -> None:
+        """Refuse requests as ``starting`` until :meth:`serve` is called again."""
+        self._provider.handler = None
+
     @property
     def inbound_peers(self) -> frozenset[PeerId]:
         """Peers that have a stream to this node open: proof that it can be reached."""

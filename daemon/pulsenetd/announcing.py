@@ -1,0 +1,79 @@
+"""What a node tells the person who started it, and leaves where others of the machine look for it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from pulsenet.chain.records import JoinToken
+from pulsenet.chain.token import encode_token
+from pulsenetd.config import Config
+from pulsenetd.identity import to_libp2p_text
+from pulsenetd.network import addresses
+from pulsenetd.startup import Settled
+
+NODE_FILE: Final = "node.json"
+"""Where a running node says how to reach it."""
+
+TOKEN_BOOTSTRAPS_MAX: Final = 4
+"""Addresses in the token a node prints; a longer one does not fit a line of chat."""
+
+
+def make_token(settled: Settled, announced: tuple[str, ...], listening: tuple[str, ...]) -> JoinToken:
+    """Return the token others can join with: the node's own, with addresses of this node in it."""
+    token, own = settled.token, settled.identity.peer_id
+    here = [address for address in listening if not addresses.is_loopback(address)]
+    mine = [addresses.join_address(address, own) for address in (*announced, *here)]
+    bootstraps = tuple(dict.fromkeys((*mine, *token.bootstraps)))[:TOKEN_BOOTSTRAPS_MAX]
+    return replace(token, bootstraps=bootstraps)
+
+
+def announce_start(
+    config: Config,
+    settled: Settled,
+    *,
+    announced: tuple[str, ...],
+    listening: tuple[str, ...],
+    metrics_url: str,
+    algorithm: str,
+    say: Callable[[str], None],
+) -> None:
+    """Write the node's file, and say where it is and what to do next.
+
+    Args:
+        config: What the operator chose.
+        settled: Run, directory and key.
+        announced: Addresses that others are told.
+        listening: Addresses that this machine can dial.
+        metrics_url: Where the node answers.
+        algorithm: The run's outer algorithm; empty without rounds.
+        say: Prints a line.
+    """
+    peer = to_libp2p_text(settled.identity.peer_id)
+    node = {"pid": os.getpid(), "peer_id": peer, "metrics_url": metrics_url, "role": config.role}
+    (settled.data_directory / NODE_FILE).write_text(json.dumps(node))
+    say(f"peer id      {peer}")
+    for address in listening:
+        say(f"listening    {addresses.join_address(address, settled.identity.peer_id)}")
+    if not announced:
+        say("announcing   nothing: a public run does not pass on private addresses; give --announce to be found")
+    say(f"run          {settled.run_name} {settled.token.run_id.hex()}")
+    say(f"metrics      {metrics_url}/metrics")
+    if not settled.is_local:
+        say(f"join token   {encode_token(make_token(settled, announced, listening))}")
+    if config.role == "inferencer" and config.engine == "files":
+        place = config.engine_dir or settled.data_directory / "weights"
+        say(f"weights      {place}/current, once a version is here")
+    if config.role != "trainer":
+        return
+    option = "" if settled.is_local else f'data_dir="{settled.data_directory}"'
+    say("attach a training loop with two lines:")
+    if algorithm:
+        say(f"    sync = pulsenet.training.OuterOptimizer(model, optimizer, exchange=DaemonExchange({option}))")
+        say(f"    sync.step()  # after each optimizer.step(): rounds of {algorithm}")
+    else:
+        say(f"    publisher = pulsenet.training.attach({option})")
+        say("    publisher.publish(model, step=step)")
