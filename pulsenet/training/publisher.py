@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -23,16 +24,22 @@ import torch
 from pulsenet.errors import ConfigError, LocalProtocolError
 from pulsenet.local.client import Client, PublishResult
 from pulsenet.local.directories import RUN_NAME_DEFAULT, find_data_directory
+from pulsenet.local.handover import WholeParts
 from pulsenet.local.parts import SealedPart
-from pulsenet.local.protocol import PublishStatus
+from pulsenet.local.protocol import Origin, PublishStatus
 from pulsenet.local.rollouts import ReceivedRollouts
-from pulsenet.local.shared_memory import Bytes, write_parts
+from pulsenet.local.shared_memory import write_parts
 from pulsenet.tensors.params import ParameterTable
+from pulsenet.training.baseline_keeper import BaselineKeeper, DeviceBaselineChoice
+from pulsenet.training.device_baseline import DeviceBaseline
 from pulsenet.training.snapshot import ComputeDtype, Sharded, Snapshot, take_snapshot
 
 CONNECT_SECONDS_MAX: Final = 10.0
 ROLLOUTS_WAIT_SECONDS: Final = 10.0
 """One request's wait for rollouts; the iterator asks again until its own time is up."""
+
+BASELINE_FAULTS: Final = frozenset({"base", "changes", "no_baseline"})
+"""Why a publish of changes failed that one of whole weights would not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,10 @@ class Publisher:
         compute_dtype: As in :func:`~pulsenet.training.snapshot.take_snapshot`.
         keep: As there.
         on_progress: Called after each tensor is copied, in the thread that publishes.
+        device_baseline: As in :func:`attach`.
+
+    Raises:
+        ConfigError: ``device_baseline`` is something else.
     """
 
     def __init__(
@@ -68,11 +79,13 @@ class Publisher:
         compute_dtype: ComputeDtype | None = "bf16",
         keep: tuple[str, ...] = (),
         on_progress: ProgressCallback | None = None,
+        device_baseline: DeviceBaselineChoice = "auto",
     ) -> None:
         self._client = client
         self._compute_dtype: ComputeDtype | None = compute_dtype
         self._keep = keep
         self._on_progress = on_progress
+        self._keeper = BaselineKeeper(device_baseline)
 
     def publish(
         self,
@@ -87,7 +100,8 @@ class Publisher:
 
         Returns after the copy; the daemon compares and encodes while the copy goes on and after it, while training
         continues. While one publish is in work there, a newer one replaces the one waiting. Nothing of the model is
-        changed or kept. Trouble with the daemon is a result, never an exception, so that training goes on.
+        changed. With a device baseline (see :func:`attach`) the weights are compared where they are, and only what
+        changed is copied out. Trouble with the daemon is a result, never an exception, so that training goes on.
 
         Under ``torch.distributed`` every rank calls this; rank 0 publishes, the others take part in the gathering
         of sharded tensors and get ``not_publisher``.
@@ -101,7 +115,8 @@ class Publisher:
             timeout_seconds: With ``wait`` or ``blocking``, how long at most.
 
         Raises:
-            ConfigError: The model cannot be published as it is, or ``step`` is no integer; the message says what to do.
+            ConfigError: The model cannot be published as it is, ``step`` is no integer, or there is no room for a
+                device baseline that was asked for; the message says what to do.
             StorageError: No shared memory for the copy.
         """
         try:
@@ -116,18 +131,21 @@ class Publisher:
         gathered = snapshot.blocks() if any(isinstance(source, Sharded) for source in snapshot.sources) else None
 
         def make_parts() -> Generator[SealedPart]:
-            return self._write_parts(snapshot.table, snapshot.blocks() if gathered is None else gathered)
+            blocks = snapshot.blocks() if gathered is None else gathered
+            return write_parts(snapshot.table, blocks, self._make_report(snapshot.table))
 
+        give_up_at = None if timeout_seconds is None else monotonic() + timeout_seconds
+        hand_over = partial(
+            self._client.publish_from, snapshot.table, trainer_step=step, wait=wait, is_blocking=blocking
+        )
         try:
-            return self._client.publish_parts(
-                snapshot.table,
-                make_parts,
-                step,
-                wait,
-                is_blocking=blocking,
-                is_repeatable=gathered is None,
-                timeout_seconds=timeout_seconds,
-            )
+            with self._keeper.lend(snapshot) as baseline:
+                result = None if baseline is None else self._publish_changes(snapshot, baseline, hand_over, give_up_at)
+                if result is not None:
+                    return result
+                return hand_over(
+                    WholeParts(make_parts), is_repeatable=gathered is None, timeout_seconds=_rest_seconds(give_up_at)
+                )
         finally:
             for _ in gathered or ():
                 pass
@@ -183,8 +201,27 @@ class Publisher:
             raise LocalProtocolError("this rank only takes part in gathering: ask on rank 0")
         return self._client
 
-    def _write_parts(self, table: ParameterTable, blocks: Iterator[tuple[int, int, Bytes]]) -> Generator[SealedPart]:
-        """Copy weights out part by part, and tell the user of each tensor that is through."""
+    def _publish_changes(
+        self,
+        snapshot: Snapshot,
+        baseline: DeviceBaseline,
+        hand_over: Callable[..., PublishResult],
+        give_up_at: float | None,
+    ) -> PublishResult | None:
+        """Hand over what changed; ``None`` if the device has no room to find out."""
+        source = _ChangedParts(snapshot, baseline, lambda: self._make_report(snapshot.table))
+        try:
+            result = hand_over(source, timeout_seconds=_rest_seconds(give_up_at))
+            if baseline.is_listed and result.reason in BASELINE_FAULTS:
+                # The daemon lost its half after it had asked for changes. It asks for all of it now.
+                result = hand_over(source, timeout_seconds=_rest_seconds(give_up_at))
+        except torch.cuda.OutOfMemoryError as error:
+            self._keeper.give_up(str(error))
+            return None
+        return result
+
+    def _make_report(self, table: ParameterTable) -> Callable[[int], None]:
+        """Return what tells the user of each tensor that is through."""
         copied_size_bytes = 0
 
         def report(tensor_index: int) -> None:
@@ -201,7 +238,22 @@ class Publisher:
                 )
                 self._on_progress(progress)
 
-        return write_parts(table, blocks, report)
+        return report
+
+
+@dataclass(frozen=True, slots=True)
+class _ChangedParts:
+    """The parts of one publish against a device baseline."""
+
+    snapshot: Snapshot
+    baseline: DeviceBaseline
+    make_report: Callable[[], Callable[[int], None]]
+
+    def begin(self) -> Origin:
+        return self.baseline.begin()
+
+    def make_parts(self, base_number: int | None) -> Generator[SealedPart]:
+        return self.baseline.make_parts(self.snapshot, base_number, self.make_report())
 
 
 def attach(
@@ -211,6 +263,7 @@ def attach(
     compute_dtype: ComputeDtype | None = "bf16",
     keep: tuple[str, ...] = (),
     on_progress: ProgressCallback | None = None,
+    device_baseline: DeviceBaselineChoice = "auto",
     timeout_seconds: float = CONNECT_SECONDS_MAX,
 ) -> Publisher:
     """Connect to the trainer daemon on this machine (``pulsenet join --role trainer``).
@@ -223,17 +276,27 @@ def attach(
         compute_dtype: ``"bf16"`` publishes FP32 parameters as BF16, ``None`` as they are.
         keep: Shell patterns over names of FP32 parameters to publish exactly, such as ``"*.norm.*"``.
         on_progress: Called after each tensor is copied out.
+        device_baseline: Whether to keep what was handed over last beside the weights, on their device and in the
+            published dtypes: one more copy of the model there (2 bytes a parameter as BF16), so that only what changed
+            leaves the device. ``"auto"`` keeps it for models on a CUDA device with twice that free, and none for
+            sharded models.
         timeout_seconds: How long to wait for the daemon's answer.
 
     Raises:
-        ConfigError: No daemon is there; the message says which command starts it.
+        ConfigError: No daemon is there; the message says which command starts it. Or ``device_baseline`` is no choice.
         UnavailableError: One should be there, but does not answer.
     """
     client = None
     if _rank() == 0:
         directory = find_data_directory("trainer", run=run, data_dir=data_dir)
         client = Client.connect(directory, timeout_seconds=timeout_seconds)
-    return Publisher(client, compute_dtype=compute_dtype, keep=keep, on_progress=on_progress)
+    return Publisher(
+        client, compute_dtype=compute_dtype, keep=keep, on_progress=on_progress, device_baseline=device_baseline
+    )
+
+
+def _rest_seconds(give_up_at: float | None) -> float | None:
+    return None if give_up_at is None else max(0.0, give_up_at - monotonic())
 
 
 def _rank() -> int:
