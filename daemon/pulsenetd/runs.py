@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pulsenet import limits
-from pulsenet.chain.records import Descriptor, JoinToken, SignedRecord
+from pulsenet.chain.records import ALGORITHM_NONE, Descriptor, JoinToken, SignedRecord
 from pulsenet.chain.signing import add_signature, decode_signed, encode_signed, record_digest, seal
 from pulsenet.chain.token import decode_token, encode_token
 from pulsenet.errors import ConfigError, PulsenetError, StorageError
@@ -150,6 +150,9 @@ def genesis(
     private: bool,
     anchor_interval: int,
     publish_interval_min_ms: int,
+    algorithm: str = ALGORITHM_NONE,
+    constants: tuple[tuple[str, int], ...] = (),
+    open_trainers_max: int = 0,
 ) -> Descriptor:
     """Return the genesis descriptor of a run with one owner; table and base are fixed by the first publish."""
     return Descriptor(
@@ -162,14 +165,14 @@ def genesis(
         authorities=tuple(sorted(set(authorities))),
         trainers=tuple(sorted(set(trainers))),
         inferencers=tuple(sorted(set(inferencers))),
-        open_trainers_max=0,
+        open_trainers_max=open_trainers_max,
         open_inferencers_max=open_inferencers_max,
         private=private,
         table_digest=None,
         base_root=None,
         base_blob_id=None,
-        algorithm="none",
-        constants=(),
+        algorithm=algorithm,
+        constants=constants,
         publish_interval_min_ms=publish_interval_min_ms,
         anchor_interval=anchor_interval,
         wire_version_min=limits.WIRE_VERSION,

@@ -20,6 +20,7 @@ from pulsenet.ids import PeerId
 from pulsenet.local.directories import data_home
 from pulsenet.wire.schema import decode_value
 from pulsenetd import config, runs
+from pulsenetd.commands import run_rounds
 from pulsenetd.storage.disk import Disk, make_directory
 
 ANCHOR_INTERVAL_MAX: Final = 1_000_000
@@ -43,6 +44,7 @@ def add_parser(commands: Any) -> None:
         "--publish-interval", type=float, default=0.0, metavar="SECONDS", help="least time between versions"
     )
     create.add_argument("--bootstrap", action="append", default=[], metavar="ADDR", help="address put into the token")
+    run_rounds.add_options(create)
     create.add_argument("--expires", type=float, default=0.0, metavar="HOURS", help="life of the token; 0 for ever")
     _common(create, _create)
     show = actions.add_parser("show", help="print a run's descriptor and token")
@@ -111,6 +113,7 @@ def _check_create(arguments: argparse.Namespace) -> None:
     for name, least, most in (
         ("anchor_interval", 1, ANCHOR_INTERVAL_MAX),
         ("open_inferencers", 0, limits.KEYS_PER_ROLE_MAX),
+        ("open_trainers", 0, limits.ROUND_MEMBERS_MAX),
         ("publish_interval", 0, PUBLISH_INTERVAL_SECONDS_MAX),
         ("expires", 0, EXPIRES_HOURS_MAX),
     ):
@@ -128,6 +131,7 @@ def _create(arguments: argparse.Namespace) -> int:
     authorities = [parse_key(key) for key in arguments.authority]
     trainers = [parse_key(key) for key in arguments.trainer] or authorities
     inferencers = [parse_key(key) for key in arguments.inferencer]
+    algorithm, constants = run_rounds.choose_algorithm(arguments)
     make_directory(Disk(), path)
     owner = _owner(arguments, path)
     descriptor = runs.genesis(
@@ -141,6 +145,9 @@ def _create(arguments: argparse.Namespace) -> int:
         private=arguments.private,
         anchor_interval=arguments.anchor_interval,
         publish_interval_min_ms=round(arguments.publish_interval * 1_000),
+        algorithm=algorithm,
+        constants=constants,
+        open_trainers_max=arguments.open_trainers,
     )
     expires = round((time.time() + arguments.expires * 3_600) * 1_000) if arguments.expires > 0 else None
     secret = secrets.token_bytes(16) if arguments.private else b""
@@ -195,7 +202,7 @@ def _show(arguments: argparse.Namespace) -> int:
         "inferencers": keys(descriptor.inferencers),
         "open_inferencers_max": descriptor.open_inferencers_max,
         "private": descriptor.private,
-        "algorithm": descriptor.algorithm,
+        **run_rounds.describe_algorithm(descriptor),
         "anchor_interval": descriptor.anchor_interval,
         "bootstraps": list(file.bootstraps),
         "token": encode_token(replace(file.token, bootstraps=file.bootstraps or file.token.bootstraps)),
@@ -205,9 +212,9 @@ def _show(arguments: argparse.Namespace) -> int:
         return 0
     for name, value in table.items():
         for position, item in enumerate(value if isinstance(value, list) else [value]):
-            print(f"{name if position == 0 else '':<20} {item}")
+            print(f"{name if position == 0 else '':<26} {item}")
         if value == []:
-            print(f"{name:<20} -")
+            print(f"{name:<26} -")
     return 0
 
 

@@ -1,0 +1,96 @@
+"""Options of ``pulsenet run create`` for trainers that train together, and how ``run show`` prints them."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import Any, Final
+
+from pulsenet.chain.records import ALGORITHM_NONE, Descriptor
+from pulsenet.errors import ConfigError, RemoteProtocolError, UsageError
+from pulsenetd import config
+
+ALGORITHMS: Final = (ALGORITHM_NONE, "pulseloco", "diloco", "ddp")
+COMBINATIONS: Final = ("mean", "median", "trimmed")
+
+CONSTANTS: Final[tuple[tuple[str, type, str], ...]] = (
+    ("inner_steps", int, "inner steps of a round (8)"),
+    ("learning_rate", float, "of the outer optimizer (0.7)"),
+    ("momentum_factor", float, "of the outer optimizer (0.9)"),
+    ("missed_rounds_max", int, "rounds missed in a row before a residual is given up (2)"),
+    ("clip_norm_ratio", float, "cut norms to this multiple of the median; 0 cuts none (0)"),
+    ("norm_max", float, "refuse contributions of a larger norm (1e18)"),
+    ("combination", str, "how contributions are combined: mean, median, trimmed (mean)"),
+    ("trim_count", int, "with trimmed: left out on each side (0)"),
+    ("state_anchor_interval", int, "rounds between state anchors (10)"),
+    ("contributions_min", int, "contributions without which no round closes (1)"),
+    ("contribution_wait_seconds", int, "then wait so long for the other trainers (30)"),
+)
+"""Name in the descriptor, type of the option, help with the default of the specification."""
+
+_CLOSING: Final = ("contributions_min", "contribution_wait_seconds")
+"""Constants that govern when a round closes, not what it computes."""
+
+
+def add_options(create: argparse.ArgumentParser) -> None:
+    """Add the algorithm and its constants to ``run create``."""
+    create.add_argument(
+        "--algorithm", choices=ALGORITHMS, default=ALGORITHM_NONE, help="how trainers train together (none)"
+    )
+    create.add_argument("--open-trainers", type=int, default=0, metavar="N", help="unlisted trainers admitted a round")
+    for name, kind, text in CONSTANTS:
+        choices = COMBINATIONS if name == "combination" else None
+        metavar = None if choices else "N" if kind is int else "X"
+        create.add_argument(
+            config.flag_name(name), type=kind, default=None, choices=choices, metavar=metavar, help=text
+        )
+
+
+def choose_algorithm(arguments: argparse.Namespace) -> tuple[str, tuple[tuple[str, int], ...]]:
+    """Return the algorithm and the constants to sign, ascending by name: reals as the bits of their FP32 value.
+
+    Raises:
+        UsageError: A constant that no run can have, or one without rounds.
+    """
+    from pulsenet.outer.settings import Algorithm, Combination, OuterSettings
+
+    given = {name: value for name, _, _ in CONSTANTS if (value := getattr(arguments, name)) is not None}
+    if arguments.algorithm == ALGORITHM_NONE:
+        if given or arguments.open_trainers:
+            flag = config.flag_name(next(iter(given), "open_trainers"))
+            raise UsageError(f"{flag}: a run without rounds has no such constant; give --algorithm pulseloco")
+        return ALGORITHM_NONE, ()
+    for name, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{config.flag_name(name)}: {value} is no finite number")
+    closing = {name: given.pop(name) for name in _CLOSING if name in given}
+    for name, value in closing.items():
+        if not (0 if name == "contribution_wait_seconds" else 1) <= value < 1 << 31:
+            raise UsageError(f"{config.flag_name(name)}: {value} is outside its range")
+    if "combination" in given:
+        given["combination"] = Combination(given["combination"])
+    try:
+        settings = OuterSettings(algorithm=Algorithm(arguments.algorithm), **given)
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+    return arguments.algorithm, tuple(sorted((*settings.to_constants(), *closing.items())))
+
+
+def describe_algorithm(descriptor: Descriptor) -> dict[str, Any]:
+    """Return what ``run show`` prints of the rounds; a constant this version does not know is shown as it is."""
+    from pulsenet.chain.round_settings import RoundSettings
+    from pulsenet.outer.settings import OuterSettings
+
+    shown: dict[str, Any] = {"algorithm": descriptor.algorithm}
+    if descriptor.algorithm == ALGORITHM_NONE:
+        return shown
+    shown["open_trainers_max"] = descriptor.open_trainers_max
+    try:
+        settings: Any = OuterSettings.from_constants(descriptor.algorithm, descriptor.constants)
+        closing: Any = RoundSettings.of(descriptor)
+    except (ConfigError, RemoteProtocolError):
+        return {**shown, "constants": [f"{name} = {value}" for name, value in descriptor.constants]}
+    for name, _, _ in CONSTANTS:
+        value = getattr(closing if name in _CLOSING else settings, name)
+        shown[name] = str(value) if name == "combination" else value
+    return shown

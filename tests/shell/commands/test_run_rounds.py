@@ -1,0 +1,117 @@
+"""The constants of rounds are signed as the specification says, and shown as people read them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsenet.chain.records import Descriptor
+from pulsenet.chain.round_settings import RoundSettings
+from pulsenet.outer.settings import Algorithm, Combination, OuterSettings
+from pulsenet.wire.schema import decode_value
+from pulsenetd import cli, runs
+from pulsenetd.commands.run_rounds import describe_algorithm
+from pulsenetd.identity import load_or_create, to_libp2p_text
+
+
+def bits(value: float) -> int:
+    found: int = struct.unpack("<I", struct.pack("<f", value))[0]
+    return found
+
+
+@pytest.fixture
+def create(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    key = to_libp2p_text(load_or_create(tmp_path / "a.key").peer_id)
+
+    def run(*options: str) -> tuple[int, str]:
+        code = cli.main(["run", "create", "mine", "--authority", key, "--json", *options])
+        return code, capsys.readouterr().err
+
+    return run
+
+
+def read_descriptor(home: Path) -> Descriptor:
+    return decode_value(Descriptor, runs.load_descriptors(home / "pulsenet" / "mine")[-1].payload)
+
+
+def test_a_run_has_no_rounds_unless_it_names_an_algorithm(create: Any, tmp_path: Path) -> None:
+    assert create() == (0, "")
+    descriptor = read_descriptor(tmp_path)
+    assert (descriptor.algorithm, descriptor.constants, descriptor.open_trainers_max) == ("none", (), 0)
+    assert describe_algorithm(descriptor) == {"algorithm": "none"}
+
+
+def test_reals_are_signed_as_the_bits_of_their_fp32_value(create: Any, tmp_path: Path) -> None:
+    given = "--algorithm pulseloco --inner-steps 4 --learning-rate 0.5 --momentum-factor 0.8 --clip-norm-ratio 3"
+    closing = "--contributions-min 2 --contribution-wait-seconds 0 --open-trainers 7"
+    assert create(*given.split(), *closing.split()) == (0, "")
+    descriptor = read_descriptor(tmp_path)
+    constants = dict(descriptor.constants)
+    assert list(constants) == sorted(constants)
+    assert constants["learning_rate"] == bits(0.5)
+    assert constants["momentum_factor"] == bits(0.8)
+    assert constants["clip_norm_ratio"] == bits(3.0)
+    assert descriptor.open_trainers_max == 7
+    settings = OuterSettings.from_constants(descriptor.algorithm, descriptor.constants)
+    assert (settings.algorithm, settings.inner_steps) == (Algorithm.PULSELOCO, 4)
+    closed = RoundSettings.of(descriptor)
+    assert (closed.contributions_min, closed.contribution_wait_seconds, closed.clip_norm_ratio) == (2, 0, 3.0)
+
+
+def test_a_combination_is_signed_by_its_position(create: Any, tmp_path: Path) -> None:
+    assert create("--algorithm", "diloco", "--combination", "trimmed", "--trim-count", "1") == (0, "")
+    descriptor = read_descriptor(tmp_path)
+    settings = OuterSettings.from_constants(descriptor.algorithm, descriptor.constants)
+    assert (settings.combination, settings.trim_count) == (Combination.TRIMMED, 1)
+    shown = describe_algorithm(descriptor)
+    assert (shown["algorithm"], shown["combination"], shown["trim_count"]) == ("diloco", "trimmed", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ("--inner-steps 4", "--inner-steps: a run without rounds"),
+        ("--open-trainers 4", "--open-trainers: a run without rounds"),
+        ("--algorithm pulseloco --inner-steps 0", "inner_steps is 0"),
+        ("--algorithm pulseloco --learning-rate nan", "--learning-rate: nan"),
+        ("--algorithm pulseloco --norm-max 1e38", "norm_max"),
+        ("--algorithm pulseloco --combination median", "needs dense contributions"),
+        ("--algorithm pulseloco --contributions-min 0", "--contributions-min: 0"),
+        ("--algorithm pulseloco --contribution-wait-seconds -1", "--contribution-wait-seconds: -1"),
+        ("--algorithm diloco --momentum-factor 1", "momentum_factor is 1.0"),
+        ("--algorithm pulseloco --open-trainers 99999", "--open-trainers: 99999"),
+    ],
+)
+def test_what_no_run_can_have_is_refused_before_anything_is_written(
+    create: Any, tmp_path: Path, options: str, text: str
+) -> None:
+    code, err = create(*options.split())
+    assert code == 2
+    assert text in err
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "pulsenet" / "mine").exists()
+
+
+def test_the_rounds_of_a_run_are_shown(create: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    create("--algorithm", "pulseloco", "--inner-steps", "16")
+    assert cli.main(["run", "show", "mine", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["algorithm"], shown["inner_steps"], shown["state_anchor_interval"]) == ("pulseloco", 16, 10)
+    assert shown["learning_rate"] == pytest.approx(0.7, rel=1e-7)
+    assert cli.main(["run", "show", "mine"]) == 0
+    assert "contribution_wait_seconds  30" in capsys.readouterr().out
+
+
+def test_constants_of_a_later_version_are_shown_as_they_are(create: Any, tmp_path: Path) -> None:
+    create("--algorithm", "pulseloco")
+    later = replace(read_descriptor(tmp_path), constants=(("inner_steps", 4), ("zeal", 9)))
+    assert describe_algorithm(later)["constants"] == ["inner_steps = 4", "zeal = 9"]
