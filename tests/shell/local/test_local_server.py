@@ -25,11 +25,12 @@ from pulsenet.codec.changes import Changes
 from pulsenet.errors import LocalProtocolError, PulsenetError, RemoteProtocolError, StorageError, UnavailableError
 from pulsenet.ids import Digest, PeerId, RunId, Version
 from pulsenet.local import protocol
+from pulsenet.local.changed_parts import ChangedPartWriter, compute_size_bytes_max
 from pulsenet.local.client import Client
 from pulsenet.local.parts import PartLayout, SealedPart
 from pulsenet.local.protocol import PublishDone, PublishStatus, UpdateKind
 from pulsenet.local.rollouts import Sample, pack_rollouts
-from pulsenet.local.shared_memory import Region, SnapshotWriter, create_memory, write_snapshot
+from pulsenet.local.shared_memory import Region, SnapshotWriter, create_memory, seal_snapshot, write_snapshot
 from pulsenet.local.sockets import Channel, socket_path
 from pulsenet.tensors.params import TensorSpec, make_table
 from pulsenet.wire.schema import encode_value
@@ -67,6 +68,7 @@ class Daemon:
         self.waiting = threading.Event()
         self.cancelled = threading.Event()
         self.pending: list[asyncio.Future[PublishDone]] = []
+        self.base_number: int | None = None
         hooks = LocalHooks(
             on_snapshot=self._on_snapshot,
             on_engine_request=self._on_engine_request,
@@ -102,6 +104,7 @@ class Daemon:
 
     async def _on_snapshot(self, offer: SnapshotOffer) -> asyncio.Future[PublishDone]:
         self.offers.append(offer)
+        offer.parts.base_number = self.base_number
         future: asyncio.Future[PublishDone] = self.loop.create_future()
         if self.outcome is None:
             self.pending.append(future)
@@ -356,6 +359,53 @@ def test_a_lying_process_loses_its_connection_and_the_daemon_its_memory(daemon: 
     with pytest.raises(PublishFailedError, match="cut_short"):
         list(daemon.offers[0].parts.take())
     assert daemon.taken == []
+    assert daemon.server.refused_count == 1
+    wait_until(lambda: open_memories() <= before)
+    Client.connect(daemon.directory).close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ("not asked for", "handoff-changes"),
+        ("huge", "handoff-size"),
+        ("short", "handoff-size"),
+        ("truncated", "handoff-changes"),
+        ("unsealed", "handoff-unsealed"),
+        ("too many", "handoff-part"),
+    ],
+)
+def test_a_process_that_lies_about_changes_loses_its_connection_and_the_daemon_its_memory(
+    daemon: Daemon, fault: str, code: str
+) -> None:
+    before = open_memories()
+    daemon.base_number = None if fault == "not asked for" else 1
+    channel = attach_as_liar(daemon)
+    origin = protocol.Origin(bytes(16), 2)
+    channel.send(protocol.OfferSnapshot(1, TABLE.encode(), False, True, origin), timeout_seconds=5.0)
+    assert channel.receive(5.0).message == protocol.PartWanted(1, daemon.base_number)
+    assert daemon.offers[0].parts.origin == origin
+    layout = PartLayout(TABLE, 0, 2)
+    writer = ChangedPartWriter(layout)
+    for index, spec in enumerate(TABLE.tensors):
+        writer.write_listed(index, np.zeros(1, spec.index_dtype), np.zeros(1, spec.bits_dtype))
+    descriptor, size_bytes = writer.seal()
+    if fault in ("unsealed", "truncated"):
+        os.close(descriptor)
+        size_bytes = compute_size_bytes_max(layout) if fault == "unsealed" else 64
+        descriptor = create_memory("pulsenet-test", size_bytes)
+        if fault == "truncated":
+            os.pwrite(descriptor, struct.pack("<QQ", 1, 1), 0)
+            seal_snapshot(descriptor)
+    size_bytes = {"huge": compute_size_bytes_max(layout) + 1, "short": size_bytes - 1}.get(fault, size_bytes)
+    message = protocol.ChangedPart(3 if fault == "too many" else 2, size_bytes)
+    channel.send(message, descriptor=descriptor, timeout_seconds=5.0)
+    refusal = channel.receive(5.0).message
+    assert isinstance(refusal, protocol.LocalRefusal)
+    assert refusal.code == code
+    os.close(descriptor)
+    with pytest.raises(PublishFailedError, match="cut_short"):
+        list(daemon.offers[0].parts.take())
     assert daemon.server.refused_count == 1
     wait_until(lambda: open_memories() <= before)
     Client.connect(daemon.directory).close()
