@@ -38,7 +38,7 @@ REASONS: Final = frozenset(
         "base_mismatch", "root_mismatch", "structure", "engine",
         # publishing
         "not_publisher", "superseded", "authorities", "behind", "diverged", "no_snapshot", "no_baseline", "no_base",
-        "encode", "cut_short", "dropped", "too_slow",
+        "encode", "cut_short", "dropped", "too_slow", "other_base", "bad_changes",
         # the disk
         "enospc", "readonly", "memory", "damaged", "locked", "io",
     }

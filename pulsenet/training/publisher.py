@@ -38,7 +38,7 @@ CONNECT_SECONDS_MAX: Final = 10.0
 ROLLOUTS_WAIT_SECONDS: Final = 10.0
 """One request's wait for rollouts; the iterator asks again until its own time is up."""
 
-BASELINE_FAULTS: Final = frozenset({"base", "changes", "no_baseline"})
+BASELINE_FAULTS: Final = frozenset({"other_base", "bad_changes", "no_baseline"})
 """Why a publish of changes failed that one of whole weights would not."""
 
 

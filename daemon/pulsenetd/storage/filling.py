@@ -54,13 +54,13 @@ class Filler:
         """Return the part with every tensor whole; a part that is so already is returned itself.
 
         Raises:
-            PublishFailedError: ``base``: there is no baseline to start from. ``changes``: indices are out of order,
-                twice, or outside their tensor.
+            PublishFailedError: ``other_base``: there is no baseline to start from. ``bad_changes``: indices are out of
+                order, twice, or outside their tensor.
         """
         if isinstance(part, Part):
             return part
         if self._baseline is None:
-            raise PublishFailedError("base")
+            raise PublishFailedError("other_base")
         layout, baseline = part.layout, self._baseline
         if self._memory.size < layout.size_bytes:
             self._memory = np.empty(layout.size_bytes, np.uint8)
@@ -91,4 +91,4 @@ class Filler:
 
 def _check_order(indices: Indices, element_count: int) -> None:
     if int(indices[-1]) >= element_count or not bool(np.all(indices[1:] > indices[:-1])):
-        raise PublishFailedError("changes")
+        raise PublishFailedError("bad_changes")

@@ -51,7 +51,7 @@ STATE_KEY: Final = "baseline"
 
 MEMORY_NAME: Final = "pulsenet-baseline"
 
-BASELINE_FAULTS: Final = frozenset({"base", "changes", "encode"})
+BASELINE_FAULTS: Final = frozenset({"other_base", "bad_changes", "encode"})
 """Failures after which a process that keeps a device baseline is asked for whole parts."""
 
 

@@ -210,7 +210,7 @@ def test_a_baseline_lost_meanwhile_fails_the_publish_and_the_next_parts_are_whol
     queue.base_number = 1
     process.put_parts(queue)
     answer = node.publisher.encode_snapshot(EncodeSnapshot(generation, Kind.ANCHOR))
-    assert answer == EncodeFailed(generation, "base")
+    assert answer == EncodeFailed(generation, "other_base")
     manifest = publish(process, Kind.ANCHOR)
     assert manifest.root == compute_region_root(process.model.table, process.model.bytes)
     assert base_of(process) is not None
@@ -224,7 +224,7 @@ def test_a_base_that_is_no_more_when_the_encoder_begins_fails_the_publish(proces
     publish(Process(process.node, process.model, OTHER))
     before = process.node.store.usage().chunk_count
     answer = process.node.publisher.encode_snapshot(EncodeSnapshot(generation, Kind.PATCH))
-    assert answer == EncodeFailed(generation, "base")
+    assert answer == EncodeFailed(generation, "other_base")
     assert process.node.store.usage().chunk_count == before
 
 
@@ -249,7 +249,7 @@ def test_a_process_that_lists_nonsense_fails_and_hands_over_whole_parts_next(
     generation, _ = bad_parts
     before = process.node.store.usage().chunk_count
     answer = process.node.publisher.encode_snapshot(EncodeSnapshot(generation, kind))
-    assert answer == EncodeFailed(generation, "changes")
+    assert answer == EncodeFailed(generation, "bad_changes")
     assert process.node.store.usage().chunk_count == before
     assert base_of(process) is None
     process.model.step()

@@ -83,7 +83,7 @@ def test_a_whole_part_is_left_as_it_is(kit: Any) -> None:
 def test_without_a_baseline_nothing_can_be_filled(kit: Any) -> None:
     model = kit.Model()
     part = make_part(model, list_changes(model.bytes, model), 0, 6)
-    with pytest.raises(PublishFailedError, match="base"):
+    with pytest.raises(PublishFailedError, match="other_base"):
         Filler(None, map).fill(part)
 
 
@@ -95,5 +95,5 @@ def test_indices_out_of_order_twice_or_outside_are_refused(kit: Any, indices: li
         writer.write_listed(index, np.array(indices, np.uint32), np.zeros(len(indices), np.uint16))
 
     part = make_part(model, write, 0, 1)
-    with pytest.raises(PublishFailedError, match="changes"):
+    with pytest.raises(PublishFailedError, match="bad_changes"):
         Filler(make_weights(model), map).fill(part)
