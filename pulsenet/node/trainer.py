@@ -142,21 +142,12 @@ class Trainer:
         return self._state
 
     def find_refusal(self, snapshot: SnapshotOffered, now: float) -> str:
-        """Return why a snapshot may not become a version, or the empty string: known before any weight is copied."""
-        if not self._may_publish:
-            return "not_publisher"
-        if self._succession.rival is not None:
-            return "superseded"
-        # The genesis may name the table; weights of another shape are then somebody's mistake, not the first version.
-        if self._state is None and self._descriptor.table_digest not in (None, snapshot.table_digest):
-            return "table"
-        if self._turns is not None:
-            reason = self._turns.find_refusal(self._chain, snapshot)
-            if reason:
-                return reason
-        if self._find_epoch_reason(snapshot) and not self._may_open_epoch(now):
-            return "authorities"
-        return ""
+        """Return why a snapshot offered now may not become a version, or the empty string.
+
+        Known before any weight is copied.
+        """
+        is_misnumbered = self._turns is not None and self._turns.is_misnumbered(snapshot)
+        return self._find_refusal(snapshot, now) or ("round" if is_misnumbered else "")
 
     def handle(self, event: Event, now: float, now_ms: int) -> list[Effect]:
         """Take in one event; see :class:`pulsenet.node.machine.Machine`."""
@@ -199,6 +190,8 @@ class Trainer:
             return []
         if self._turns is not None or self._phase is Phase.LEARNING or self._succession.rival is not None:
             return []
+        if not self._may_publish:
+            return []
         if self._succession.compare_later(head, self._state, self._started_ms) is not Standing.LIVE:
             return []
         text = (
@@ -230,7 +223,7 @@ class Trainer:
         if snapshot.generation != event.generation:
             return []
         # News may have come while the encoder worked: ask everything again before anything is signed.
-        reason = self.find_refusal(snapshot, now)
+        reason = self._find_refusal(snapshot, now)
         if reason:
             self._stop_work()
             return [*self._refuse(snapshot, reason), *self._orphan(event.blob_id)]
@@ -328,7 +321,7 @@ class Trainer:
         if snapshot is None or now < self._encode_at_min:
             return []
         self._waiting = None
-        reason = self.find_refusal(snapshot, now)
+        reason = self._find_refusal(snapshot, now)
         if reason:
             return self._refuse(snapshot, reason)
         self._encode_at_min = now + self._descriptor.publish_interval_min_ms / 1000
@@ -381,6 +374,20 @@ class Trainer:
         return self._turns.diverge(version, now)
 
     # Decisions
+
+    def _find_refusal(self, snapshot: SnapshotOffered, now: float) -> str:
+        if not self._may_publish:
+            return "not_publisher"
+        if self._succession.rival is not None:
+            return "superseded"
+        # The genesis may name the table; weights of another shape are then somebody's mistake, not the first version.
+        if self._state is None and self._descriptor.table_digest not in (None, snapshot.table_digest):
+            return "table"
+        if self._turns is not None and self._turns.is_behind(self._chain, snapshot):
+            return "behind"
+        if self._find_epoch_reason(snapshot) and not self._may_open_epoch(now):
+            return "authorities"
+        return ""
 
     @property
     def _may_publish(self) -> bool:

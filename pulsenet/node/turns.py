@@ -70,20 +70,17 @@ class Turns:
         elif isinstance(event, StateLost):
             self._round_index = None
 
-    def find_refusal(self, state: PublishedState | None, snapshot: SnapshotOffered) -> str:
-        """Return why no version can be made of a snapshot, or the empty string.
-
-        ``round``: it says it is of another round than the trainer is in. ``behind``: a version of this round or a
-        later one is committed.
-        """
+    def is_misnumbered(self, snapshot: SnapshotOffered) -> bool:
+        """Say whether a snapshot that is offered now says it is of another round than the trainer is in."""
         reached = self._round_index
         # The trainer's own word may overtake that of the machine that follows it, by one round at most.
-        if reached is not None and snapshot.trainer_step not in (reached, reached + 1):
-            return "round"
+        return reached is not None and snapshot.trainer_step not in (reached, reached + 1)
+
+    def is_behind(self, state: PublishedState | None, snapshot: SnapshotOffered) -> bool:
+        """Say whether a version of the snapshot's round or a later one is committed."""
         if state is None or self._trust.epoch > state.version.epoch:
-            return ""
-        number = _find_first_number(state.epoch_record) + snapshot.trainer_step
-        return "behind" if number <= state.version.number else ""
+            return False
+        return _find_first_number(state.epoch_record) + snapshot.trainer_step <= state.version.number
 
     def may_open(self, state: PublishedState | None, now: float) -> bool:
         """Whether the epoch that is due can be entered, or opened here and now."""

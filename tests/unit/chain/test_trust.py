@@ -162,6 +162,18 @@ class TestHeads:
             trust.accept_head(run.sign(run.head(6, term=2), run.second), run.now_ms)
         trust.accept_head(run.sign(run.head(6, term=3), run.second), run.now_ms)
 
+    def test_one_version_in_two_terms_is_no_fork_while_its_root_is_one(self, run: Any, trust: Trust) -> None:
+        trust.accept_head(run.sign(run.head(5, term=2), run.publisher), run.now_ms)
+        other = run.head(5, term=3, issued_at_ms=run.now_ms + 1, manifest_digest=compute_digest(b"of the second"))
+        assert trust.accept_head(run.sign(other, run.second), run.now_ms) == other
+        assert (trust.fork, trust.head) == (None, other)
+        assert trust.root_of(Version(0, 5)) == other.root
+        assert trust.root_of(Version(0, 6)) is None
+        third = run.head(5, term=4, root=compute_digest(b"other bits"), issued_at_ms=run.now_ms + 2)
+        with pytest.raises(TrustError, match="fork"):
+            trust.accept_head(run.sign(third, run.publisher), run.now_ms)
+        assert trust.fork is not None
+
 
 class TestRevocation:
     def test_the_head_of_a_revoked_key_stays_the_floor_and_is_no_longer_in_force(

@@ -129,8 +129,10 @@ def test_one_authority_closes_a_round_with_its_signature_on_disk_first(make_run:
 
 def test_a_receipt_is_final_with_the_second_of_three_signatures(make_run: Callable[..., Any]) -> None:
     bench = Bench(make_run, 3)
+    assert bench.machine.term == 0
     bench.lead()
     assert bench.machine.is_leading(bench.now)
+    assert bench.machine.term == 1
     pushes = pushed(bench.close(), PushReceipt)
     assert {push.peer_id for push in pushes} == {key.peer_id for key in bench.others}
     assert pushes[0].message.votes

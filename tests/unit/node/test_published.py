@@ -14,6 +14,7 @@ from pulsenet.chain.signing import encode_signed, record_digest
 from pulsenet.chain.trust import entry_of
 from pulsenet.errors import StorageError
 from pulsenet.ids import RunId, Version, compute_digest
+from pulsenet.node.effects import EncodeSkip
 from pulsenet.node.events import PatchEncoded
 from pulsenet.node.published import (
     CATALOGUES_KEPT,
@@ -23,6 +24,7 @@ from pulsenet.node.published import (
     advance,
     describe_extra,
     describe_snapshot,
+    find_extras_due,
     find_released,
     make_catalogue,
     make_head,
@@ -175,6 +177,32 @@ def test_skips_start_after_the_last_version_that_no_patch_leads_to() -> None:
     assert publish(state, 2).unbroken_from == 6
 
 
+def leap(state: PublishedState, number: int) -> PublishedState:
+    """The state after a version that leaves numbers out."""
+    manifest = manifest_of(state, Version(0, number))
+    return with_catalogue(advance(state, manifest, digest(f"manifest {number}"), None), digest(f"catalogue {number}"))
+
+
+def test_a_version_that_leaves_numbers_out_comes_by_a_skip_that_peers_accept() -> None:
+    state = publish(None, 3)
+    manifest = manifest_of(state, Version(0, 6))
+    check_record(manifest)
+    assert (manifest.kind, manifest.base_version, manifest.base_root) == (Kind.SKIP, Version(0, 3), digest("root 0.3"))
+    after = leap(state, 6)
+    assert (after.version, after.unbroken_from, after.patch_range) == (Version(0, 6), 1, (1, 6))
+    check_record(make_catalogue(publish(after, 2), RUN_ID))
+
+
+def test_a_skip_of_the_ladder_is_due_unless_the_version_came_by_it() -> None:
+    state = publish(None, 8)
+    by_one_leap = leap(state, 16)
+    assert find_extras_due(by_one_leap, 100) == []
+    by_two = leap(leap(state, 12), 16)
+    assert find_extras_due(by_two, 100) == [EncodeSkip(Version(0, 8), Version(0, 16))]
+    without_base = leap(leap(publish(None, 7), 12), 16)
+    assert find_extras_due(without_base, 100) == [], "version 8 was left out"
+
+
 def test_only_a_few_old_catalogues_stay() -> None:
     state = publish(None, CATALOGUES_KEPT + 3)
     assert len(state.catalogue_digests) == CATALOGUES_KEPT
@@ -211,7 +239,7 @@ def test_a_head_names_the_newest_version_and_is_valid_for_the_agreed_time() -> N
     state = publish(None, 2)
     head = make_head(state, run_id=RUN_ID, revision=3, term=4, issued_at_ms=1_000)
     check_record(head)
-    assert (head.version, head.root, head.revision) == (Version(0, 2), digest("root 0.2"), 3)
+    assert (head.version, head.root, head.revision, head.term) == (Version(0, 2), digest("root 0.2"), 3, 4)
     assert head.catalogue_digest == digest("catalogue 0.2")
     assert head.valid_until_ms == 301_000
 
@@ -225,3 +253,5 @@ def test_a_root_is_known_while_its_version_is_retained() -> None:
 def test_the_operators_line_gives_share_and_bytes() -> None:
     line = summarise(manifest_of(publish(None, 1), Version(0, 2)))
     assert line == "published version 0.2 as patch: 0.90% changed, 30 of 2000 bytes"
+    ready = summarise(manifest_of(publish(None, 1), Version(0, 2)), is_standby=True)
+    assert ready == line.replace("published", "keeping ready")

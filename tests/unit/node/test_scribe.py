@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pulsenet.chain.records import EpochRecord, Head
-from pulsenet.chain.signing import open_record
+from pulsenet.chain.signing import decode_signed, open_record
 from pulsenet.chain.trust import Trust
 from pulsenet.ids import Version
 from pulsenet.node.published import PublishedState
@@ -30,6 +30,14 @@ def test_heads_rise_in_time_even_when_the_clock_was_set_back(run: Any, state: Pu
     second = open_head(run, scribe.issue_head(state, run.start_ms - 60_000))
     assert second.issued_at_ms == first.issued_at_ms + 1
     assert second.valid_until_ms == second.issued_at_ms + 300_000
+
+
+def test_a_head_is_signed_in_its_term_and_after_what_is_known(run: Any, state: PublishedState) -> None:
+    trust = run.trust()
+    trust.accept_head(decode_signed(run.head(Version(0, 1), issued_at_ms=run.start_ms + 500)), run.start_ms)
+    scribe = Scribe(trust, run.publisher.peer_id, run.publisher.sign)
+    head = open_head(run, scribe.issue_head(state, run.start_ms, term=6))
+    assert (head.term, head.issued_at_ms) == (6, run.start_ms + 501)
 
 
 def test_one_authority_is_its_own_majority(run: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -14,7 +15,7 @@ from pulsenet.chain.plan import plan_route
 from pulsenet.chain.records import Catalogue, EpochRecord, Head, Kind, Manifest, SignedRecord
 from pulsenet.chain.signing import encode_signed, open_record, record_digest
 from pulsenet.chain.trust import Trust
-from pulsenet.errors import StorageError
+from pulsenet.errors import StorageError, TrustError
 from pulsenet.ids import Digest, Version, compute_digest
 from pulsenet.node.effects import (
     EXECUTION_ORDER,
@@ -45,6 +46,7 @@ from pulsenet.node.events import (
     ReplyReceived,
     SkipEncoded,
     SnapshotOffered,
+    StateReached,
     StoreFailed,
     TimerFired,
 )
@@ -70,15 +72,18 @@ class Disk:
 class Desk:
     """Drives one publisher with a shell made of dictionaries; weights are named by a string per generation."""
 
-    def __init__(self, run: Any, *, disk: Disk | None = None, trust: Trust | None = None, **arguments: Any) -> None:
+    def __init__(
+        self, run: Any, *, disk: Disk | None = None, trust: Trust | None = None, key: Any = None, **arguments: Any
+    ) -> None:
         self.run = run
+        self.key = key or run.publisher
         self.disk = disk or Disk()
         self.trust = trust or run.trust()
         arguments.setdefault("learn_seconds", 0.0)
         self.trainer = Trainer(
             self.trust,
-            run.publisher.peer_id,
-            run.publisher.sign,
+            self.key.peer_id,
+            self.key.sign,
             lambda count: 0,
             verify=run.verify,
             state=self.disk.state.get(STATE_KEY),
@@ -126,9 +131,11 @@ class Desk:
         self.now_ms += round((at - self.now) * 1000)
         self.now = at
 
-    def offer(self, generation: int, weights: str | None = None, table: Digest = TABLE) -> list[Effect]:
+    def offer(
+        self, generation: int, weights: str | None = None, table: Digest = TABLE, step: int | None = None
+    ) -> list[Effect]:
         self.weights[generation] = weights or f"weights {generation}"
-        return self.send(SnapshotOffered(generation, generation * 10, table))
+        return self.send(SnapshotOffered(generation, generation * 10 if step is None else step, table))
 
     def work(self) -> list[Effect]:
         """Do the oldest piece of work and hand in its answer."""
@@ -172,6 +179,13 @@ class Desk:
         assert self.trainer.state is not None
         return self.trainer.state.version
 
+    def publish_round(self, round_index: int, weights: str | None = None, table: Digest = TABLE) -> Version:
+        """Hand over what a round gave: the same on every authority, unless a test says otherwise."""
+        self.offer(round_index + 1, weights or f"round {round_index}", table, step=round_index)
+        self.settle()
+        assert self.trainer.state is not None
+        return self.trainer.state.version
+
     def of(self, kind: type[Any]) -> list[Any]:
         return [effect for effect in self.log if isinstance(effect, kind)]
 
@@ -190,7 +204,7 @@ class Desk:
         return catalogue
 
     def restart(self, **arguments: Any) -> Desk:
-        desk = Desk(self.run, disk=self.disk, **arguments)
+        desk = Desk(self.run, disk=self.disk, key=self.key, **arguments)
         desk.baseline = self.baseline
         return desk
 
@@ -741,3 +755,354 @@ def test_a_full_catalogue_makes_the_next_version_an_anchor(desk: Desk, monkeypat
     assert kinds[0] is Kind.ANCHOR
     assert kinds[1:17] == [Kind.PATCH] * 16
     assert kinds[17] is Kind.ANCHOR
+
+
+# Rounds
+
+
+class Leadership:
+    """A coordinator that leads when the test says so."""
+
+    def __init__(self, *, leads: bool = True, term: int = 1) -> None:
+        self.leads = leads
+        self.term = term
+
+    def is_leading(self, now: float) -> bool:
+        return self.leads
+
+
+class Swarm:
+    """Three authorities that train together, and a follower that believes what they announce."""
+
+    def __init__(self, make_run: Any, **changes: Any) -> None:
+        keys = (make_run.publisher, make_run.second, make_run.third)
+        self.run = make_run(authorities=keys, algorithm="pulseloco", **changes)
+        self.offices = [Leadership(leads=index == 0) for index in range(3)]
+        pairs = zip(keys, self.offices, strict=True)
+        self.desks = [Desk(self.run, key=key, leadership=office) for key, office in pairs]
+        self.follower = self.run.trust()
+        self.heard: list[int] = [0, 0, 0]
+
+    def elect(self, index: int, term: int) -> None:
+        """The votes of a term are with this authority, and everybody knows."""
+        for other, office in enumerate(self.offices):
+            office.leads, office.term = other == index, term
+
+    def gossip(self) -> list[Head]:
+        """Show everybody what was announced since the last time; return it."""
+        heads = []
+        for index, desk in enumerate(self.desks):
+            announced = desk.of(AnnounceHead)
+            for effect in announced[self.heard[index] :]:
+                heads.append(desk.open(Head, effect.record))
+                self.follower.accept_head(effect.record, desk.now_ms)
+                for other in self.desks:
+                    if other is not desk:
+                        with suppress(TrustError):  # older than what this one knows
+                            other.trust.accept_head(effect.record, desk.now_ms)
+                        other.send(HeadSeen(encode_signed(effect.record), None))
+            self.heard[index] = len(announced)
+        return heads
+
+    def round(self, round_index: int, members: tuple[int, ...] = (0, 1, 2)) -> list[Head]:
+        for index in members:
+            self.desks[index].publish_round(round_index)
+        return self.gossip()
+
+
+@pytest.fixture
+def swarm(make_run: Any) -> Swarm:
+    return Swarm(make_run)
+
+
+def test_only_the_coordinator_announces_and_the_others_keep_the_same_ready(swarm: Swarm) -> None:
+    heads = [head for round_index in range(3) for head in swarm.round(round_index)]
+    assert [(head.version, head.term) for head in heads] == [(Version(0, n), 1) for n in (1, 2, 3)]
+    assert [desk.of(Commit)[-1].is_standby for desk in swarm.desks] == [False, True, True]
+    assert [desk.trainer.state.root for desk in swarm.desks if desk.trainer.state] == [heads[-1].root] * 3
+    assert all(desk.of(AnnounceHead) == [] for desk in swarm.desks[1:])
+    for desk, reason in zip(swarm.desks, ("", "standby", "standby"), strict=True):
+        assert dict(desk.of(Report)[-1].fields)["reason"] == reason
+    lines = [effect.text for effect in swarm.desks[1].of(Log)]
+    assert lines[-1].startswith("keeping ready version 0.3")
+
+
+def test_manifests_and_heads_name_the_term_and_the_round(swarm: Swarm) -> None:
+    swarm.elect(0, 5)
+    (head,) = swarm.round(0)
+    manifest = swarm.desks[0].manifest(head.manifest_digest)
+    assert (head.term, manifest.term, manifest.trainer_step) == (5, 5, 0)
+
+
+def test_a_head_is_on_disk_only_once_it_was_announced(swarm: Swarm) -> None:
+    """What a commit stores, a former coordinator may show after a restart: no head of a term that is over."""
+    swarm.round(0)
+    assert [key for key, _ in swarm.desks[0].of(Commit)[0].state] == [STATE_KEY]
+
+
+@pytest.mark.parametrize("members", [(1, 2), (0, 1, 2)])
+def test_a_take_over_goes_on_in_the_same_epoch(swarm: Swarm, members: tuple[int, ...]) -> None:
+    for round_index in range(3):
+        swarm.round(round_index)
+    swarm.elect(1, 2)
+    swarm.desks[1].send(TimerFired())
+    (head,) = swarm.gossip()
+    assert (head.version, head.term) == (Version(0, 3), 2), "what is known is announced at once, in the new term"
+    heads = swarm.round(3, members)
+    assert [(head.version, head.term) for head in heads] == [(Version(0, 4), 2)]
+    manifest = swarm.desks[1].manifest(heads[0].manifest_digest)
+    assert (manifest.kind, manifest.base_version) == (Kind.PATCH, Version(0, 3))
+    assert swarm.follower.fork is None
+
+
+def test_what_the_leader_did_not_announce_the_next_one_does(swarm: Swarm) -> None:
+    """It died between the outer step and its announcement; with the same root there is no fork if it had not."""
+    swarm.round(0)
+    for desk in swarm.desks:
+        desk.publish_round(1)
+    unheard = swarm.desks[0].of(AnnounceHead)[-1].record
+    swarm.heard[0] += 1
+    swarm.elect(1, 2)
+    swarm.desks[1].send(TimerFired())
+    (head,) = swarm.gossip()
+    assert (head.version, head.term) == (Version(0, 2), 2)
+    assert swarm.follower.accept_head(unheard, swarm.desks[0].now_ms) == head, "no news"
+    assert swarm.follower.fork is None
+
+
+def test_a_former_coordinator_says_nothing_more_and_follows(swarm: Swarm) -> None:
+    swarm.round(0)
+    swarm.elect(1, 2)
+    swarm.round(1, (1, 2))
+    swarm.round(2, (1, 2))
+    before = len(swarm.desks[0].of(AnnounceHead))
+    swarm.desks[0].wait(100.0)
+    assert len(swarm.desks[0].of(AnnounceHead)) == before
+    assert swarm.desks[0].publish_round(3) == Version(0, 4), "rounds it missed are left out"
+    swarm.elect(0, 3)
+    swarm.desks[0].wait(5.0)
+    swarm.round(3, (1, 2))
+    assert swarm.follower.head is not None
+    assert (swarm.follower.head.version, swarm.follower.head.term) == (Version(0, 4), 3)
+    skip = swarm.desks[0].manifest(swarm.follower.head.manifest_digest)
+    assert (skip.kind, skip.base_version) == (Kind.SKIP, Version(0, 1))
+    assert swarm.follower.fork is None
+
+
+def test_a_leader_that_is_behind_says_nothing_older(swarm: Swarm) -> None:
+    swarm.round(0)
+    swarm.round(1, (0, 1))
+    swarm.elect(2, 2)
+    swarm.desks[2].wait(10.0)
+    assert swarm.gossip() == []
+    (head,) = swarm.round(2, (2,))
+    assert (head.version, head.term) == (Version(0, 3), 2)
+
+
+def test_a_coordinator_without_fresh_votes_holds_its_tongue_until_they_come(swarm: Swarm) -> None:
+    swarm.round(0)
+    swarm.offices[0].leads = False
+    assert swarm.round(1) == []
+    swarm.offices[0].leads = True
+    swarm.desks[0].wait(5.0)
+    (head,) = swarm.gossip()
+    assert head.version == Version(0, 2)
+
+
+def test_the_coordinator_signs_its_head_again(swarm: Swarm) -> None:
+    swarm.round(0)
+    swarm.desks[0].wait(limits.HEAD_RESIGN_SECONDS * 5 + 1)
+    heads = swarm.gossip()
+    assert len(heads) == 5
+    assert {(head.version, head.term) for head in heads} == {(Version(0, 1), 1)}
+
+
+def test_extras_are_made_everywhere_and_announced_by_one(swarm: Swarm) -> None:
+    for round_index in range(16):
+        swarm.round(round_index)
+    assert [desk.trainer.state.anchor_numbers for desk in swarm.desks if desk.trainer.state] == [(1, 11)] * 3
+    assert len({desk.trainer.state.blob_ids for desk in swarm.desks if desk.trainer.state}) == 1
+    kinds = [entry.kind for entry in swarm.desks[0].catalogue().entries if entry.version == Version(0, 16)]
+    assert kinds == [Kind.PATCH, Kind.SKIP]
+
+
+def test_a_skip_that_came_first_is_not_made_twice(swarm: Swarm) -> None:
+    swarm.round(7)
+    (head,) = swarm.round(15)
+    assert head.version == Version(0, 16)
+    assert swarm.desks[0].of(EncodeSkip) == []
+    assert [entry.kind for entry in swarm.desks[0].catalogue().entries] == [Kind.ANCHOR, Kind.SKIP]
+
+
+def test_a_restarted_standby_goes_on_from_its_own_disk(swarm: Swarm) -> None:
+    swarm.round(0)
+    swarm.round(1)
+    again = swarm.desks[1] = swarm.desks[1].restart(leadership=swarm.offices[1])
+    swarm.round(2)
+    assert again.of(Commit)[-1].version == Version(0, 3)
+    swarm.elect(1, 2)
+    again.wait(5.0)
+    swarm.heard[1] = 0
+    (head,) = swarm.gossip()
+    assert again.manifest(head.manifest_digest).base_version == Version(0, 2)
+
+
+# Rounds: what is refused
+
+
+def test_a_plain_trainer_is_told_before_a_weight_is_copied(make_run: Any) -> None:
+    run = make_run(authorities=(make_run.second,), algorithm="pulseloco")
+    desk = Desk(run)
+    assert desk.trainer.find_refusal(SnapshotOffered(1, 0, TABLE), desk.now) == "not_publisher"
+    desk.send(HeadSeen(run.head(Version(0, 2), issued_at_ms=run.start_ms + 60_000, key=run.second, term=1), None))
+    assert desk.of(Log) == [], "others publish, as they should"
+
+
+def test_an_authority_that_knows_of_no_coordinator_does_not_speak_for_rounds(make_run: Any) -> None:
+    desk = Desk(make_run(algorithm="pulseloco"))
+    assert RefuseSnapshot(1, "not_publisher") in desk.offer(1)
+
+
+def test_a_round_is_published_once(swarm: Swarm) -> None:
+    swarm.round(3)
+    for round_index in (2, 3):
+        snapshot = SnapshotOffered(9, round_index, TABLE)
+        assert swarm.desks[0].trainer.find_refusal(snapshot, swarm.desks[0].now) == "behind"
+    assert RefuseSnapshot(3, "behind") in swarm.desks[0].offer(3, step=2)
+    assert swarm.desks[0].publish_round(4) == Version(0, 5)
+
+
+def test_optimiser_steps_are_no_rounds(swarm: Swarm) -> None:
+    desk = swarm.desks[0]
+    desk.send(StateReached(2, TABLE))
+    assert RefuseSnapshot(1, "round") in desk.offer(1, step=16)
+    assert desk.trainer.find_refusal(SnapshotOffered(2, 1, TABLE), desk.now) == "round"
+    assert desk.publish_round(2) == Version(0, 3)
+
+
+def test_a_snapshot_that_waited_is_still_of_its_round(make_run: Any) -> None:
+    swarm = Swarm(make_run)
+    desk = Desk(swarm.run, leadership=swarm.offices[0], learn_seconds=3.0)
+    desk.send(StateReached(0, TABLE))
+    desk.offer(1, step=0)
+    desk.send(StateReached(1, TABLE))
+    desk.wait(3.0)
+    desk.settle()
+    assert desk.heads()[-1].version == Version(0, 1)
+
+
+# Rounds: weights that differ
+
+
+def test_a_standby_whose_weights_differ_adopts_nothing_and_starts_over(swarm: Swarm) -> None:
+    swarm.round(0)
+    swarm.desks[1].publish_round(1, "bits that rotted")
+    swarm.desks[0].publish_round(1)
+    swarm.gossip()
+    assert Count("rejected", "diverged") in swarm.desks[1].log
+    assert [effect.level for effect in swarm.desks[1].of(Log)].count("error") == 1
+    swarm.elect(1, 2)
+    swarm.desks[1].wait(20.0)
+    assert swarm.gossip() == [], "what differs is never announced"
+    blobs = set(swarm.desks[1].disk.blobs)
+    (head,) = swarm.round(2, (1,))
+    assert (head.version, head.term, head.root) == (Version(0, 3), 2, swarm.run.digest("root of round 2"))
+    assert [entry.kind for entry in swarm.desks[1].catalogue().entries] == [Kind.ANCHOR], "no claim of before is left"
+    assert not blobs & swarm.desks[1].disk.blobs
+    swarm.round(3, (1,))
+    assert [entry.kind for entry in swarm.desks[1].catalogue().entries] == [Kind.ANCHOR, Kind.PATCH]
+    assert swarm.follower.fork is None
+
+
+def test_weights_that_differ_from_what_is_known_are_never_signed(swarm: Swarm) -> None:
+    swarm.round(0)
+    swarm.round(1, (0,))
+    desk = swarm.desks[1]
+    blobs = set(desk.disk.blobs)
+    desk.publish_round(1, "bits that rotted")
+    assert RefuseSnapshot(2, "diverged") in desk.log
+    assert [commit.version for commit in desk.of(Commit)] == [Version(0, 1)]
+    assert desk.disk.blobs == blobs
+    assert desk.publish_round(2) == Version(0, 3)
+    assert desk.of(EncodeSnapshot)[-1].kind is Kind.ANCHOR
+
+
+def test_a_commit_under_way_does_not_heal_a_divergence(swarm: Swarm) -> None:
+    swarm.round(0)
+    desk = swarm.desks[1]
+    desk.publish_round(1, "bits that rotted")
+    desk.offer(3, "round 2", step=2)
+    desk.work()
+    swarm.round(1, (0,))
+    desk.settle()
+    swarm.elect(1, 2)
+    desk.wait(20.0)
+    assert swarm.gossip() == []
+    assert desk.publish_round(3) == Version(0, 4)
+    assert desk.of(EncodeSnapshot)[-1].kind is Kind.ANCHOR
+
+
+def test_a_lone_authority_that_lost_its_state_and_its_rounds_opens_an_epoch(make_run: Any) -> None:
+    """A-CHAIN-4 with rounds: trained again from an older checkpoint, round 2 has other weights than version 3 had."""
+    run = make_run(algorithm="pulseloco")
+    desk = Desk(run, leadership=Leadership())
+    for round_index in range(3):
+        desk.publish_round(round_index)
+    follower = run.trust()
+    newest = desk.of(AnnounceHead)[-1].record
+    follower.accept_head(newest, desk.now_ms)
+    again = Desk(run, leadership=Leadership(term=2))
+    again.trust.accept_head(newest, again.now_ms)
+    again.publish_round(1, "another round 1")
+    assert again.of(AnnounceHead) == [], "older than what is known"
+    again.offer(3, "another round 2", step=2)
+    again.settle()
+    assert RefuseSnapshot(3, "diverged") in again.log
+    assert again.publish_round(3, "another round 3") == Version(1, 7)
+    record = again.disk.records[again.heads()[-1].epoch_digest]
+    assert again.open(EpochRecord, record).reason == "divergence"
+    follower.accept_epoch(record)
+    assert follower.accept_head(again.of(AnnounceHead)[-1].record, again.now_ms).version == Version(1, 7)
+    assert again.publish_round(4, "another round 4") == Version(1, 8)
+
+
+def test_an_epoch_the_owner_opens_is_entered_by_all(swarm: Swarm) -> None:
+    swarm.round(0)
+    opened = swarm.run.epoch(1, 5, Version(0, 1))
+    for trust in (swarm.follower, *(desk.trust for desk in swarm.desks)):
+        trust.accept_epoch(opened)
+    (head,) = swarm.round(1)
+    assert head.version == Version(1, 6)
+    swarm.elect(2, 2)
+    swarm.desks[2].wait(5.0)
+    (head,) = swarm.gossip()
+    assert (head.version, head.term) == (Version(1, 6), 2)
+    assert [desk.of(EncodeSnapshot)[-1].kind for desk in swarm.desks] == [Kind.ANCHOR] * 3
+
+
+def test_another_table_needs_keys_that_one_authority_does_not_hold(swarm: Swarm) -> None:
+    swarm.round(0)
+    other = Digest(b"u" * 32)
+    assert RefuseSnapshot(9, "authorities") in swarm.desks[0].offer(9, table=other, step=1)
+
+
+def test_a_state_that_the_epoch_in_force_left_behind_starts_over(swarm: Swarm) -> None:
+    """It opened an epoch and died before anybody heard; the others went on beyond its first number."""
+    swarm.round(0)
+    desk = swarm.desks[0]
+    desk.trust.accept_epoch(swarm.run.epoch(1, 3, Version(0, 1)))
+    assert desk.publish_round(1) == Version(1, 4)
+    swarm.elect(1, 2)
+    swarm.heard[0] = len(desk.of(AnnounceHead))
+    for round_index in (1, 2, 3):
+        swarm.round(round_index, (1, 2))
+    again = swarm.desks[0] = desk.restart(leadership=swarm.offices[0])
+    again.trust.accept_head(swarm.desks[1].of(AnnounceHead)[-1].record, again.now_ms)
+    assert again.trust.epoch == 0
+    swarm.elect(0, 3)
+    assert again.publish_round(4) == Version(0, 5)
+    assert Count("rejected", "rollback") in again.log
+    assert again.of(EncodeSnapshot)[-1].kind is Kind.ANCHOR
+    swarm.heard[0] = 0
+    (head,) = swarm.gossip()
+    assert (head.version, head.term) == (Version(0, 5), 3)
