@@ -238,7 +238,7 @@ class SimNode:
             case ExchangeHave(have):
                 self.deliver_to_all(HaveSeen(have, asker))
         assert self.mesh is not None
-        return respond(request, _View(self.store, self.mesh))
+        return respond(request, StoreAndMesh(self.store, self.mesh))
 
     def offer_snapshot(self, region: bytearray, trainer_step: int) -> int:
         """Hand over weights, as a training process does; return their generation."""
@@ -312,7 +312,7 @@ class SimNode:
         self._execute_all("mesh", effects)
 
 
-class _View:
+class StoreAndMesh:
     """The store and the mesh as the serving rule sees them."""
 
     def __init__(self, store: FakeStore, mesh: Mesh) -> None:
