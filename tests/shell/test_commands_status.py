@@ -174,3 +174,14 @@ def test_a_proxy_of_the_environment_is_not_asked_for_a_node_of_this_machine(
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.setattr(urllib.request, "_opener", None)  # keeps what the environment said at its first use
     assert read_status(directory) == STATUS
+
+
+def test_the_round_is_shown_where_there_are_rounds(machine: Machine) -> None:
+    status = {"run": "mine", "role": "trainer", "round_index": 7, "rounds_phase": "gathering", "round_contributors": 3}
+    machine.start("mine/trainer", {**status, "rounds_reason": "no-source"})
+    machine.start("mine/trainer-2", {"run": "mine", "role": "trainer"})
+    code, out, err = machine.run()
+    assert (code, err) == (0, "")
+    first, second = out.splitlines()
+    assert first.endswith("round 7 gathering (no-source), 3 counted")
+    assert "round" not in second

@@ -104,3 +104,30 @@ def test_unreadable_or_broken_file_is_one_clear_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "size"), [("7", 7), ("4K", 4096), ("1 GiB", 1 << 30), ("2TB", 2 << 40)])
 def test_sizes_have_units(text: str, size: int) -> None:
     assert config.parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "error", "text"),
+    [
+        (
+            {"round_seconds": "4000"},
+            {},
+            UsageError,
+            r"flag --round-seconds: round_seconds \(4000\) .* below watchdog_seconds",
+        ),
+        ({"watchdog_seconds": "900"}, {}, UsageError, r"flag --watchdog-seconds: round_seconds \(1200\) .*900"),
+        ({}, {"PULSENET_ROUND_SECONDS": "300"}, ConfigError, r"version_deadline_seconds \(600\) .* round_seconds"),
+    ],
+)
+def test_waits_that_are_not_nested_are_refused_with_the_rule(
+    flags: dict[str, str], environment: dict[str, str], error: type[ConfigError], text: str
+) -> None:
+    """A-CLI-6: chunk idle < source switch < version deadline < round < watchdog."""
+    with pytest.raises(ConfigError, match=text) as caught:
+        config.resolve(flags, environment, None)
+    assert type(caught.value) is error
+
+
+def test_waits_that_are_nested_are_taken() -> None:
+    resolved = config.resolve({"round_seconds": "4000", "watchdog_seconds": "9000"}, {}, None)
+    assert (resolved.config.round_seconds, resolved.config.watchdog_seconds) == (4000.0, 9000.0)

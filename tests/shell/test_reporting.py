@@ -100,3 +100,13 @@ def test_only_the_last_versions_are_remembered(scene: Scene) -> None:
     assert list(scene.ledger.versions) == list(range(5, VERSIONS_REMEMBERED + 5))
     assert scene.ledger.seconds_since_seen(4, scene.now) is None
     assert scene.ledger.seconds_since_seen(5, scene.now) == 0.0
+
+
+def test_the_state_of_the_rounds_reaches_the_gauges(scene: Scene) -> None:
+    assert scene.gauge("round_index") == -1.0
+    assert math.isnan(scene.gauge("residual_norm") or 0.0)
+    scene.report(rounds_phase="pending", round_index=4, round_contributors=3, rounds_behind=1)
+    assert (scene.gauge("round_index"), scene.gauge("round_contributors")) == (4.0, 3.0)
+    assert scene.gauge("rounds_behind") == 1.0
+    scene.ledger.note(residual_norm=0.5)
+    assert scene.gauge("residual_norm") == 0.5

@@ -16,6 +16,7 @@ from pulsenet.chain.records import Descriptor
 from pulsenet.chain.token import encode_token
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import ConfigError, UsageError
+from pulsenet.outer.settings import OuterSettings
 from pulsenet.wire.schema import decode_value
 from pulsenetd import runs, startup
 from pulsenetd.config import Config
@@ -246,3 +247,30 @@ def test_so_many_nodes_of_one_role_run_here_and_no_more(machine: Machine, monkey
         machine.settle()
     with pytest.raises(ConfigError, match="2 trainer nodes of this run are running here already"):
         machine.settle()
+
+
+# Rounds in the private run
+
+
+def test_the_private_run_takes_rounds_up_when_it_is_asked_for_them(machine: Machine) -> None:
+    node = machine.settle()
+    assert machine.descriptor().algorithm == "none"
+    assert startup.take_up_rounds(node.run_path)
+    records = runs.load_descriptors(node.run_path)
+    trust = Trust(node.token.run_id, verify)
+    for signed in records:
+        trust.accept_descriptor(signed)
+    descriptor = trust.descriptor
+    assert descriptor is not None
+    assert (descriptor.revision, descriptor.algorithm) == (1, "pulseloco")
+    assert descriptor.open_trainers_max == startup.OPEN_TRAINERS_LOCAL
+    assert OuterSettings.from_constants(descriptor.algorithm, descriptor.constants) == OuterSettings()
+    assert startup.take_up_rounds(node.run_path), "a second trainer of the machine finds them taken up"
+    assert len(runs.load_descriptors(node.run_path)) == 2
+
+
+def test_only_the_owner_gives_a_run_rounds(machine: Machine) -> None:
+    node = machine.settle()
+    (node.run_path / "owner.key").rename(node.run_path / "offline.key")
+    assert not startup.take_up_rounds(node.run_path)
+    assert len(runs.load_descriptors(node.run_path)) == 1
