@@ -28,6 +28,14 @@ def create_run(*, authority: str, inferencers: Sequence[str]) -> list[str]:
     return [*PULSENET, "run", "create", RUN_NAME, "--private", "--authority", authority, *listed, "--json"]
 
 
+def create_rounds_run(*, trainers: Sequence[str], inferencers: Sequence[str], inner_steps: int) -> list[str]:
+    """Return the command that creates the private run of several trainers, each of which may close rounds."""
+    listed = [argument for key in trainers for argument in ("--authority", key, "--trainer", key)]
+    listed += [argument for key in inferencers for argument in ("--inferencer", key)]
+    rules = ["--algorithm", "pulseloco", "--inner-steps", str(inner_steps)]
+    return [*PULSENET, "run", "create", RUN_NAME, "--private", *listed, *rules, "--json"]
+
+
 def join(role: str, data_directory: Path) -> list[str]:
     """Return the command that runs one node."""
     options = ["--run", RUN_NAME, "--data-dir", str(data_directory), "--listen", LOOPBACK, "--worker-threads", "2"]
@@ -35,6 +43,23 @@ def join(role: str, data_directory: Path) -> list[str]:
         # our own process holds the weights; the node need not write files beside it
         options += ["--engine", "none", "--wait"]
     return [*PULSENET, "join", "--role", role, *options]
+
+
+def join_rounds(role: str, data_directory: Path) -> list[str]:
+    """Return the command that runs one node of the demonstration of rounds; an inferencer keeps files current."""
+    options = ["--run", RUN_NAME, "--data-dir", str(data_directory), "--listen", LOOPBACK, "--worker-threads", "2"]
+    return [*PULSENET, "join", "--role", role, *options, "--wait"]
+
+
+def rounds_process(
+    *, model: str, data_directory: Path, rounds: int, shard: int, checkpoint: Path, output: Path, threads: int
+) -> list[str]:
+    """Return the command of one of several training loops."""
+    return [
+        *(sys.executable, "-m", "pulsenetd.demo.together.trainer"),
+        *("--model", model, "--data-dir", str(data_directory), "--rounds", str(rounds), "--shard", str(shard)),
+        *("--checkpoint", str(checkpoint), "--output", str(output), "--threads", str(threads)),
+    ]
 
 
 def training_process(

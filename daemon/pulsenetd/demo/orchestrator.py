@@ -223,7 +223,7 @@ def _take_in(swarm: _Swarm, name: str, report: Report) -> None:
         progress.add_applied(name, report, swarm.watches[name].read_stage_seconds())
     elif isinstance(report, Sampled):
         swarm.sample_count += report.sample_count
-    else:
+    elif isinstance(report, Finished):
         swarm.finished[name] = report
 
 

@@ -92,6 +92,14 @@ class Children:
                 raise DemoError(f"{child.name} ended with exit code {code}", child.log)
             child.is_settled = True
 
+    def kill(self, name: str) -> None:
+        """Kill a process and its children as a power cut would; it is not expected to go on."""
+        for child in self._children:
+            if child.name == name and not child.is_settled:
+                _signal_group(child, signal.SIGKILL)
+                child.process.wait()
+                child.is_settled = True
+
     def stop(self) -> None:
         """End all processes: SIGTERM, and SIGKILL for what is left of their groups after ``STOP_SECONDS_MAX``."""
         for child in self._children:

@@ -72,7 +72,39 @@ class Finished:
     """Root under which the version was published, as the node said, hexadecimal; empty where it is not told."""
 
 
-Report = Loaded | Published | Applied | Sampled | Finished
+@dataclass(frozen=True, slots=True)
+class RoundDone:
+    """A trainer has done one exchange with the others."""
+
+    round_index: int
+    """The round it took part in."""
+    next_round_index: int
+    """The round it is in now: more than one further if it caught up."""
+    outcome: str
+    contributor_count: int
+    sent_count: int
+    element_count: int
+    payload_size_bytes: int
+    """Of its contribution, as it travels."""
+    residual_norm: float
+    loss: float
+    """Mean over the inner steps of the round, nats a token."""
+    state_root: str
+    """Of the state it holds now, hexadecimal."""
+    seconds: float
+    """Inner steps and exchange."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A trainer that was killed is back with its checkpoint and has caught up."""
+
+    checkpoint_round_index: int
+    round_index: int
+    """The round it is in after catching up."""
+
+
+Report = Loaded | Published | Applied | Sampled | Finished | RoundDone | Resumed
 
 _TYPES: Final[dict[str, type[Report]]] = {
     "loaded": Loaded,
@@ -80,6 +112,8 @@ _TYPES: Final[dict[str, type[Report]]] = {
     "applied": Applied,
     "sampled": Sampled,
     "finished": Finished,
+    "round": RoundDone,
+    "resumed": Resumed,
 }
 _NAMES: Final = {report_type: name for name, report_type in _TYPES.items()}
 

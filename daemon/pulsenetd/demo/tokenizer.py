@@ -33,6 +33,10 @@ class PromptTokenizer(Protocol):
         """Return the tokens after which the model is to answer."""
         ...
 
+    def encode_answer(self, question: Question) -> list[int]:
+        """Return the tokens of the right answer, its end included, as they follow the prompt."""
+        ...
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of ``tokens`` without special tokens."""
         ...
@@ -48,6 +52,10 @@ class CharacterTokenizer:
     def encode_prompt(self, question: Question) -> list[int]:
         """Return the tokens of the bare sum, for a model that knows no language."""
         return self.encode(f"{question.left} + {question.right}=")
+
+    def encode_answer(self, question: Question) -> list[int]:
+        """Return the answer's digits and the end."""
+        return [*self.encode(str(question.answer)), self.end_token]
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of ``text``; ``ValueError`` for a character outside the alphabet."""
@@ -87,6 +95,10 @@ class ChatTokenizer:
         """
         opening = f"{question.left} + {question.right} ="
         return self.encode(f"<|im_start|>user\n{question.text}<|im_end|>\n<|im_start|>assistant\n{opening}")
+
+    def encode_answer(self, question: Question) -> list[int]:
+        """Return a space, the answer's digits and the end of the turn."""
+        return [*self.encode(f" {question.answer}"), self.end_token]
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of ``text``; special tokens are recognised."""

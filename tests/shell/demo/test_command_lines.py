@@ -14,6 +14,8 @@ def test_every_command_is_understood_by_the_command_line(tmp_path: Path) -> None
         command_lines.create_run(authority="a" * 64, inferencers=["b" * 64, "c" * 64]),
         command_lines.join("trainer", tmp_path),
         command_lines.join("inferencer", tmp_path),
+        command_lines.create_rounds_run(trainers=["a" * 64, "b" * 64], inferencers=["c" * 64], inner_steps=8),
+        command_lines.join_rounds("trainer", tmp_path),
     ]
     for command in commands:
         assert tuple(command[: len(PULSENET)]) == PULSENET

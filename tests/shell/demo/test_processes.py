@@ -95,3 +95,16 @@ def test_the_end_of_a_log_is_shown(tmp_path: Path) -> None:
     assert read_tail(log)[-1] == "line 49"
     assert len(read_tail(log)) == 15
     assert "cannot be read" in read_tail(tmp_path / "absent")[0]
+
+
+def test_a_process_that_is_killed_on_purpose_is_no_failure(tmp_path: Path) -> None:
+    with Children(tmp_path) as children:
+        child = children.start("one", python("import time; time.sleep(60)"), os.environ)
+        other = children.start("two", python("import time; time.sleep(60)"), os.environ)
+        children.kill("one")
+        assert child.process.returncode == -9
+        assert other.process.poll() is None
+        children.check()
+        again = children.start("one", python("import time; time.sleep(60)"), os.environ)
+        children.kill("one")
+        assert again.process.returncode == -9

@@ -37,3 +37,14 @@ def test_the_chat_tokenizer_splits_digits_and_keeps_special_tokens_whole() -> No
     text = tokenizer.decode(prompt)
     assert text == "user\nWhat is 12 + 34?\nassistant\n12 + 34 ="
     assert parse_question(text) == Question(12, 34)
+
+
+def test_answers_follow_their_prompts_and_end() -> None:
+    characters = CharacterTokenizer()
+    answer = characters.encode_answer(Question(12, 34))
+    assert characters.decode(answer) == "46"
+    assert answer[-1] == characters.end_token
+    chat = build_chat_tokenizer([*SPECIAL, *BYTES], [], SPECIAL)
+    answer = chat.encode_answer(Question(12, 34))
+    assert chat.decode(answer) == " 46"
+    assert answer[-1] == chat.end_token
