@@ -298,7 +298,7 @@ class TrainingDesk:
             kind = type(self._given.message).__name__
             raise RemoteProtocolError("message-unexpected", f"orders are asked for before a {kind} is answered")
         give_up_at = asyncio.get_running_loop().time() + wait_seconds
-        while (message := self._give()) is None:
+        while (message := self._give()) is None and wait_seconds > 0:
             self._has_orders.clear()
             try:
                 async with asyncio.timeout_at(give_up_at):
