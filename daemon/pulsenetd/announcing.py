@@ -72,8 +72,8 @@ def announce_start(
     option = "" if settled.is_local else f'data_dir="{settled.data_directory}"'
     say("attach a training loop with two lines:")
     if algorithm:
-        say(f"    sync = pulsenet.training.OuterOptimizer(model, optimizer, exchange=DaemonExchange({option}))")
-        say(f"    sync.step()  # after each optimizer.step(): rounds of {algorithm}")
+        say(f"    exchange = pulsenet.training.join_rounds({option})")
+        say("    sync = OuterOptimizer(model, optimizer, exchange=exchange)  # then sync.step() after optimizer.step()")
     else:
         say(f"    publisher = pulsenet.training.attach({option})")
         say("    publisher.publish(model, step=step)")

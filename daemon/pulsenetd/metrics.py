@@ -31,7 +31,8 @@ REASONS: Final = frozenset(
         "anchor-truncated", "anchor-trailing",
         # rounds (SPEC section 9)
         "base", "conflict", "finite", "lease", "norm", "round", "shape", "stale", "stood", "voted",
-        "contribution-base", "contribution-header", "contribution-table",
+        "contribution-base", "contribution-header", "contribution-table", "slice-header", "scale", "members",
+        "state-header", "state-truncated", "state-trailing",
         # requests
         "timeout", "closed", "refused", "unreachable",
         # hops and engines

@@ -191,17 +191,17 @@ class RoundsPart:
         """
 
         async def settings() -> local.RoundSettingsReply:
+            if not shape_of(self._trust.descriptor, self._peer_id):
+                await take_up()
             descriptor = self._trust.descriptor
             assert descriptor is not None
-            if self.rounds is not None:
-                return local.RoundSettingsReply(descriptor.algorithm, descriptor.constants, self._peer_id)
-            if await take_up():
-                raise UnavailableError("the run takes rounds up: the node builds itself anew")
-            raise RemoteProtocolError(
-                "no-rounds",
-                f"the run {descriptor.name} names no outer algorithm: its owner creates one that does with "
-                "'pulsenet run create NAME --algorithm pulseloco'",
-            )
+            if not shape_of(descriptor, self._peer_id):
+                raise RemoteProtocolError(
+                    "no-rounds",
+                    f"the run {descriptor.name} names no outer algorithm: its owner makes one that does with "
+                    "'pulsenet run create NAME --algorithm pulseloco'",
+                )
+            return local.RoundSettingsReply(descriptor.algorithm, descriptor.constants, self._peer_id)
 
         return RoundsHook(
             desk=self._desk,
@@ -214,6 +214,9 @@ class RoundsPart:
         )
 
     async def _check_masters(self, table: ParameterTable, self_test: Digest) -> None:
+        if self.shape != shape_of(self._trust.descriptor, self._peer_id):
+            # The process finds the machines that are meant for it when it comes back.
+            raise UnavailableError("the machines of this node are about to be built anew")
         if self_test != SELF_TEST_DIGEST:
             text = f"the self-test of the training process gave {self_test.hex()}: its arithmetic would diverge"
             raise RemoteProtocolError("self-test", text)
