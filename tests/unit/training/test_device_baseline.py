@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pulsenet.local.changed_parts import read_changed_part
 from pulsenet.local.parts import SealedPart
 from pulsenet.local.shared_memory import Region
-from pulsenet.tensors.params import ParameterTable
+from pulsenet.tensors.params import ParameterTable, TensorSpec
 from pulsenet.training import device_baseline, snapshot
 from pulsenet.training.device_baseline import DeviceBaseline, find_moved, find_moved_on_device
 from pulsenet.training.snapshot import Snapshot, cast_to_bf16, take_snapshot
@@ -279,3 +279,21 @@ def test_progress_is_told_tensor_by_tensor(operations: str) -> None:
         assert len(list(parts)) > 3
         assert seen == list(range(len(run.state)))
         run.held = 1
+
+
+@pytest.mark.parametrize(("element_count", "start"), [((1 << 32) - 8, (1 << 31) + 5), (1 << 33, (1 << 32) + 5)])
+def test_positions_beyond_2_to_the_31_are_right(element_count: int, start: int) -> None:
+    """Blocks count from their own start in 32 bits; in the tensor they have the width of its indices."""
+    spec = TensorSpec("w", "U8", (element_count,))
+    first, later = (device_baseline._Block(at, torch.zeros(100, dtype=torch.uint8)) for at in (0, start))
+    for block in (first, later):
+        block.move(block.bits.clone(), 1)
+        changed = block.bits.clone()
+        changed[[3, 99]] = torch.tensor([7, 8], dtype=torch.uint8)
+        block.move(changed, 2)
+    listed = device_baseline._list_moved(spec, [first, later])
+    assert listed is not None
+    indices, bits = listed
+    assert indices.dtype == spec.index_dtype
+    assert indices.tolist() == [3, 99, start + 3, start + 99]
+    assert bits.tolist() == [7, 8, 7, 8]
