@@ -1,0 +1,165 @@
+"""vLLM's control routes, as the node uses them; a few small requests per update, on loopback."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
+
+from pulsenet.errors import ConfigError, UnavailableError
+
+REQUEST_SECONDS_MAX: Final = 120.0
+"""One order's time: a full update of a large model is written inside one request."""
+PROBE_SECONDS_MAX: Final = 5.0
+REPLY_SIZE_BYTES_MAX: Final = 1 << 20
+
+LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class Control(Protocol):
+    """What the node asks of an engine besides orders to its ranks.
+
+    Every method raises :class:`~pulsenet.errors.UnavailableError` when the engine does not do it.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where a watchdog reaches the engine; empty if it cannot."""
+
+    def count_ranks(self) -> int:
+        """Return how many ranks the engine has, replicas included."""
+
+    def attach(self, order: Mapping[str, Any]) -> None:
+        """Give every rank the order ATTACH."""
+
+    def open(self) -> None:
+        """Begin an update."""
+
+    def order(self, order: Mapping[str, Any]) -> None:
+        """Give every rank an order of the update that is open."""
+
+    def close(self, label: str | None) -> None:
+        """End the update; with a label, it names the weights from here on."""
+
+    def set_label(self, label: str) -> None:
+        """Name the weights."""
+
+    def label(self) -> str:
+        """Return the name of the weights."""
+
+    def pause(self) -> None:
+        """Hold every request where it is and forget all cached keys and values."""
+
+    def resume(self) -> None:
+        """Let requests go on; does nothing if they do."""
+
+
+class HttpControl:
+    """The routes of a vLLM server on this machine.
+
+    Args:
+        url: Such as ``http://127.0.0.1:8000``.
+        timeout_seconds: For one request.
+
+    Raises:
+        ConfigError: The URL does not name a port of this machine.
+    """
+
+    def __init__(self, url: str, *, timeout_seconds: float = REQUEST_SECONDS_MAX) -> None:
+        self._url = url.rstrip("/")
+        self._timeout_seconds = timeout_seconds
+        try:
+            parts = urlsplit(self._url)
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise ConfigError(f"{url} is no URL of an engine ({error}): give one like http://127.0.0.1:8000") from error
+        if parts.scheme != "http" or host is None or parts.path or parts.query:
+            raise ConfigError(f"{url} is no URL of an engine: give one like http://127.0.0.1:8000")
+        if host not in LOOPBACK:
+            raise ConfigError(
+                f"{url} is not on this machine: weights cross by shared memory, and the control routes have no password"
+            )
+        self._host, self._port = host, port or 80
+
+    @property
+    def url(self) -> str:
+        """Where the server listens."""
+        return self._url
+
+    def count_ranks(self) -> int:
+        """Return the world size that the server states."""
+        value = self._call("GET", "/get_world_size").get("world_size")
+        if type(value) is not int or value < 1:
+            raise UnavailableError(f"{self._url} states a world size of {value!r}")
+        return value
+
+    def attach(self, order: Mapping[str, Any]) -> None:
+        """``POST /init_weight_transfer_engine``."""
+        self._call("POST", "/init_weight_transfer_engine", {"init_info": dict(order)})
+
+    def open(self) -> None:
+        """``POST /start_weight_update``."""
+        self._call("POST", "/start_weight_update")
+
+    def order(self, order: Mapping[str, Any]) -> None:
+        """``POST /update_weights``."""
+        self._call("POST", "/update_weights", {"update_info": dict(order)})
+
+    def close(self, label: str | None) -> None:
+        """``POST /finish_weight_update``."""
+        self._call("POST", "/finish_weight_update", {"weight_version": label})
+
+    def set_label(self, label: str) -> None:
+        """``POST /update_weight_version``."""
+        self._call("POST", "/update_weight_version", {"new_version": label})
+
+    def label(self) -> str:
+        """``GET /weight_info``."""
+        return str(self._call("GET", "/weight_info", timeout_seconds=PROBE_SECONDS_MAX).get("weight_version"))
+
+    def pause(self) -> None:
+        """``POST /pause``: requests in flight are kept, caches dropped."""
+        self._call("POST", "/pause?mode=keep&clear_cache=true")
+
+    def resume(self) -> None:
+        """``POST /resume``."""
+        self._call("POST", "/resume")
+
+    def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_seconds: float | None = None
+    ) -> dict[str, Any]:
+        connection = http.client.HTTPConnection(
+            self._host, self._port, timeout=self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        )
+        try:
+            data = None if body is None else json.dumps(body).encode()
+            connection.request(method, path, data, {"Content-Type": "application/json"} if data else {})
+            response = connection.getresponse()
+            reply = response.read(REPLY_SIZE_BYTES_MAX)
+        except (OSError, http.client.HTTPException) as error:
+            reason = str(error) or type(error).__name__
+            raise UnavailableError(f"the engine at {self._url} does not answer {path}: {reason}") from error
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise UnavailableError(_explain(self._url, path, response.status, reply))
+        try:
+            value = json.loads(reply or b"{}")
+        except ValueError as error:
+            raise UnavailableError(f"the engine at {self._url} answers {path} with something else than JSON") from error
+        return value if isinstance(value, dict) else {}
+
+
+def _explain(url: str, path: str, status: int, reply: bytes) -> str:
+    """Return what an answer that is no success means, and what to do."""
+    text = reply.decode("utf-8", "replace").strip()[:500]
+    if status == 404:
+        return f"the engine at {url} has no route {path}: start it with VLLM_SERVER_DEV_MODE=1 in its environment"
+    if "Weight transfer not configured" in text or "weight_transfer_config" in text:
+        return (
+            f"the engine at {url} takes no patches: start it with --weight-transfer-config "
+            '\'{"backend": "pulsenet"}\' and pulsenet installed beside it'
+        )
+    return f"the engine at {url} answers {path} with {status}: {text}"
