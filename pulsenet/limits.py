@@ -53,6 +53,9 @@ TENSOR_ELEMENTS_MAX: Final = 1 << 48
 TABLE_SIZE_BYTES_MAX: Final = 16 << 20
 """Encoded parameter table: names, dtypes, shapes, aliases, exclusions."""
 
+CONTRIBUTION_ELEMENTS_MAX: Final = 1 << 36
+"""Elements of all master weights: a chunk list then has room for every section of a contribution."""
+
 CATALOGUE_ENTRIES_MAX: Final = 1_024
 """Manifests named by a catalogue."""
 

@@ -116,9 +116,8 @@ def run_ordered(fields):
 
 
 def words(segments):
-    return [
-        int.from_bytes(expand(segments)[start : start + 4], "little") for start in range(0, len(expand(segments)), 4)
-    ]
+    data = expand(segments)
+    return [int.from_bytes(data[start : start + 4], "little") for start in range(0, len(data), 4)]
 
 
 def run_contribution(fields):
@@ -129,7 +128,28 @@ def run_contribution(fields):
     )
     found = contribution.decode_contribution(masters, theta, blob, root)
     assert [list(entry) for entry in found] == [list(entry) for entry in entries]
+    parts = contribution.contribution_parts(
+        masters, theta, entries, root, fields["round_index"], fields["inner_step_count"]
+    )
+    return {"blob": blob.hex(), "chunk_sizes": contribution.chunk_sizes(parts)}
+
+
+def slice_arguments(fields):
+    names = ("round_index", "slice_index", "slice_count")
+    return bytes.fromhex(fields["state_root"]), *(fields[name] for name in names)
+
+
+def run_slice(fields):
+    masters, theta = fields["masters"], [words(part) for part in fields["theta"]]
+    blob = contribution.encode_slice(masters, theta, fields["entries"], *slice_arguments(fields))
+    found = contribution.decode_slice(masters, theta, blob, *slice_arguments(fields))
+    assert all(list(entry) in [list(given) for given in fields["entries"]] for entry in found)
     return {"blob": blob.hex()}
+
+
+def run_slice_decode(fields):
+    theta, blob = [words(part) for part in fields["theta"]], bytes.fromhex(fields["blob"])
+    return {"entries": contribution.decode_slice(fields["masters"], theta, blob, *slice_arguments(fields))}
 
 
 def run_contribution_decode(fields):
@@ -141,6 +161,8 @@ def run_contribution_decode(fields):
 OPERATIONS = {
     "contribution": run_contribution,
     "contribution-decode": run_contribution_decode,
+    "slice": run_slice,
+    "slice-decode": run_slice_decode,
     "patch": run_patch,
     "decode": run_decode,
     "absolute": run_absolute,
@@ -524,15 +546,17 @@ def contribution_vectors():
     all_of = [[0, i, crossing(weight, 5)] for i, weight in enumerate(tiny) if i not in (5, 7)]
     yield made("contribution-extremes", [tiny], all_of, "Weights that are zeros, subnormals, infinity.", "02")
     random = [[0, i, scatter(i, 1 << 16) << 16 | scatter(i + 3, 1 << 16)] for i in range(60)]
-    yield made("contribution-listed", [theta[:60]], random, "Dense, of random bits: listed is shorter.", "01")
+    yield made("contribution-full", [theta[:60]], random, "Dense, of random bits: all values are shortest.", "03")
+    some = [entry for entry in random if entry[1] % 3]
+    yield made("contribution-listed", [theta[:60]], some, "Two in three, of random bits: listed is shorter.", "01")
     fields = {"masters": [["w0", [64]]], "theta": [[["0080803f", 64]]], "state_root": ROOT.hex()}
     head = contribution.header(fields["masters"], ROOT, 3, 8)
     # Gap 5, escapes none, towards, number 2; every weight is 1.0 on an edge: reach 254, exponent class 0.
     front, back = varint_bytes(1, 254, 1, 1) + b"\0", b"\0" + reference.plane([0]) + b"\1\0" + b"\4"
     sound = front + b"\1\x20" + back
 
-    def decoded(name, body, comment, expect="ok", codec=2, header=head, count=1):
-        blob = header + reference.record(codec, 0, body) + reference.end(1, count)
+    def decoded(name, body, comment, expect="ok", codec=2, header=head, count=1, skipped=0):
+        blob = header + reference.record(codec, skipped, body) + reference.end(1, count)
         return vector(name, "contribution-decode", fields | {"blob": blob.hex()}, comment, expect)
 
     yield decoded("decode-gated", sound, "The body that the refused ones below differ from in one point.")
@@ -546,7 +570,10 @@ def contribution_vectors():
         ("contribution-reserved", "contribution-header", head[:7] + b"\1" + head[8:], "A reserved byte is set."),
     ):
         yield decoded(name, sound, comment, expect, header=header)
-    yield decoded("contribution-codec", sound, "Codec 3 is kept for later.", "codec-unknown", codec=3)
+    yield decoded("contribution-codec", sound, "Codec 4 is kept for later.", "codec-unknown", codec=4)
+    short = reference.plane([0] * 63) * 4
+    yield decoded("contribution-full-short", short, "63 of 64 values.", "patch-plane", codec=3, count=64)
+    yield decoded("contribution-block", sound, "A block that its section does not hold.", "patch-block", skipped=1)
     yield decoded("contribution-count", sound, "Two entries stated at the end.", "patch-count", count=2)
     for name, expect, body, comment in (
         ("gated-no-entries", "patch-count", b"\0", "No entry at all."),
@@ -578,6 +605,44 @@ def contribution_vectors():
         yield decoded(name, body, comment, expect)
 
 
+def slice_vectors():
+    million = reference.BLOCK_ELEMENTS
+    ones = struct.pack("<I", 0x3F800000).hex()
+    fields = {
+        "masters": [["w0", [million + 40]], ["w1", [30]]],
+        "theta": [[[ones, million + 40]], [[ones, 30]]],
+        "state_root": ROOT.hex(),
+        "entries": [
+            *([0, 7 * i, 0x3F000000 + i] for i in range(5)),
+            *([0, million + i, 0x3B000000 + i] for i in range(40)),
+            [1, 3, 0x80000000],
+        ],
+        "round_index": 3,
+    }
+    whole = fields | {"inner_step_count": 8}
+    yield vector("contribution-sections", "contribution", whole, "Two sections, each with chunks of its own.")
+    for name, index, count, comment in (
+        ("slice-first", 0, 2, "The first of two sections: listed, without a frame."),
+        ("slice-second", 1, 2, "The second: all values of a block, and one of the next."),
+        ("slice-empty", 1, 3, "Three slices of two sections: the second has none."),
+    ):
+        yield vector(name, "slice", fields | {"slice_index": index, "slice_count": count}, comment)
+    small = {"masters": [["w0", [64]]], "theta": [[[ones, 64]]], "state_root": ROOT.hex(), "round_index": 3}
+    gated = small | {"entries": [[0, i, contribution.value_from(0x3F800000, 5 * i, 0)] for i in range(0, 64, 4)]}
+    place = {"slice_index": 0, "slice_count": 1}
+    made = vector("slice-gated", "slice", gated | place, "Sums that cross an edge.")
+    assert made["output"]["blob"][2 * 88 : 2 * 88 + 2] == "02"
+    yield made
+    blob = bytes.fromhex(made["output"]["blob"])
+    for name, expect, data, comment in (
+        ("slice-decode", "ok", blob, "The slice that the refused ones below differ from in one point."),
+        ("slice-magic", "slice-header", b"PLSC" + blob[4:], "A contribution's magic."),
+        ("slice-place", "slice-header", blob[:80] + b"\1" + blob[81:], "Another slice."),
+        ("slice-trailing", "patch-trailing", blob + b"\0", "A byte after the end."),
+    ):
+        yield vector(name, "slice-decode", small | place | {"blob": data.hex()}, comment, expect)
+
+
 def varint_bytes(*values):
     return b"".join(reference.varint(value) for value in values)
 
@@ -585,6 +650,7 @@ def varint_bytes(*values):
 def main(folder):
     vectors = [*patch_vectors(), *decode_vectors(), *absolute_vectors(), *table_vectors(), *other_vectors()]
     vectors += contribution_vectors()
+    vectors += slice_vectors()
     names = [item["name"] for item in vectors]
     assert len(set(names)) == len(names), "a name is used twice"
     folder.mkdir(parents=True, exist_ok=True)

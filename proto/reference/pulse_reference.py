@@ -461,7 +461,7 @@ def rule_vote(record):
 
 def rule_contribution(record):
     elements = record["element_count"]
-    ok = record["entry_count"] <= elements <= LIST_ENTRIES_MAX * CHUNK_MAX // 4
+    ok = record["entry_count"] <= elements <= 1 << 36
     ok &= record["norm_bits"] < 0x7F800000
     ok &= record["encoded_size_bytes"] <= (4 * elements * 101 + 99) // 100 + 64 * TENSORS_MAX + 1024
     require(ok, "schema", "contribution rule")

@@ -226,9 +226,9 @@ class Reader:
 # Planes.
 
 
-def plane(raw):
+def plane(raw, compresses=True):
     raw = bytes(raw)
-    if len(raw) >= 32:
+    if compresses and len(raw) >= 32:
         frame = zstandard.ZstdCompressor(level=1, write_checksum=False, write_dict_id=False).compress(raw)
         if len(frame) < len(raw):
             return varint(len(frame) * 2 + 1) + frame
@@ -254,8 +254,9 @@ def read_plane(reader, size_min, size_max):
     return raw
 
 
-def integer_planes(values, size):
-    return b"".join(plane(value >> 8 * position & 0xFF for value in values) for position in range(size))
+def integer_planes(values, size, compresses=True):
+    planes = ([value >> 8 * position & 0xFF for value in values] for position in range(size))
+    return b"".join(plane(values, compresses) for values in planes)
 
 
 def read_integers(reader, size, count):
@@ -277,11 +278,11 @@ def gap_codes(positions, escape):
     return codes
 
 
-def positions_body(positions):
+def positions_body(positions, compresses=True):
     narrow = gap_codes(positions, NARROW)
     if len(narrow) <= 2 * len(positions):
-        return varint(len(positions) * 2) + plane(narrow)
-    return varint(len(positions) * 2 + 1) + integer_planes(gap_codes(positions, WIDE), 2)
+        return varint(len(positions) * 2) + plane(narrow, compresses)
+    return varint(len(positions) * 2 + 1) + integer_planes(gap_codes(positions, WIDE), 2, compresses)
 
 
 def read_positions(reader, block_elements):
@@ -321,8 +322,8 @@ def read_ranks(data, rank_end, count):
 # Codecs of one block. ``old`` and ``new`` are lists of the block's elements.
 
 
-def absolute_body(positions, values, size):
-    return positions_body(positions) + integer_planes(values, size)
+def absolute_body(positions, values, size, compresses=True):
+    return positions_body(positions, compresses) + integer_planes(values, size, compresses)
 
 
 def steps_between(old_values, new_values, width):

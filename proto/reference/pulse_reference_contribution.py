@@ -1,9 +1,10 @@
-"""Slow, plain Python reference of proto/spec-codec.md, sections 13 and 14: contribution blobs and the *gated* codec.
+"""Slow, plain Python reference of proto/spec-codec.md, sections 13 to 15: contribution and slice blobs, *gated*.
 
 It imports nothing from pulsenet and shares no code with it. Weights and values are FP32 bits as integers.
 """
 
 import struct
+from functools import cache
 
 from pulse_reference_codec import (
     ABSOLUTE,
@@ -16,6 +17,7 @@ from pulse_reference_codec import (
     blake3,
     blocks,
     class_of,
+    element_count,
     encode_table,
     end,
     gaps,
@@ -32,7 +34,8 @@ from pulse_reference_codec import (
     varint,
 )
 
-LISTED, GATED = ABSOLUTE, 2
+LISTED, GATED, FULL = ABSOLUTE, 2, 3
+CHUNK = 1 << 20
 HALF_CELL = 1 << 15
 REACH_MAX = 542
 
@@ -45,6 +48,7 @@ def edge_distance(theta):
     return abs(theta % 0x10000 - HALF_CELL)
 
 
+@cache
 def reach(theta):
     distance = edge_distance(theta)
     length = distance.bit_length()
@@ -52,6 +56,7 @@ def reach(theta):
     return 2 * length + half + 2 * exponent_of(theta)
 
 
+@cache
 def reach_class(theta, top):
     return min(max(top - reach(theta), 0), CLASSES - 1)
 
@@ -110,7 +115,7 @@ def codes(by_class):
     return parameters, pack_bits(bits)
 
 
-def gated_body(theta, entries):
+def gated_body(theta, entries, compresses=True):
     """``theta`` are the block's weights, ``entries`` [(position, value)]."""
     reaches = sorted((reach(theta[position]) for position, _ in entries), reverse=True)
     top = reaches[len(reaches) // 4096]
@@ -137,9 +142,9 @@ def gated_body(theta, entries):
         body += varint(len(gaps_by_class[index])) + bytes([parameters[index]])
     body += varint(len(stream)) + stream + varint(len(escapes))
     if escapes:
-        body += plane(b"".join(varint(gap) for gap in gaps(escapes)))
-        body += integer_planes([entries[rank][1] for rank in escapes], 4)
-    body += plane(pack_bits([bit for index in sorted(aways_by_class) for bit in aways_by_class[index]]))
+        body += plane(b"".join(varint(gap) for gap in gaps(escapes)), compresses)
+        body += integer_planes([entries[rank][1] for rank in escapes], 4, compresses)
+    body += plane(pack_bits([bit for index in sorted(aways_by_class) for bit in aways_by_class[index]]), compresses)
     parameters, stream = codes(numbers_by_class)
     return body + class_mask(numbers_by_class) + bytes(parameters.values()) + stream
 
@@ -228,18 +233,98 @@ def header(masters, state_root, round_index, inner_step_count):
     return struct.pack("<4sB3s32s32sQI", b"PLSC", 1, bytes(3), digest, state_root, round_index, inner_step_count)
 
 
+def sections_of(masters):
+    """Return for each section the numbers of its blocks, and the blocks."""
+    listed = blocks(table_of(masters))
+    before, total = [], 0
+    for master in table_of(masters):
+        before.append(total)
+        total += element_count(master)
+    found = []
+    for number, (tensor, start, _) in enumerate(listed):
+        section = (before[tensor] + start) // BLOCK_ELEMENTS
+        while len(found) <= section:
+            found.append([])
+        found[section].append(number)
+    return found, listed
+
+
+def best_body(theta, entries, compresses):
+    values = [value for _, value in entries]
+    bodies = [
+        (LISTED, absolute_body([position for position, _ in entries], values, 4, compresses)),
+        (GATED, gated_body(theta, entries, compresses)),
+    ]
+    if len(entries) == len(theta):
+        bodies.append((FULL, integer_planes(values, 4, compresses)))
+    return min(bodies, key=lambda body: (len(body[1]), body[0]))
+
+
+def encode_sections(masters, theta, entries, chosen, compresses):
+    """Return the bytes of each section; ``chosen`` are their numbers."""
+    found, listed = sections_of(masters)
+    encoded = []
+    for section in chosen:
+        data, record_count, total, next_block = b"", 0, 0, found[section][0]
+        for number in found[section]:
+            tensor, start, count = listed[number]
+            here = [
+                (index - start, value) for own, index, value in entries if own == tensor and 0 <= index - start < count
+            ]
+            if here:
+                codec, body = best_body(theta[tensor][start : start + count], here, compresses)
+                data += record(codec, number - next_block, body)
+                next_block, record_count, total = number + 1, record_count + 1, total + len(here)
+        data += end(record_count, total)
+        encoded.append(data + bytes(len(data) % CHUNK == 0))
+    return encoded
+
+
+def decode_sections(reader, masters, theta, chosen):
+    found, listed = sections_of(masters)
+    entries = []
+    for section in chosen:
+        start_offset, record_count, before, number = reader.offset, 0, len(entries), found[section][0]
+        while (codec := reader.take(1)[0]) != 0:
+            number += reader.varint()
+            refuse_unless(number <= found[section][-1], "patch-block")
+            refuse_unless(codec in (LISTED, GATED, FULL), "codec-unknown")
+            tensor, start, count = listed[number]
+            size = reader.varint()
+            refuse_unless(size <= 4 * count + count // 4 + 64, "patch-size")
+            body = Reader(reader.take(size))
+            if codec == GATED:
+                here = read_gated(body, theta[tensor][start : start + count])
+            else:
+                positions = range(count) if codec == FULL else read_positions(body, count)
+                here = list(zip(positions, read_integers(body, 4, len(positions)), strict=True))
+                refuse_unless(body.at_end(), "patch-trailing")
+            entries += [(tensor, start + position, value) for position, value in here]
+            record_count, number = record_count + 1, number + 1
+        refuse_unless((reader.varint(), reader.varint()) == (record_count, len(entries) - before), "patch-count")
+        if (reader.offset - start_offset) % CHUNK == 0:
+            refuse_unless(reader.take(1) == b"\0", "patch-trailing")
+    refuse_unless(reader.at_end(), "patch-trailing")
+    return entries
+
+
 def encode_contribution(masters, theta, entries, state_root, round_index, inner_step_count):
     """``theta`` is a list of weights for each tensor, ``entries`` [(tensor index, index, value)], ascending."""
-    blob, record_count, next_block = header(masters, state_root, round_index, inner_step_count), 0, 0
-    for number, (tensor, start, count) in enumerate(blocks(table_of(masters))):
-        here = [(index - start, value) for own, index, value in entries if own == tensor and 0 <= index - start < count]
-        if here:
-            listed = absolute_body([position for position, _ in here], [value for _, value in here], 4)
-            gated = gated_body(theta[tensor][start : start + count], here)
-            codec, body = (LISTED, listed) if len(listed) <= len(gated) else (GATED, gated)
-            blob += record(codec, number - next_block, body)
-            next_block, record_count = number + 1, record_count + 1
-    return blob + end(record_count, len(entries))
+    return b"".join(contribution_parts(masters, theta, entries, state_root, round_index, inner_step_count))
+
+
+def contribution_parts(masters, theta, entries, state_root, round_index, inner_step_count):
+    chosen = range(len(sections_of(masters)[0]))
+    own_header = header(masters, state_root, round_index, inner_step_count)
+    return [own_header, *encode_sections(masters, theta, entries, chosen, compresses=True)]
+
+
+def chunk_sizes(parts):
+    """Return the sizes of the chunks of a contribution made of these parts."""
+    sizes = []
+    for part in parts:
+        sizes += [min(CHUNK, len(part) - start) for start in range(0, len(part), CHUNK)]
+    return sizes
 
 
 def decode_contribution(masters, theta, blob, state_root):
@@ -249,24 +334,34 @@ def decode_contribution(masters, theta, blob, state_root):
     refuse_unless((magic, version, zeros) == (b"PLSC", 1, bytes(3)), "contribution-header")
     refuse_unless(blob[8:40] == header(masters, state_root, 0, 0)[8:40], "contribution-table")
     refuse_unless(blob[40:72] == state_root, "contribution-base")
-    numbered = blocks(table_of(masters))
-    entries, record_count, number = [], 0, 0
-    while (codec := reader.take(1)[0]) != 0:
-        number += reader.varint()
-        refuse_unless(number < len(numbered), "patch-block")
-        refuse_unless(codec in (LISTED, GATED), "codec-unknown")
-        tensor, start, count = numbered[number]
-        size = reader.varint()
-        refuse_unless(size <= 4 * count + count // 4 + 64, "patch-size")
-        body = Reader(reader.take(size))
-        if codec == GATED:
-            here = read_gated(body, theta[tensor][start : start + count])
-        else:
-            positions = read_positions(body, count)
-            here = list(zip(positions, read_integers(body, 4, len(positions)), strict=True))
-            refuse_unless(body.at_end(), "patch-trailing")
-        entries += [(tensor, start + position, value) for position, value in here]
-        record_count, number = record_count + 1, number + 1
-    refuse_unless((reader.varint(), reader.varint()) == (record_count, len(entries)), "patch-count")
-    refuse_unless(reader.at_end(), "patch-trailing")
-    return entries
+    return decode_sections(reader, masters, theta, range(len(sections_of(masters)[0])))
+
+
+# Slice blob: sums of contributions over the sections of one slice.
+
+
+def slice_header(masters, state_root, round_index, slice_index, slice_count):
+    digest = blake3(encode_table(table_of(masters))).digest()
+    return struct.pack(
+        "<4sB3s32s32sQII", b"PLSS", 1, bytes(3), digest, state_root, round_index, slice_index, slice_count
+    )
+
+
+def slice_sections(masters, slice_index, slice_count):
+    count = len(sections_of(masters)[0])
+    return [section for section in range(count) if section * slice_count // count == slice_index]
+
+
+def encode_slice(masters, theta, sums, state_root, round_index, slice_index, slice_count):
+    """``sums`` are [(tensor index, index, sum)] of all slices."""
+    chosen = slice_sections(masters, slice_index, slice_count)
+    parts = encode_sections(masters, theta, sums, chosen, compresses=False)
+    return slice_header(masters, state_root, round_index, slice_index, slice_count) + b"".join(parts)
+
+
+def decode_slice(masters, theta, blob, state_root, round_index, slice_index, slice_count):
+    """Return [(tensor index, index, sum)]."""
+    reader = Reader(blob)
+    expected = slice_header(masters, state_root, round_index, slice_index, slice_count)
+    refuse_unless(reader.take(len(expected)) == expected, "slice-header")
+    return decode_sections(reader, masters, theta, slice_sections(masters, slice_index, slice_count))

@@ -180,7 +180,7 @@ def _check_vote(record: Vote) -> None:
 
 def _check_contribution(record: Contribution) -> None:
     _require(record.entry_count <= record.element_count, "contribution: more entries than elements")
-    _require(record.element_count <= RAW_SIZE_BYTES_MAX // 4, "contribution: element_count above the limit")
+    _require(record.element_count <= limits.CONTRIBUTION_ELEMENTS_MAX, "contribution: element_count above the limit")
     _require(record.norm_bits < FP32_INFINITY_BITS, "contribution: the norm is not a finite number from 0 up")
     _require(
         record.encoded_size_bytes <= compute_encoded_size_bytes_max(4 * record.element_count),

@@ -16,7 +16,7 @@ import numpy as np
 
 from pulsenet import limits
 from pulsenet.codec.changes import Bits, Changes
-from pulsenet.codec.compare import find_changes
+from pulsenet.codec.compare import list_changes
 from pulsenet.codec.compress import PlaneEncoder, PlaneReader, join_bytes
 from pulsenet.codec.indices import (
     NARROW_ESCAPE,
@@ -126,18 +126,17 @@ def encode_block(block: Block, old: Bits, new: Bits, allowed: frozenset[Codec]) 
 
     Equal lengths go to the lower codec id, so the result never depends on anything but its arguments.
     """
-    positions = find_changes(old, new)
+    positions, old_bits, new_bits = list_changes(old, new)
     if positions.size == 0:
         return None
     tried: list[EncodedBlock] = []
-    new_bits = new.take(positions)
     encoder = PlaneEncoder()
     number_format = FLOAT_FORMATS.get(block.spec.dtype)
     if Codec.TIGHT in allowed and number_format is not None:
-        body = encode_tight(number_format, old, positions, new_bits)
+        body = encode_tight(number_format, old, positions, old_bits, new_bits)
         tried.append(EncodedBlock(Codec.TIGHT, positions.size, body))
     if Codec.ABSOLUTE in allowed or Codec.PLAIN in allowed:
-        tried += _encode_gapped(block, encoder, old, positions, new_bits, allowed, tried)
+        tried += _encode_gapped(block, encoder, positions, old_bits, new_bits, allowed, tried)
     shortest = min((len(encoded.body) for encoded in tried), default=block.size_bytes)
     if Codec.DENSE in allowed and shortest * DENSE_TRIED_DIVISOR > block.size_bytes:
         body = encode_varint(positions.size) + encoder.encode_integers(new)
@@ -148,8 +147,8 @@ def encode_block(block: Block, old: Bits, new: Bits, allowed: frozenset[Codec]) 
 def _encode_gapped(
     block: Block,
     encoder: PlaneEncoder,
-    old: Bits,
     positions: UInt32s,
+    old_bits: Bits,
     new_bits: Bits,
     allowed: frozenset[Codec],
     tried: list[EncodedBlock],
@@ -162,14 +161,14 @@ def _encode_gapped(
     if Codec.ABSOLUTE in allowed:
         found.append(EncodedBlock(Codec.ABSOLUTE, positions.size, head + encoder.encode_integers(new_bits)))
     if Codec.PLAIN in allowed and block.spec.dtype in FLOAT_FORMATS:
-        steps = _encode_steps(encoder, old.take(positions), new_bits)
+        steps = _encode_steps(encoder, old_bits, new_bits)
         found.append(EncodedBlock(Codec.PLAIN, positions.size, head + steps))
     return found
 
 
-def encode_absolute_block(positions: UInt32s, new_bits: Bits) -> EncodedBlock:
+def encode_absolute_block(positions: UInt32s, new_bits: Bits, encoder: PlaneEncoder | None = None) -> EncodedBlock:
     """Return the *absolute* encoding of at least one change; ``positions`` count from the block's start."""
-    encoder = PlaneEncoder()
+    encoder = PlaneEncoder() if encoder is None else encoder
     body = _encode_positions(encoder, positions) + encoder.encode_integers(new_bits)
     return EncodedBlock(Codec.ABSOLUTE, positions.size, body)
 
@@ -199,8 +198,7 @@ def decode_block(block: Block, codec_id: int, body: bytes | bytearray | memoryvi
         PatchMismatchError: ``old`` is not what the body was made from.
     """
     reader = PlaneReader(body)
-    positions, new_bits = _decoder(block, codec_id)(block, reader, old)
-    old_bits = old.take(positions)
+    positions, old_bits, new_bits = _decoder(block, codec_id)(block, reader, old)
     if np.any(old_bits == new_bits):
         raise PatchMismatchError(f"tensor {block.spec.name!r} already holds bits that the patch says it changes")
     indices = positions.astype(block.spec.index_dtype)
@@ -229,7 +227,8 @@ def read_changed_count(codec_id: int, body: bytes | bytearray | memoryview) -> i
     return count if codec_id in (Codec.DENSE, Codec.TIGHT) else count >> 1
 
 
-Decoder = Callable[[Block, PlaneReader, Bits], tuple[UInt32s, Bits]]
+Decoder = Callable[[Block, PlaneReader, Bits], tuple[UInt32s, Bits, Bits]]
+"""Returns the positions, the old bits there and the new bits."""
 
 
 def _decoder(block: Block, codec_id: int) -> Decoder:
@@ -241,8 +240,9 @@ def _decoder(block: Block, codec_id: int) -> Decoder:
     return decoder
 
 
-def _decode_absolute(block: Block, reader: PlaneReader, old: Bits) -> tuple[UInt32s, Bits]:
-    return decode_listed(block, reader)
+def _decode_absolute(block: Block, reader: PlaneReader, old: Bits) -> tuple[UInt32s, Bits, Bits]:
+    positions, new_bits = decode_listed(block, reader)
+    return positions, old.take(positions), new_bits
 
 
 def decode_listed(block: Block, reader: PlaneReader) -> tuple[UInt32s, Bits]:
@@ -257,7 +257,7 @@ def decode_listed(block: Block, reader: PlaneReader) -> tuple[UInt32s, Bits]:
     return positions, new_bits
 
 
-def _decode_plain(block: Block, reader: PlaneReader, old: Bits) -> tuple[UInt32s, Bits]:
+def _decode_plain(block: Block, reader: PlaneReader, old: Bits) -> tuple[UInt32s, Bits, Bits]:
     positions = _decode_positions(block, reader)
     count = positions.size
     ups_size = -(-count // 8)
@@ -267,7 +267,8 @@ def _decode_plain(block: Block, reader: PlaneReader, old: Bits) -> tuple[UInt32s
     exception_count = reader.read_varint()
     if exception_count > count:
         raise RemoteProtocolError("patch-count", f"{exception_count} exceptions among {count} changes")
-    new_bits = join_steps(old.take(positions), ups)
+    old_bits = old.take(positions)
+    new_bits = join_steps(old_bits, ups)
     if exception_count:
         encoded = reader.read_plane(size_min=exception_count, size_max=exception_count * RANK_SIZE_BYTES_MAX)
         ranks = decode_ranks(encoded, count, exception_count)
@@ -277,24 +278,24 @@ def _decode_plain(block: Block, reader: PlaneReader, old: Bits) -> tuple[UInt32s
             raise RemoteProtocolError("patch-values", "the step bit of an exception is set")
         new_bits[ranks] = reader.read_integers(size_bytes=block.spec.element_size_bytes, count=exception_count)
     reader.expect_end()
-    return positions, new_bits
+    return positions, old_bits, new_bits
 
 
-def _decode_dense(block: Block, reader: PlaneReader, old: Bits) -> tuple[UInt32s, Bits]:
+def _decode_dense(block: Block, reader: PlaneReader, old: Bits) -> tuple[UInt32s, Bits, Bits]:
     changed_count = reader.read_varint()
     if not 0 < changed_count <= block.element_count:
         raise RemoteProtocolError("patch-count", f"{changed_count} changes among {block.element_count} elements")
     new = reader.read_integers(size_bytes=block.spec.element_size_bytes, count=block.element_count)
     reader.expect_end()
-    positions = find_changes(old, new)
+    positions, old_bits, new_bits = list_changes(old, new)
     if positions.size != changed_count:
         raise PatchMismatchError(
             f"tensor {block.spec.name!r}: {positions.size} elements differ, the patch says {changed_count}"
         )
-    return positions, new[positions]
+    return positions, old_bits, new_bits
 
 
-def _decode_tight(block: Block, reader: PlaneReader, old: Bits) -> tuple[UInt32s, Bits]:
+def _decode_tight(block: Block, reader: PlaneReader, old: Bits) -> tuple[UInt32s, Bits, Bits]:
     return decode_tight(FLOAT_FORMATS[block.spec.dtype], reader, old)
 
 

@@ -32,12 +32,20 @@ _idle_compressors: Final[list[zstandard.ZstdCompressor]] = []
 
 
 class PlaneEncoder:
-    """Encodes planes."""
+    """Encodes planes.
+
+    Args:
+        compresses: Whether frames are tried. Another release of zstandard may write other frames; without them the
+            same planes are the same bytes everywhere.
+    """
+
+    def __init__(self, *, compresses: bool = True) -> None:
+        self._compresses = compresses
 
     def encode(self, raw: Bytes) -> bytes:
         """Return the plane's size and kind, then its bytes; compressed where that is shorter."""
         data = raw.tobytes()
-        if len(data) >= COMPRESS_SIZE_BYTES_MIN:
+        if self._compresses and len(data) >= COMPRESS_SIZE_BYTES_MIN:
             frame = _compress(data)
             if len(frame) < len(data):
                 return encode_varint(len(frame) << 1 | 1) + frame

@@ -1,7 +1,9 @@
 """Encode and decode contribution blobs: gated pseudo-gradients in FP32 (SPEC codec, "Contribution blob").
 
 Both sides hold the same FP32 weights, named by the state root. Like a patch, a blob is worked on block by block, in
-memory for a few blocks, by as many cores as ``run_blocks`` uses; any FP32 bits come back as they were.
+memory for a few blocks, by as many cores as ``run_blocks`` uses; any FP32 bits come back as they were. Its sections
+(``codec/sections.py``) can be decoded alone, and slices of an aggregate are written in the same way
+(``codec/slices.py``).
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ import numpy.typing as npt
 from pulsenet import limits
 from pulsenet.codec.blocks import Block, BlockMap, Codec, EncodedBlock, decode_listed, encode_absolute_block
 from pulsenet.codec.changes import Indices
-from pulsenet.codec.compress import PlaneReader
+from pulsenet.codec.compress import PlaneEncoder, PlaneReader
 from pulsenet.codec.gated import decode_gated, encode_gated
-from pulsenet.codec.patch import PatchTotals, RunBlocks, run_in_batches, write_records
+from pulsenet.codec.patch import PatchTotals, RunBlocks, run_in_batches
+from pulsenet.codec.sections import SectionMap, count_pad_bytes
 from pulsenet.codec.stream import END_OF_RECORDS, PieceSource
-from pulsenet.codec.varint import BodyReader
+from pulsenet.codec.varint import BodyReader, encode_varint
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import DIGEST_SIZE_BYTES, Digest
 from pulsenet.tensors.params import ParameterTable
@@ -42,6 +45,22 @@ class EntryCodec(IntEnum):
     """Gaps and the values' byte planes."""
     GATED = 2
     """Counted from the edges of the weights' rounding cells."""
+    FULL = 3
+    """The values of all elements of the block."""
+
+
+BlockEntries = tuple[int, UInt32s, UInt32s]
+"""A block's number, positions in it, ascending, and the bits of their values."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedEntries:
+    """One record of a contribution."""
+
+    block: Block
+    block_index: int
+    codec_id: int
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +148,55 @@ def encode_contribution(
     """
     if header.table_digest != table.digest:
         raise LocalProtocolError("the header names another table")
-    weights = _view_weights(table, theta)
-    blocks = BlockMap(table)
+    weights = view_weights(table, theta)
+    blocks, encoder = BlockMap(table), PlaneEncoder()
 
-    def weigh(item: tuple[int, UInt32s, UInt32s]) -> int:
+    def weigh(item: BlockEntries) -> int:
         return blocks.block(item[0]).size_bytes
 
-    def encode(item: tuple[int, UInt32s, UInt32s]) -> tuple[int, EncodedBlock]:
+    def encode(item: BlockEntries) -> tuple[int, EncodedBlock]:
         block = blocks.block(item[0])
-        return item[0], _encode_block(block.cut(weights[block.tensor_index]), *item[1:])
+        return item[0], encode_entries(block.cut(weights[block.tensor_index]), *item[1:], encoder)
 
     parts = _gather_by_block(_split_by_block(table, blocks, entries))
-    return write_records(header.encode(), run_in_batches(run_blocks, encode, parts, weigh), totals)
+    records = run_in_batches(run_blocks, encode, parts, weigh)
+    sections = SectionMap(table)
+    return write_sections(
+        header.encode(), records, sections, range(sections.section_count), PatchTotals() if totals is None else totals
+    )
+
+
+def write_sections(
+    header: bytes,
+    records: Iterator[tuple[int, EncodedBlock]],
+    section_map: SectionMap,
+    sections: range,
+    totals: PatchTotals,
+) -> Iterator[bytes]:
+    """Yield a blob's pieces: the header, then each section's records and its end."""
+    totals.encoded_size_bytes += len(header)
+    yield header
+    waiting = next(records, None)
+    for section in sections:
+        blocks = section_map.blocks_of(range(section, section + 1))
+        next_block, size_bytes, record_count, entry_count = blocks.start, 0, 0, 0
+        while waiting is not None and waiting[0] in blocks:
+            block_index, encoded = waiting
+            head = bytes([encoded.codec]) + encode_varint(block_index - next_block) + encode_varint(len(encoded.body))
+            next_block = block_index + 1
+            record_count += 1
+            entry_count += encoded.changed_count
+            size_bytes += len(head) + len(encoded.body)
+            totals.codec_id = max(totals.codec_id, int(encoded.codec))
+            yield head + encoded.body
+            waiting = next(records, None)
+        end = bytes([END_OF_RECORDS]) + encode_varint(record_count) + encode_varint(entry_count)
+        end += bytes(count_pad_bytes(size_bytes + len(end)))
+        totals.record_count += record_count
+        totals.changed_count += entry_count
+        totals.encoded_size_bytes += size_bytes + len(end)
+        yield end
+    assert waiting is None
 
 
 def decode_contribution(
@@ -149,6 +205,7 @@ def decode_contribution(
     theta: Sequence[npt.NDArray[Any]],
     *,
     state_root: Digest,
+    sections: range | None = None,
     run_blocks: RunBlocks = map,
 ) -> Iterator[TensorEntries]:
     """Yield the entries of a contribution, block by block, ascending by tensor and index.
@@ -156,35 +213,55 @@ def decode_contribution(
     They count only once the iteration ended without an error: the end of the blob agrees with what came before.
 
     Args:
+        pieces: The blob; with ``sections`` its header and those sections.
+        table: FP32 masters.
         theta: As in :func:`encode_contribution`.
         state_root: Root of the state that ``theta`` belongs to.
+        sections: A run of the blob's sections; ``None`` for all.
+        run_blocks: As in :func:`encode_contribution`.
 
     Raises:
         RemoteProtocolError: the blob breaks the specification, or starts from another state (``contribution-base``);
             the code says where (``contribution-...``, ``patch-...``, ``codec-unknown``).
         LocalProtocolError: weights that are not the table's.
     """
-    weights = _view_weights(table, theta)
+    weights = view_weights(table, theta)
+    records = read_contribution(pieces, table, state_root=state_root, sections=sections)
+    return decode_records(records, weights, run_blocks)
+
+
+def read_contribution(
+    pieces: Iterable[bytes], table: ParameterTable, *, state_root: Digest, sections: range | None = None
+) -> Iterator[EncodedEntries]:
+    """Return the records of a contribution, not decoded; arguments and errors as of :func:`decode_contribution`."""
     source = PieceSource(pieces)
     header = peek_contribution_header(source.take(HEADER_SIZE_BYTES))
     if header.table_digest != table.digest:
         raise RemoteProtocolError("contribution-table", f"made for table {header.table_digest.hex()}")
     if header.state_root != state_root:
         raise RemoteProtocolError("contribution-base", f"starts from state {header.state_root.hex()}")
+    section_map = SectionMap(table)
+    return read_sections(
+        source, BlockMap(table), section_map, range(section_map.section_count) if sections is None else sections
+    )
 
-    def weigh(record: tuple[Block, int, bytes]) -> int:
-        return record[0].size_bytes
 
-    def decode(record: tuple[Block, int, bytes]) -> TensorEntries:
-        block, codec_id, body = record
-        reader, own = PlaneReader(body), block.cut(weights[block.tensor_index])
-        is_gated = codec_id == EntryCodec.GATED
-        positions, values = decode_gated(reader, own) if is_gated else decode_listed(block, reader)
+def decode_records(
+    records: Iterator[EncodedEntries], weights: Sequence[UInt32s], run_blocks: RunBlocks
+) -> Iterator[TensorEntries]:
+    """Yield the entries of records; ``weights`` are those of :func:`view_weights`."""
+
+    def weigh(record: EncodedEntries) -> int:
+        return record.block.size_bytes
+
+    def decode(record: EncodedEntries) -> TensorEntries:
+        block = record.block
+        positions, values = decode_entries(record, block.cut(weights[block.tensor_index]))
         indices = positions.astype(block.spec.index_dtype)
         indices += block.spec.index_dtype.type(block.element_start)
         return TensorEntries(block.tensor_index, indices, values.astype(np.uint32, copy=False))
 
-    return run_in_batches(run_blocks, decode, _read_records(source, BlockMap(table)), weigh)
+    return run_in_batches(run_blocks, decode, records, weigh)
 
 
 def collect_entries(table: ParameterTable, parts: Iterable[TensorEntries]) -> list[TensorEntries]:
@@ -202,13 +279,36 @@ def collect_entries(table: ParameterTable, parts: Iterable[TensorEntries]) -> li
     ]
 
 
-def _encode_block(theta: UInt32s, positions: UInt32s, values: UInt32s) -> EncodedBlock:
-    """Return the shorter encoding, of equal ones the lower id."""
-    listed = encode_absolute_block(positions, values).body
-    gated = encode_gated(theta, positions, values)
-    if len(listed) <= len(gated):
-        return EncodedBlock(EntryCodec.LISTED, positions.size, listed)
-    return EncodedBlock(EntryCodec.GATED, positions.size, gated)
+def encode_entries(theta: UInt32s, positions: UInt32s, values: UInt32s, encoder: PlaneEncoder) -> EncodedBlock:
+    """Return the shortest encoding of the entries of one block, of equal ones the lowest id.
+
+    Args:
+        theta: FP32 bits of all weights of the block.
+        positions: Ascending positions in the block, at least one.
+        values: FP32 bits.
+        encoder: Writes the planes.
+    """
+    tried = [EncodedBlock(EntryCodec.LISTED, positions.size, encode_absolute_block(positions, values, encoder).body)]
+    tried.append(EncodedBlock(EntryCodec.GATED, positions.size, encode_gated(theta, positions, values, encoder)))
+    if positions.size == theta.size:
+        tried.append(EncodedBlock(EntryCodec.FULL, positions.size, encoder.encode_integers(values)))
+    return min(tried, key=lambda encoded: (len(encoded.body), encoded.codec))
+
+
+def decode_entries(record: EncodedEntries, theta: UInt32s) -> tuple[UInt32s, UInt32s]:
+    """Return the positions in the block and the bits of the values of one record.
+
+    Raises:
+        RemoteProtocolError: the body breaks the specification.
+    """
+    block, reader = record.block, PlaneReader(record.body)
+    if record.codec_id == EntryCodec.GATED:
+        return decode_gated(reader, theta)
+    if record.codec_id == EntryCodec.LISTED:
+        return decode_listed(block, reader)
+    values = reader.read_integers(size_bytes=block.spec.element_size_bytes, count=block.element_count)
+    reader.expect_end()
+    return np.arange(block.element_count, dtype=np.uint32), values
 
 
 def _split_by_block(
@@ -252,35 +352,60 @@ def _join_parts(parts: list[tuple[int, UInt32s, UInt32s]]) -> tuple[int, UInt32s
     return parts[0][0], np.concatenate([part[1] for part in parts]), np.concatenate([part[2] for part in parts])
 
 
-def _read_records(source: PieceSource, blocks: BlockMap) -> Iterator[tuple[Block, int, bytes]]:
-    """Yield (block, codec id, body); ends after the end record agreed with them and nothing followed it."""
-    record_count, entry_count, next_block = 0, 0, 0
-    while (codec_id := source.take(1)[0]) != END_OF_RECORDS:
-        block_index = next_block + source.take_varint()
-        if block_index >= blocks.block_count:
-            raise RemoteProtocolError("patch-block", f"block {block_index} of {blocks.block_count}")
-        if codec_id not in tuple(EntryCodec):
-            raise RemoteProtocolError("codec-unknown", f"codec {codec_id}")
-        block = blocks.block(block_index)
-        size_bytes = source.take_varint()
-        if size_bytes > block.body_size_bytes_max:
-            raise RemoteProtocolError("patch-size", f"a body of {size_bytes} bytes for {block.size_bytes}")
-        body = source.take(size_bytes)
-        count = BodyReader(body).read_varint() >> (codec_id == EntryCodec.LISTED)
-        if not 0 < count <= block.element_count:
-            raise RemoteProtocolError("patch-count", f"{count} entries among {block.element_count} elements")
-        record_count += 1
-        entry_count += count
-        next_block = block_index + 1
-        yield block, codec_id, body
-    stated = (source.take_varint(), source.take_varint())
-    if stated != (record_count, entry_count):
-        raise RemoteProtocolError("patch-count", f"{stated} stated, {(record_count, entry_count)} found")
+def read_sections(
+    source: PieceSource, blocks: BlockMap, section_map: SectionMap, sections: range
+) -> Iterator[EncodedEntries]:
+    """Yield the records of sections; ends after every section's end agreed with it and nothing followed the last.
+
+    Args:
+        source: Stands after the header.
+        blocks: Of the table.
+        section_map: Of the table.
+        sections: A run of them.
+
+    Raises:
+        RemoteProtocolError: ``patch-...`` or ``codec-unknown``.
+    """
+    for section in sections:
+        own = section_map.blocks_of(range(section, section + 1))
+        start_bytes = source.taken_size_bytes
+        record_count, entry_count, next_block = 0, 0, own.start
+        while (codec_id := source.take(1)[0]) != END_OF_RECORDS:
+            block_index = next_block + source.take_varint()
+            if block_index >= own.stop:
+                raise RemoteProtocolError("patch-block", f"block {block_index} in a section that ends at {own.stop}")
+            block = blocks.block(block_index)
+            body, count = _read_record(source, block, codec_id)
+            record_count += 1
+            entry_count += count
+            next_block = block_index + 1
+            yield EncodedEntries(block, block_index, codec_id, body)
+        stated = (source.take_varint(), source.take_varint())
+        if stated != (record_count, entry_count):
+            raise RemoteProtocolError("patch-count", f"{stated} stated, {(record_count, entry_count)} found")
+        if any(source.take(count_pad_bytes(source.taken_size_bytes - start_bytes))):
+            raise RemoteProtocolError("patch-trailing", "a byte that fills up a section is not zero")
     if not source.is_at_end():
-        raise RemoteProtocolError("patch-trailing", "bytes after the end record")
+        raise RemoteProtocolError("patch-trailing", "bytes after the last section")
 
 
-def _view_weights(table: ParameterTable, theta: Sequence[npt.NDArray[Any]]) -> list[UInt32s]:
+def _read_record(source: PieceSource, block: Block, codec_id: int) -> tuple[bytes, int]:
+    """Return a record's body and how many entries that says it holds."""
+    if codec_id not in tuple(EntryCodec):
+        raise RemoteProtocolError("codec-unknown", f"codec {codec_id}")
+    size_bytes = source.take_varint()
+    if size_bytes > block.body_size_bytes_max:
+        raise RemoteProtocolError("patch-size", f"a body of {size_bytes} bytes for {block.size_bytes}")
+    body = source.take(size_bytes)
+    count = block.element_count
+    if codec_id != EntryCodec.FULL:
+        count = BodyReader(body).read_varint() >> (codec_id == EntryCodec.LISTED)
+    if not 0 < count <= block.element_count:
+        raise RemoteProtocolError("patch-count", f"{count} entries among {block.element_count} elements")
+    return body, count
+
+
+def view_weights(table: ParameterTable, theta: Sequence[npt.NDArray[Any]]) -> list[UInt32s]:
     """Return the weights as bits, after checking that they are the table's."""
     if len(theta) != len(table.tensors):
         raise LocalProtocolError(f"weights of {len(theta)} tensors, the table has {len(table.tensors)}")

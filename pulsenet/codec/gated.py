@@ -29,14 +29,16 @@ _OUTLIER_DIVISOR: Final = 4096
 """One entry in so many may lie above the reach of the first class: it must not take classes from all others."""
 
 
-def encode_gated(theta: UInt32s, positions: UInt32s, values: UInt32s) -> bytes:
+def encode_gated(theta: UInt32s, positions: UInt32s, values: UInt32s, encoder: PlaneEncoder | None = None) -> bytes:
     """Return the *gated* body of at least one entry.
 
     Args:
         theta: FP32 bits of all weights of the block.
         positions: Ascending positions of the entries.
         values: FP32 bits of what is to be subtracted from the weights there; any bits come back.
+        encoder: Writes the planes.
     """
+    encoder = PlaneEncoder() if encoder is None else encoder
     reaches = measure_reach(theta[: int(positions[-1]) + 1])
     top = _choose_top(reaches[positions])
     classes = classify_reach(reaches, top)
@@ -46,7 +48,6 @@ def encode_gated(theta: UInt32s, positions: UInt32s, values: UInt32s) -> bytes:
     numbers, aways, escapes = measure_values(theta[positions], values)
     regular, sizes = _order_values(theta[positions], escapes)
     value_parameters, value_stream = _write_by_class(numbers[regular], sizes)
-    encoder = PlaneEncoder()
     pieces = [encode_varint(positions.size), encode_varint(top), _encode_mask(counts)]
     for row in np.flatnonzero(counts):
         pieces += [encode_varint(int(counts[row])), bytes([gap_parameters[row]])]

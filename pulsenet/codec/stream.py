@@ -130,6 +130,8 @@ class PieceSource:
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
         self._piece = memoryview(b"")
+        self.taken_size_bytes = 0
+        """Bytes taken so far."""
 
     def take(self, size_bytes: int) -> bytes:
         """Return exactly ``size_bytes`` bytes (``patch-truncated``)."""
@@ -140,6 +142,7 @@ class PieceSource:
             part = self._piece[: size_bytes - len(taken)]
             self._piece = self._piece[len(part) :]
             taken += part
+        self.taken_size_bytes += size_bytes
         return bytes(taken)
 
     def take_varint(self) -> int:

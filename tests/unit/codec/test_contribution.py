@@ -97,7 +97,7 @@ def test_contribution_without_entries_is_a_header_and_an_end() -> None:
     assert [part.indices.size for part in decode(blob, theta)] == [0, 0, 0]
 
 
-def test_dense_contribution_of_random_bits_is_listed_and_bounded() -> None:
+def test_dense_contribution_of_random_bits_is_full_and_bounded() -> None:
     generator = np.random.default_rng(4)
     theta, _ = state()
     entries = [
@@ -111,7 +111,7 @@ def test_dense_contribution_of_random_bits_is_listed_and_bounded() -> None:
     totals = PatchTotals()
     blob = b"".join(encode_contribution(TABLE, theta, entries, header=HEADER, totals=totals))
     assert same(decode(blob, theta), entries)
-    assert totals.codec_id == EntryCodec.LISTED
+    assert totals.codec_id == EntryCodec.FULL
     assert len(blob) <= TABLE.size_bytes * limits.PATCH_OVERHEAD_RATIO_MAX + 64 * 3 + 1024
 
 
@@ -195,7 +195,7 @@ LISTED = b"\1\0\x0b" + b"\2" + b"\2\5" + b"\2\1" * 4
         (HEADER.encode(), "patch-truncated"),
         (small_blob(b"\1\0\x0a" + LISTED[3:-1]), "patch-truncated"),
         (small_blob(b"\1\0\x0c" + LISTED[3:] + b"\0"), "patch-trailing"),
-        (small_blob(b"\3" + LISTED[1:]), "codec-unknown"),
+        (small_blob(b"\4" + LISTED[1:]), "codec-unknown"),
         (small_blob(b"\1\2" + LISTED[2:]), "patch-block"),
         (small_blob(b"\1\0" + encode_varint(9000)), "patch-size"),
         (small_blob(b"\1\0\1\0"), "patch-count"),
