@@ -7,7 +7,7 @@ the same sum, so sparse and dense contributions combine to the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +41,40 @@ def _add_loop(sums: FP32s, touched: npt.NDArray[np.bool_], indices: Indices, val
         touched[position] = True
 
 
+def sum_part(
+    parts: Iterable[tuple[Indices | None, FP32s]], *, start: int, element_count: int
+) -> tuple[FP32s, npt.NDArray[np.bool_]]:
+    """Return the sums of a run of elements, and where a sparse part has an entry: what a mean is before its division.
+
+    Args:
+        parts: In ascending order of the senders' keys: positions in the tensor, or ``None`` for every element, and
+            counted values.
+        start: First element of the run.
+        element_count: Its length.
+    """
+    sums, touched = np.zeros(element_count, np.float32), np.zeros(element_count, np.bool_)
+    with np.errstate(all="ignore"):
+        for indices, values in parts:
+            if indices is None:
+                sums += values
+            else:
+                _add_loop(sums, touched, indices, values, start)
+    return sums, touched
+
+
+def sum_trimmed_part(values: Sequence[FP32s], trim_count: int) -> FP32s:
+    """Return the sums of a run of elements without the ``trim_count`` smallest and largest of each, before division."""
+    block = np.stack(values)
+    # -0 and +0 sort as equals in any order, so the negative zeros go first: x + 0 == x for every other x.
+    block += np.float32(0.0)
+    block.sort(axis=0)
+    sums = np.zeros(block.shape[1], np.float32)
+    with np.errstate(all="ignore"):
+        for row in block[trim_count : len(values) - trim_count]:
+            sums += row
+    return sums
+
+
 def reduce_mean(contributions: Mapping[bytes, Counted], *, tensor_index: int, element_count: int) -> Entries:
     """Return the mean of one tensor's contributions: the union of their positions, dense if any of them is.
 
@@ -59,16 +93,10 @@ def reduce_mean(contributions: Mapping[bytes, Counted], *, tensor_index: int, el
     found_indices, found_values = [np.empty(0, dtype)], [np.empty(0, np.float32)]
     for start in range(0, element_count, limits.BLOCK_ELEMENTS):
         end = min(start + limits.BLOCK_ELEMENTS, element_count)
-        sums, touched = np.zeros(end - start, np.float32), np.zeros(end - start, np.bool_)
-        with np.errstate(all="ignore"):
-            for part, sent in zip(parts, values, strict=True):
-                if part.entries.indices is None:
-                    sums += sent[start:end]
-                else:
-                    low, high = np.searchsorted(part.entries.indices, [start, end])
-                    _add_loop(sums, touched, part.entries.indices[low:high], sent[low:high], start)
-            positions = slice(None) if is_dense else np.flatnonzero(touched)
-            means = divide(sums[positions], len(parts))
+        cut = (_cut(part.entries.indices, sent, start, end) for part, sent in zip(parts, values, strict=True))
+        sums, touched = sum_part(cut, start=start, element_count=end - start)
+        positions = slice(None) if is_dense else np.flatnonzero(touched)
+        means = divide(sums[positions], len(parts))
         found_values.append(means)
         if not is_dense:
             assert isinstance(positions, np.ndarray)
@@ -109,22 +137,23 @@ def reduce_trimmed(
     values = [part.values() for part in parts]
     found = [np.empty(0, np.float32)]
     for start in range(0, element_count, limits.BLOCK_ELEMENTS):
-        block = np.stack([sent[start : start + limits.BLOCK_ELEMENTS] for sent in values])
-        # -0 and +0 sort as equals in any order, so the negative zeros go first: x + 0 == x for every other x.
-        block += np.float32(0.0)
-        block.sort(axis=0)
-        sums = np.zeros(block.shape[1], np.float32)
-        with np.errstate(all="ignore"):
-            for row in block[trim_count : trim_count + kept_count]:
-                sums += row
-            found.append(divide(sums, kept_count))
+        sums = sum_trimmed_part([sent[start : start + limits.BLOCK_ELEMENTS] for sent in values], trim_count)
+        found.append(divide(sums, kept_count))
     return Entries(tensor_index, None, np.concatenate(found))
 
 
 def divide(sums: FP32s, count: int) -> FP32s:
     """Return ``sums / count``, a true FP32 division of each element."""
     # By an array, as on every backend: dividing by a Python number makes CUDA multiply by the reciprocal.
-    return settle_nans(np.divide(sums, np.full_like(sums, count)))
+    with np.errstate(all="ignore"):
+        return settle_nans(np.divide(sums, np.full_like(sums, count)))
+
+
+def _cut(indices: Indices | None, values: FP32s, start: int, end: int) -> tuple[Indices | None, FP32s]:
+    if indices is None:
+        return None, values[start:end]
+    low, high = np.searchsorted(indices, [start, end])
+    return indices[low:high], values[low:high]
 
 
 def _in_key_order(contributions: Mapping[bytes, Counted], *, tensor_index: int, element_count: int) -> list[Counted]:

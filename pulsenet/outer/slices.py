@@ -1,0 +1,204 @@
+"""Sums of a round's contributions over one slice of the table, and the aggregate put together from all slices.
+
+Whoever sums a slice writes the same blob, bit by bit (SPEC outer, "Slices"): the sums that
+:mod:`pulsenet.outer.reduce` would divide. The division is left to the readers, because sums of values that are whole
+places of their weights stay whole, and cost half of what a quotient costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pulsenet.codec.blocks import Block, BlockMap, EncodedBlock
+from pulsenet.codec.contribution import (
+    EncodedEntries,
+    TensorEntries,
+    decode_entries,
+    encode_entries,
+    read_contribution,
+    view_weights,
+)
+from pulsenet.codec.patch import PatchTotals, RunBlocks, run_in_batches
+from pulsenet.codec.sections import SectionMap
+from pulsenet.codec.slices import SliceHeader, decode_slice, make_plane_encoder, write_slice
+from pulsenet.errors import LocalProtocolError, RemoteProtocolError
+from pulsenet.outer.contribution import Entries
+from pulsenet.outer.floats import FP32s, settle_nans
+from pulsenet.outer.reduce import divide, sum_part, sum_trimmed_part
+from pulsenet.outer.residual import SCALE_ONE, split_scaled
+from pulsenet.outer.settings import Combination, OuterSettings
+from pulsenet.tensors.params import ParameterTable
+
+UInt32s = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePart:
+    """One contribution, as far as a slice needs it."""
+
+    pieces: Iterable[bytes]
+    """The blob's header and the sections of the slice."""
+    scale: np.float32 = SCALE_ONE
+    """Given by the receipt."""
+
+
+def compute_trim_count(settings: OuterSettings, contributor_count: int) -> int:
+    """Return how many contributions are left out on each side of every element: at most what leaves one or two."""
+    if settings.combination is Combination.MEAN:
+        return 0
+    most = max(0, (contributor_count - 1) // 2)
+    return most if settings.combination is Combination.MEDIAN else min(settings.trim_count, most)
+
+
+def sum_slice(
+    parts: Mapping[bytes, SlicePart],
+    table: ParameterTable,
+    theta: Sequence[npt.NDArray[Any]],
+    *,
+    header: SliceHeader,
+    settings: OuterSettings,
+    totals: PatchTotals | None = None,
+    run_blocks: RunBlocks = map,
+) -> Iterator[bytes]:
+    """Return the pieces of a slice blob.
+
+    Args:
+        parts: All members' contributions by key, in any order.
+        table: FP32 masters.
+        theta: Of the state that the round leads on from, a flat array a tensor.
+        header: Which slice of which round.
+        settings: The run's.
+        totals: Counts what was written.
+        run_blocks: ``map``, or an executor's ``map`` to use several cores.
+
+    Raises:
+        LocalProtocolError: nothing to combine, or other weights than the table's.
+        RemoteProtocolError: while iterating, a contribution that breaks the specification, or that leaves elements
+            out where all are agreed (``shape``).
+    """
+    if not parts:
+        raise LocalProtocolError("a round without contributions has no aggregate")
+    weights = view_weights(table, theta)
+    keys = sorted(parts)
+    scales = [parts[key].scale for key in keys]
+    sections = header.sections(SectionMap(table))
+    trim_count = compute_trim_count(settings, len(keys))
+    encoder = make_plane_encoder()
+
+    def weigh(job: _Job) -> int:
+        return job.block.size_bytes * (2 + len(job.records))
+
+    def work(job: _Job) -> tuple[int, EncodedBlock]:
+        theta_bits = job.block.cut(weights[job.block.tensor_index])
+        positions, sums = _sum_block(job, theta_bits, scales, trim_count, is_dense=settings.is_dense)
+        return job.block_index, encode_entries(theta_bits, positions, sums.view(np.uint32), encoder)
+
+    records = [
+        read_contribution(parts[key].pieces, table, state_root=header.state_root, sections=sections) for key in keys
+    ]
+    jobs = _join_records(records, BlockMap(table))
+    return write_slice(table, run_in_batches(run_blocks, work, jobs, weigh), header, totals)
+
+
+def read_slices(
+    blobs: Sequence[Iterable[bytes]],
+    table: ParameterTable,
+    theta: Sequence[npt.NDArray[Any]],
+    *,
+    header: SliceHeader,
+    contributor_count: int,
+    settings: OuterSettings,
+    run_blocks: RunBlocks = map,
+) -> Iterator[Entries]:
+    """Yield the aggregate of a round from its slices, one :class:`Entries` a tensor, in table order.
+
+    A tensor's theta may be stepped once its entries were yielded.
+
+    Args:
+        blobs: All slices in order, each cut anywhere.
+        table: FP32 masters.
+        theta: Of the state that the round leads on from, a flat array a tensor.
+        header: Of any slice of the round.
+        contributor_count: Members of the receipt.
+        settings: The run's.
+        run_blocks: ``map``, or an executor's ``map`` to use several cores.
+
+    Raises:
+        RemoteProtocolError: while iterating, a blob that is not the slice or breaks the specification.
+    """
+    kept_count = contributor_count - 2 * compute_trim_count(settings, contributor_count)
+    blocks = _read_blocks(blobs, table, theta, header, run_blocks)
+    waiting = next(blocks, None)
+    for tensor_index, spec in enumerate(table.tensors):
+        indices = [np.empty(0, spec.index_dtype)]
+        values = [np.empty(0, np.float32)]
+        while waiting is not None and waiting.tensor_index == tensor_index:
+            indices.append(waiting.indices)
+            values.append(divide(waiting.value_bits.view(np.float32), kept_count))
+            waiting = next(blocks, None)
+        found = np.concatenate(values)
+        if settings.is_dense and found.size != spec.element_count:
+            raise RemoteProtocolError("shape", f"{spec.name}: {found.size} of {spec.element_count}")
+        yield Entries(tensor_index, None if settings.is_dense else np.concatenate(indices), found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    block: Block
+    block_index: int
+    records: list[tuple[int, EncodedEntries]]
+    """The place of each contribution in ascending order of keys, and its record of this block."""
+
+
+def _join_records(sources: Sequence[Iterator[EncodedEntries]], blocks: BlockMap) -> Iterator[_Job]:
+    """Walk all contributions together, block by block."""
+    waiting = [next(source, None) for source in sources]
+    while any(record is not None for record in waiting):
+        block_index = min(record.block_index for record in waiting if record is not None)
+        found = []
+        for place, record in enumerate(waiting):
+            if record is not None and record.block_index == block_index:
+                found.append((place, record))
+                waiting[place] = next(sources[place], None)
+        yield _Job(blocks.block(block_index), block_index, found)
+
+
+def _sum_block(
+    job: _Job, theta: UInt32s, scales: Sequence[np.float32], trim_count: int, *, is_dense: bool
+) -> tuple[UInt32s, FP32s]:
+    parts: list[tuple[UInt32s | None, FP32s]] = []
+    for place, record in job.records:
+        positions, bits = decode_entries(record, theta)
+        values, _ = split_scaled(bits.view(np.float32), scales[place])
+        if is_dense and values.size != theta.size:
+            raise RemoteProtocolError("shape", f"{job.block.spec.name}: {values.size} of {theta.size} in a block")
+        parts.append((None if is_dense else positions, values))
+    if is_dense and len(parts) != len(scales):
+        raise RemoteProtocolError("shape", f"{job.block.spec.name}: {len(parts)} of {len(scales)} contributions")
+    if trim_count:
+        sums = sum_trimmed_part([values for _, values in parts], trim_count)
+    else:
+        sums, touched = sum_part(parts, start=0, element_count=theta.size)
+    # Backends differ in the NaN they make, and the bits of a slice may not.
+    settle_nans(sums)
+    if is_dense:
+        return np.arange(theta.size, dtype=np.uint32), sums
+    found = np.flatnonzero(touched).astype(np.uint32)
+    return found, sums[found]
+
+
+def _read_blocks(
+    blobs: Sequence[Iterable[bytes]],
+    table: ParameterTable,
+    theta: Sequence[npt.NDArray[Any]],
+    header: SliceHeader,
+    run_blocks: RunBlocks,
+) -> Iterator[TensorEntries]:
+    for slice_index, pieces in enumerate(blobs):
+        own = SliceHeader(header.table_digest, header.state_root, header.round_index, slice_index, len(blobs))
+        yield from decode_slice(pieces, table, theta, header=own, run_blocks=run_blocks)
