@@ -305,8 +305,8 @@ MESSAGE_TYPES: Final[dict[int, type[LocalMessage]]] = {
     16: StatusReply,
     17: LocalRefusal,
     18: SnapshotPart,
-    **dict(enumerate(ROUNDS_MESSAGE_TYPES, start=19)),
-    40: ChangedPart,
+    19: ChangedPart,
+    **dict(enumerate(ROUNDS_MESSAGE_TYPES, start=20)),
 }
 
 _NUMBERS: Final = {cls: number for number, cls in MESSAGE_TYPES.items()}

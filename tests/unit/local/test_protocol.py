@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from typing import get_args
 
 import pytest
 
@@ -52,6 +53,12 @@ def read(data: bytes, cut: int = 1 << 20) -> list[LocalMessage]:
             messages.append(frame.message)
     assert reader.is_between_frames
     return messages
+
+
+def test_every_message_type_has_a_number_of_its_own() -> None:
+    types = get_args(LocalMessage)
+    assert set(protocol.MESSAGE_TYPES.values()) == set(types)
+    assert len(protocol.MESSAGE_TYPES) == len(types)
 
 
 def test_every_message_type_has_an_example() -> None:
