@@ -50,7 +50,8 @@ class Shelf:
         last = first = max(numbers, default=0)
         while first - 1 in numbers:
             first -= 1
-        anchors = tuple(sorted(manifest.version.number for manifest in ours if manifest.kind is Kind.ANCHOR))
+        # Two authorities may have signed one anchor, each in its term.
+        anchors = tuple(sorted({manifest.version.number for manifest in ours if manifest.kind is Kind.ANCHOR}))
         return Holdings(newest.epoch, first, last, anchors)
 
     def holds(self, digest: Digest) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pulsenet.chain.records import Catalogue, CatalogueEntry, Kind, Manifest
 from pulsenet.chain.retention import RetentionLimits
 from pulsenet.chain.trust import entry_of
@@ -79,6 +81,11 @@ def test_whole_blobs_are_added_and_known() -> None:
     empty.add(digest_of(item), item)
     assert empty.holds(digest_of(item))
     assert empty.newest_version == Version(0, 3)
+
+
+def test_an_anchor_that_two_authorities_signed_is_held_once() -> None:
+    first = manifest(Kind.ANCHOR, 5)
+    assert shelf("seed", first, replace(first, term=2)).holdings == Holdings(0, 0, 0, (5,))
 
 
 def test_a_seed_wants_the_newest_first_and_patches_before_anchors() -> None:
