@@ -65,7 +65,7 @@ class VersionSurroundings(Surroundings, Protocol):
         """Let the training process publish the weights it holds, if it happens to."""
         ...
 
-    def note_version(self, version: Version, root: Digest) -> None:
+    def note_version(self, node: VersionsNode, version: Version, root: Digest) -> None:
         """A publisher committed a version, announced or not."""
         ...
 
@@ -178,7 +178,7 @@ class VersionsNode(RoundsNode):
         return Hands(
             self.store,
             engine_fails=lambda: self._surroundings.network.engine_fails(),
-            note_version=self._surroundings.note_version,
+            note_version=lambda version, root: self._surroundings.note_version(self, version, root),
         )
 
     def _make_follower(self, mesh: Mesh) -> Inferencer:

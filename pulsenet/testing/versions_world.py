@@ -56,14 +56,19 @@ class VersionsWorld(RoundsWorld):
         self.refusals: dict[str, int] = {}
         """How often a hand-over was refused before it began, by reason."""
         self._roots: dict[int, Digest] = {}
+        self._damaged_roots: set[Digest] = set()
         self._versions_checkers = [make() for make in ALL_CHECKERS]
         super().__init__(seed, faults=faults, constants=constants, **counts)
         for index in range(inferencer_count):
-            name = f"inferencer {index}"
-            self._add(name, make_key(name), is_authority=False, is_trainer=False)
-            self.start(self.node(name))
+            self.add_inferencer(f"inferencer {index}")
 
     # Scenario
+
+    def add_inferencer(self, name: str) -> VersionsNode:
+        """Add a node that follows, and start it."""
+        self._add(name, make_key(name), is_authority=False, is_trainer=False)
+        self.start(self.node(name))
+        return self.followers[-1]
 
     @property
     def followers(self) -> list[VersionsNode]:
@@ -130,7 +135,7 @@ class VersionsWorld(RoundsWorld):
         if other is None or not other.is_up or self.network.is_cut(node.peer_id, dial.peer_id):
             lost = PeerLost(dial.peer_id, "refused")
             self._later_on(node, self.network.latency_seconds(), lambda: self._to_all(node, lost))
-        elif frozenset((node.peer_id, dial.peer_id)) not in self._connections:
+        else:
             self._connect(node, other)
 
     def hand_over(self, node: VersionsNode) -> None:
@@ -139,8 +144,10 @@ class VersionsWorld(RoundsWorld):
         if training.state is None or self.chance.happens(self.left_out_per_mille):
             return
         round_index, region = training.state.round_index, cast_weights(training.state)
-        if not node.is_damaged:
-            self._note_root(round_index, compute_root_of(region))
+        if node.is_damaged:
+            self._damaged_roots.add(compute_root_of(region))
+        elif self._roots.setdefault(round_index, compute_root_of(region)) != compute_root_of(region):
+            raise SimulationError(self.seed, f"round {round_index} gave two weights")
 
         def act() -> None:
             if node.is_training and node.training is training:
@@ -149,11 +156,14 @@ class VersionsWorld(RoundsWorld):
 
         self._later_on(node, self.chance.between(0.0, HAND_OVER_SECONDS_MAX), act)
 
-    def note_version(self, version: Version, root: Digest) -> None:
-        """A publisher committed a version, announced or not."""
+    def note_version(self, node: VersionsNode, version: Version, root: Digest) -> None:
+        """A publisher committed a version, announced or not; damaged weights may be, as long as nobody hears of it."""
+        expected = self._roots.get(version.number - 1)
+        if root in self._damaged_roots and root != expected:
+            return
         if self.versions.setdefault(version, root) != root:
             raise SimulationError(self.seed, f"{version} was committed with two roots")
-        if version.epoch == 0 and self._roots.get(version.number - 1) != root:
+        if version.epoch == 0 and expected != root:
             raise SimulationError(self.seed, f"{version} holds other weights than its round gave")
 
     def note_head(self, node: VersionsNode, record: SignedRecord) -> None:
@@ -182,10 +192,6 @@ class VersionsWorld(RoundsWorld):
         for checker in self._versions_checkers:
             checker.check(self)  # type: ignore[arg-type]  # nodes of another class with the same fields
         return True
-
-    def _note_root(self, round_index: int, root: Digest) -> None:
-        if self._roots.setdefault(round_index, root) != root:
-            raise SimulationError(self.seed, f"round {round_index} gave two weights")
 
     def _make_node(
         self, name: str, key: PeerId, *, is_authority: bool, is_trainer: bool, holds_start: bool
