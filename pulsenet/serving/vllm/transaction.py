@@ -217,11 +217,11 @@ def judge(step: Step, plan: Plan, report: Report) -> tuple[Verdict, Fault | None
 
 def find_fault(rank: int, answer: Answer | None, order: Order, transaction: str) -> Fault | None:
     """Return why a rank's answer is not that it did what this order of this transaction asked."""
-    if answer is None or answer.transaction != transaction:
+    is_answer = answer is not None and answer.transaction == transaction
+    if answer is None or not is_answer or (answer.order is not order and answer.order is not Order.WATCHDOG):
         return Fault("silent", f"rank {rank} of the engine did not answer '{order}'; see the engine's log")
     if answer.outcome is not Outcome.DONE:
         return Fault(answer.code or "engine", f"rank {rank}: {answer.reason}")
     if answer.order is not order:
-        # The watchdog's answer, too, has this transaction.
-        return Fault("overtaken", f"rank {rank} was asked for '{order}' and did '{answer.order}'")
+        return Fault("overtaken", f"rank {rank} undid the update by itself before '{order}': the node was too slow")
     return None

@@ -220,7 +220,9 @@ def test_what_is_staged_can_be_given_up() -> None:
         (None, "silent"),
         (answer(0, Order.COMMIT, transaction="older"), "silent"),
         (answer(0, Order.COMMIT, outcome=Outcome.FAILED), "engine"),
+        (answer(0, Order.STAGE), "silent"),
         (answer(0, Order.WATCHDOG), "overtaken"),
+        (answer(0, Order.WATCHDOG, outcome=Outcome.FAILED), "engine"),
         (answer(0, Order.COMMIT), None),
     ],
 )
