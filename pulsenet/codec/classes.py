@@ -2,9 +2,8 @@
 
 Whether a weight changes depends on its exponent, which both sides know from the old bits. Elements of one class are
 counted among themselves: the *gap* of a change is how many unchanged elements of its class went by since the class's
-last change. Loops count the members of one class in a group of elements with one vector compare, class after class:
-faster than a counter for each class, stepped element by element. Every loop has a numpy twin of the same signature
-that defines it.
+last change. Loops go span by span: the classes of 512 elements become one mask a class and 64 elements, and counting is
+counting their bits, whatever the classes are. Every loop has a numpy twin that defines it.
 """
 
 from __future__ import annotations
@@ -16,24 +15,16 @@ import numpy.typing as npt
 
 from pulsenet.tensors.floats import Bits, FloatFormat
 from pulsenet.tensors.jit import compile_loop
+from pulsenet.tensors.lanes import KIND_COUNT, LANE_COUNT, SPAN, WORD_COUNT, count_ones, find_lowest, split_span
 
 UInt8s = npt.NDArray[np.uint8]
+UInt16s = npt.NDArray[np.uint16]
 UInt32s = npt.NDArray[np.uint32]
+UInt64s = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
 
-CLASS_COUNT: Final = 20
+CLASS_COUNT: Final = KIND_COUNT
 """Classes of a format: one a binade from 1.0 downward; all above share the first, all below the last."""
-
-_GROUP: Final = 64
-"""Elements whose class is compared in one go: the bytes of the widest vectors, and a mask of one word."""
-
-_LANES: Final = np.arange(_GROUP, dtype=np.uint8)
-
-_SPAN: Final = 4 * _GROUP
-"""Elements that are gone through class by class: enough to make up for starting with a class."""
-
-_RARE_CLASS: Final = 14
-"""Magnitudes below 2^-13: of trained weights one in a thousand, so that most spans have none from here on."""
 
 _DENSE_DIVISOR: Final = 64
 """Where more than one element in so many changed, finding each place costs more than to walk through all elements."""
@@ -47,13 +38,21 @@ _NO_CLASS: Final = 0xFF
 _NEVER: Final = 1 << 40
 """More than any block has elements."""
 
+_TILE: Final = 8 * SPAN
+"""Elements that are classified together: enough that all of it was stored before the first is looked at."""
+
+_EVEN_BYTES: Final = 0x00FF00FF00FF00FF
+
+_FIELDS_OF_CLASSES: Final = np.zeros(4, np.uint16)
+"""In the place of a format's fields: the elements are classes already."""
+
 
 @compile_loop
-def _classify_loop(old: Bits, fields: npt.NDArray[np.uint16], out: UInt8s) -> None:
+def _classify_loop(bits: Bits, fields: UInt16s, out: UInt8s) -> None:
     # All in 16 bits, and a shift that is plainly below 16: vectors then hold the most elements.
     shift, mask, bias, exponent_min = fields[0] & 15, fields[1], fields[2], fields[3]
-    for i in range(old.size):
-        exponent = np.uint16(old[i] >> shift) & mask
+    for i in range(bits.size):
+        exponent = np.uint16(bits[i] >> shift) & mask
         out[i] = bias - max(min(exponent, bias), exponent_min)
 
 
@@ -66,135 +65,84 @@ def classify_twin(old: Bits, number_format: FloatFormat) -> UInt8s:
 
 def classify(old: Bits, number_format: FloatFormat) -> UInt8s:
     """Return the class of each element, from 0 for magnitudes of 1 and more."""
-    # The upper half holds the exponent, of all formats.
-    half, dropped_bits = (old >> 16, 16) if old.dtype.itemsize > 2 else (old, 0)
-    bias = number_format.exponent_bias
-    shift, exponent_min = number_format.mantissa_bits - dropped_bits, max(bias - CLASS_COUNT + 1, 0)
-    fields = np.array([shift, number_format.exponent_mask, bias, exponent_min], np.uint16)
     out = np.empty(old.size, np.uint8)
-    _classify_loop(half, fields, out)
+    _classify_loop(_upper_half(old), _list_fields(number_format), out)
     return out
 
 
-@compile_loop
-def _count_members(group: UInt8s, row: int) -> int:
-    # A sum of 64 flags in a byte: compilers see the mask of a vector compare, and count its bits.
-    count = np.uint8(0)
-    for lane in range(_GROUP):
-        count = np.uint8(count + (group[lane] == row))
-    return int(count)
+def _upper_half(bits: Bits) -> Bits:
+    """Return the lower 16 bits of each element, shifted there where it has more: they hold the exponent."""
+    return bits >> 16 if bits.dtype.itemsize > 2 else bits
+
+
+def _list_fields(number_format: FloatFormat) -> UInt16s:
+    """Return the shift, the mask, and the largest and smallest exponent that classes tell apart."""
+    dropped_bits = 16 if number_format.element_bits > 16 else 0
+    bias = number_format.exponent_bias
+    shift, exponent_min = number_format.mantissa_bits - dropped_bits, max(bias - CLASS_COUNT + 1, 0)
+    return np.array([shift, number_format.exponent_mask, bias, exponent_min], np.uint16)
 
 
 @compile_loop
-def _count_members_from(group: UInt8s, row: int, start: int) -> int:
-    count = np.uint8(0)
-    first = np.uint8(start)
-    for lane in range(_GROUP):
-        count = np.uint8(count + ((group[lane] == row) & (_LANES[lane] >= first)))
-    return int(count)
-
-
-@compile_loop
-def _find_member(group: UInt8s, row: int, count: int) -> int:
-    """Return the last offset from which on there are ``count`` members."""
-    # Every eighth, then every one between: nothing waits for a branch that cannot be predicted.
-    eighth = 0
-    for offset in range(8, _GROUP, 8):
-        eighth = offset if _count_members_from(group, row, offset) >= count else eighth
-    found = eighth
-    for offset in range(1, 8):
-        found = eighth + offset if _count_members_from(group, row, eighth + offset) >= count else found
-    return found
-
-
-@compile_loop
-def _find_in_span(span: UInt8s, row: int, rank: int) -> int:
-    """Return the offset of the member that ``rank`` others precede."""
-    passed, start, before = 0, 0, 0
-    for end in range(_GROUP, _SPAN, _GROUP):
-        passed += _count_members(span[end - _GROUP : end], row)
-        start, before = (end, passed) if passed <= rank else (start, before)
-    group = span[start : start + _GROUP]
-    return start + _find_member(group, row, _count_members(group, row) - (rank - before))
-
-
-@compile_loop
-def _count_in_span(span: UInt8s, row: int) -> int:
-    count = 0
-    for start in range(0, _SPAN, _GROUP):
-        count += _count_members(span[start : start + _GROUP], row)
+def _read_classes(bits: Bits, start: int, fields: UInt16s, tile: UInt8s) -> int:
+    """Write the classes of a tile, which starts at ``start``; fill up its last span; return how many there are."""
+    part = bits[start : start + tile.size]
+    if fields[1] == 0:
+        for i in range(part.size):
+            tile[i] = part[i]
+    else:
+        _classify_loop(part, fields, tile)
+    count = (part.size + SPAN - 1) // SPAN
+    for i in range(part.size, count * SPAN):
+        tile[i] = _NO_CLASS
     return count
 
 
 @compile_loop
-def _count_in_span_from(span: UInt8s, row: int, first: int) -> int:
-    count = 0
-    for start in range(0, _SPAN, _GROUP):
-        count += _count_members_from(span[start : start + _GROUP], row, min(max(first - start, 0), _GROUP))
-    return count
+def _sum_bytes(packed: int) -> int:
+    """Return the sum of eight bytes of at most 64 each."""
+    pairs = (packed & _EVEN_BYTES) + (packed >> 8 & _EVEN_BYTES)
+    pairs += pairs >> 32
+    return (pairs + (pairs >> 16)) & 0xFFFF
 
 
 @compile_loop
-def _has_rare(span: UInt8s) -> bool:
-    count = 0
-    for start in range(0, _SPAN, _GROUP):
-        group = span[start : start + _GROUP]
-        rare = np.uint8(0)
-        for lane in range(_GROUP):
-            rare = np.uint8(rare + (group[lane] >= _RARE_CLASS))
-        count += int(rare)
-    return count > 0
-
-
-@compile_loop
-def _pad_last_span(classes: UInt8s) -> UInt8s:
-    padded = np.full(_SPAN, _NO_CLASS, np.uint8)
-    start = classes.size // _SPAN * _SPAN
-    for i in range(start, classes.size):
-        padded[i - start] = classes[i]
-    return padded
-
-
-@compile_loop
-def _list_rows(starts: Int64s) -> tuple[UInt8s, int]:
-    """Return the classes that have changes, ascending, and how many of them are not rare: others are not counted."""
-    rows = np.empty(CLASS_COUNT, np.uint8)
-    count, common_count = 0, 0
-    for row in range(CLASS_COUNT):
-        rows[count] = row
-        count += starts[row] < starts[row + 1]
-        common_count = count if row < _RARE_CLASS else common_count
-    return rows[:count], common_count
-
-
-@compile_loop
-def _count_gaps_loop(classes: UInt8s, positions: UInt32s, gaps: UInt32s, order: UInt32s, starts: Int64s) -> None:
-    for i in range(positions.size):
-        starts[np.int64(classes[positions[i]]) + 1] += 1
+def _count_gaps_loop(
+    bits: Bits, fields: UInt16s, positions: UInt32s, changed: Bits, gaps: UInt32s, order: UInt32s, starts: Int64s
+) -> None:
+    rows = np.empty(positions.size, np.uint8)
+    if fields[1] == 0:
+        rows[:] = changed
+    else:
+        _classify_loop(changed, fields, rows)
+    for i in range(rows.size):
+        starts[np.int64(rows[i]) + 1] += 1
     for row in range(CLASS_COUNT):
         starts[row + 1] += starts[row]
-    rows, common_count = _list_rows(starts)
     cursor = starts.copy()
-    last_span, whole_count = _pad_last_span(classes), classes.size // _SPAN
+    tile, masks = np.empty(_TILE, np.uint8), np.empty((CLASS_COUNT, WORD_COUNT), np.uint64)
+    counts = np.empty(CLASS_COUNT, np.int64)
     # Members of each class since its last change, up to the end of the span at hand.
     passed = np.zeros(CLASS_COUNT, np.int64)
     i = 0
-    for span_index in range(whole_count + 1):
-        start = span_index * _SPAN
-        span = classes[start : start + _SPAN] if span_index < whole_count else last_span
-        for k in range(rows.size if _has_rare(span) else common_count):
-            row = rows[k]
-            passed[row] += _count_in_span(span, row)
-        while i < positions.size and np.int64(positions[i]) < start + _SPAN:
-            offset = int(positions[i]) - start
-            row = span[offset]
-            ahead = _count_in_span_from(span, row, offset)
-            at = cursor[row]
-            gaps[at] = passed[row] - ahead
-            order[at] = i
-            passed[row] = ahead - 1
-            cursor[row] = at + 1
-            i += 1
+    for tile_start in range(0, bits.size, _TILE):
+        for k in range(_read_classes(bits, tile_start, fields, tile)):
+            start = tile_start + k * SPAN
+            split_span(tile, k * SPAN, masks, counts)
+            # A number of rows that compilers do not know: knowing it they unroll the loop and use no vectors.
+            for row in range(counts.size):
+                passed[row] += _sum_bytes(counts[row])
+            while i < positions.size and int(positions[i]) < start + SPAN:
+                offset, row = int(positions[i]) - start, int(rows[i])
+                word = offset // LANE_COUNT
+                later = masks[row, word] >> np.uint64(offset % LANE_COUNT) >> np.uint64(1)
+                ahead = count_ones(later) + _sum_bytes(counts[row] >> 8 * word >> 8)
+                at = cursor[row]
+                gaps[at] = passed[row] - ahead - 1
+                order[at] = i
+                passed[row] = ahead
+                cursor[row] = at + 1
+                i += 1
 
 
 def count_gaps_twin(classes: UInt8s, positions: UInt32s) -> tuple[UInt32s, UInt32s, Int64s]:
@@ -216,60 +164,105 @@ def count_gaps(classes: UInt8s, positions: UInt32s) -> tuple[UInt32s, UInt32s, I
     ``gaps[i]`` is that of ``positions[order[i]]``; class c has those from ``starts[c]`` up to ``starts[c + 1]``,
     ascending by position.
     """
+    return _count_gaps(classes, _FIELDS_OF_CLASSES, positions, classes.take(positions))
+
+
+def count_float_gaps(
+    old: Bits, number_format: FloatFormat, positions: UInt32s, old_bits: Bits
+) -> tuple[UInt32s, UInt32s, Int64s]:
+    """Return what :func:`count_gaps` returns for the classes of ``old``, without keeping them.
+
+    Args:
+        old: All elements of the block, at least up to the last change.
+        number_format: Their format.
+        positions: Ascending positions of the changes.
+        old_bits: The elements there.
+    """
+    halves = _upper_half(old[: int(positions[-1]) + 1])
+    return _count_gaps(halves, _list_fields(number_format), positions, _upper_half(old_bits))
+
+
+def _count_gaps(bits: Bits, fields: UInt16s, positions: UInt32s, changed: Bits) -> tuple[UInt32s, UInt32s, Int64s]:
     gaps, order = np.empty(positions.size, np.uint32), np.empty(positions.size, np.uint32)
     starts = np.zeros(CLASS_COUNT + 1, np.int64)
-    _count_gaps_loop(classes, positions, gaps, order, starts)
+    _count_gaps_loop(bits, fields, positions, changed, gaps, order, starts)
     return gaps, order, starts
 
 
 @compile_loop
-def _sort_last(positions: UInt32s, sources: UInt32s, start: int, end: int) -> None:
-    """Sort positions from ``start`` up to ``end`` by insertion: they are as few as one span has changes."""
-    for i in range(start + 1, end):
-        position, source = positions[i], sources[i]
-        j = i
-        while j > start and positions[j - 1] > position:
-            positions[j], sources[j] = positions[j - 1], sources[j - 1]
-            j -= 1
-        positions[j], sources[j] = position, source
+def _find_in_span(masks: UInt64s, counts: Int64s, row: int, rank: int) -> int:
+    """Return the offset of the member of a class that ``rank`` others precede."""
+    packed = counts[row]
+    passed, word, before = 0, 0, 0
+    for end in range(1, WORD_COUNT):
+        passed += packed >> 8 * (end - 1) & 0xFF
+        word, before = (end, passed) if passed <= rank else (word, before)
+    mask, offset, left = masks[row, word], 0, int(rank) - before
+    width = LANE_COUNT // 2
+    while width > 0:
+        below = count_ones(mask & ((np.uint64(1) << np.uint64(width)) - np.uint64(1)))
+        skips = below <= left
+        left -= below if skips else 0
+        mask = mask >> np.uint64(width) if skips else mask
+        offset += width if skips else 0
+        width >>= 1
+    return word * LANE_COUNT + offset
 
 
 @compile_loop
-def _find_members_loop(classes: UInt8s, gaps: UInt32s, starts: Int64s, positions: UInt32s, sources: UInt32s) -> int:
-    rows, common_count = _list_rows(starts)
+def _append_sorted(
+    near: Int64s, near_sources: Int64s, count: int, start: int, positions: UInt32s, sources: UInt32s
+) -> None:
+    """Write the few offsets found in a span from index ``start`` on, in ascending order."""
+    # Each counts those below it. Its branches depend on the number of offsets alone, which is known long before them.
+    for i in range(count):
+        below = 0
+        for j in range(count):
+            below += near[j] < near[i]
+        positions[start + below] = near[i]
+        sources[start + below] = near_sources[i]
+
+
+@compile_loop
+def _find_members_loop(
+    bits: Bits, fields: UInt16s, gaps: UInt32s, starts: Int64s, positions: UInt32s, sources: UInt32s
+) -> int:
     cursor = starts.copy()
-    last_span, whole_count = _pad_last_span(classes), classes.size // _SPAN
+    tile, masks = np.empty(_TILE, np.uint8), np.empty((CLASS_COUNT, WORD_COUNT), np.uint64)
+    counts = np.empty(CLASS_COUNT, np.int64)
     # Members of each class that are still to pass before its next change.
     left = np.full(CLASS_COUNT, _NEVER, np.int64)
-    kept_rows, kept_members = np.empty(CLASS_COUNT + 1, np.uint8), np.empty(CLASS_COUNT + 1, np.int64)
-    for k in range(rows.size):
-        left[rows[k]] = gaps[starts[rows[k]]]
+    for row in range(CLASS_COUNT):
+        if starts[row] < starts[row + 1]:
+            left[row] = gaps[starts[row]]
+    near, near_sources = np.empty(SPAN, np.int64), np.empty(SPAN, np.int64)
     found = 0
-    for span_index in range(whole_count + 1):
-        start = span_index * _SPAN
-        span = classes[start : start + _SPAN] if span_index < whole_count else last_span
-        # Rows are kept without a branch on whether they have a change here, which could not be predicted.
-        kept = 0
-        for k in range(rows.size if _has_rare(span) else common_count):
-            row = rows[k]
-            members = _count_in_span(span, row)
-            has_change = left[row] < members
-            kept_rows[kept], kept_members[kept] = row, members
-            kept += has_change
-            left[row] -= 0 if has_change else members
-        found_before = found
-        for k in range(kept):
-            row, rank = kept_rows[k], left[kept_rows[k]]
-            while rank < kept_members[k]:
-                at = cursor[row]
-                positions[found] = start + _find_in_span(span, row, rank)
-                sources[found] = at
-                found += 1
-                cursor[row] = at + 1
-                rank += np.int64(gaps[at + 1]) + 1 if at + 1 < starts[int(row) + 1] else _NEVER
-            left[row] = rank - kept_members[k]
-        if found - found_before > 1:
-            _sort_last(positions, sources, found_before, found)
+    for tile_start in range(0, bits.size, _TILE):
+        for k in range(_read_classes(bits, tile_start, fields, tile)):
+            start = tile_start + k * SPAN
+            split_span(tile, k * SPAN, masks, counts)
+            # Which rows have a change here is no branch: it could not be predicted.
+            due = np.uint64(0)
+            for row in range(counts.size):
+                left[row] -= _sum_bytes(counts[row])
+            for row in range(counts.size):
+                due |= np.uint64(left[row] < 0) << np.uint64(row)
+            count = 0
+            while due != np.uint64(0):
+                row = find_lowest(due)
+                due &= due - np.uint64(1)
+                rank = left[row] + _sum_bytes(counts[row])
+                while left[row] < 0:
+                    at = cursor[row]
+                    near[count] = start + _find_in_span(masks, counts, row, rank)
+                    near_sources[count] = at
+                    count += 1
+                    cursor[row] = at + 1
+                    step = np.int64(gaps[at + 1]) + 1 if at + 1 < starts[row + 1] else np.int64(_NEVER)
+                    rank += step
+                    left[row] += step
+            _append_sorted(near, near_sources, count, found, positions, sources)
+            found += count
     return found
 
 
@@ -333,8 +326,24 @@ def find_members(classes: UInt8s, gaps: UInt32s, starts: Int64s) -> tuple[UInt32
         The ascending positions of the changes, and for each the offset of its gap; ``None`` if some class has fewer
         elements than its gaps count.
     """
+    return _find_members(classes, _FIELDS_OF_CLASSES, gaps, starts)
+
+
+def find_float_members(
+    old: Bits, number_format: FloatFormat, gaps: UInt32s, starts: Int64s
+) -> tuple[UInt32s, UInt32s] | None:
+    """Undo :func:`count_float_gaps`: do as :func:`find_members` for the classes of ``old``, without keeping them."""
+    return _find_members(_upper_half(old), _list_fields(number_format), gaps, starts)
+
+
+def _find_members(bits: Bits, fields: UInt16s, gaps: UInt32s, starts: Int64s) -> tuple[UInt32s, UInt32s] | None:
     positions, sources = np.empty(gaps.size, np.uint32), np.empty(gaps.size, np.uint32)
-    is_dense = gaps.size * _DENSE_DIVISOR > classes.size
-    loop = _walk_members_loop if is_dense else _find_members_loop
-    found = loop(classes, gaps, starts, positions, sources)
+    if gaps.size * _DENSE_DIVISOR > bits.size:
+        classes = bits
+        if fields is not _FIELDS_OF_CLASSES:
+            classes = np.empty(bits.size, np.uint8)
+            _classify_loop(bits, fields, classes)
+        found = _walk_members_loop(classes, gaps, starts, positions, sources)
+    else:
+        found = _find_members_loop(bits, fields, gaps, starts, positions, sources)
     return (positions, sources) if found == gaps.size else None

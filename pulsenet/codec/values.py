@@ -80,11 +80,13 @@ def join_steps(old_bits: Bits, ups: UInt8s) -> Bits:
 
 
 @compile_loop
-def _measure_steps_loop(old_bits: Bits, new_bits: Bits, element_bits: int, ups: UInt8s, extras: UInt32s) -> None:
+def _measure_steps_loop(
+    old_bits: Bits, new_bits: Bits, order: UInt32s, element_bits: int, ups: UInt8s, extras: UInt32s
+) -> None:
     mask = (1 << element_bits) - 1
     sign = 1 << (element_bits - 1)
-    for i in range(old_bits.size):
-        old, new = np.int64(old_bits[i]), np.int64(new_bits[i])
+    for i in range(order.size):
+        old, new = np.int64(old_bits[order[i]]), np.int64(new_bits[order[i]])
         old_ordered = mask - old if old >= sign else old | sign
         new_ordered = mask - new if new >= sign else new | sign
         step = (new_ordered - old_ordered) & mask
@@ -97,49 +99,58 @@ def _measure_steps_loop(old_bits: Bits, new_bits: Bits, element_bits: int, ups: 
             extras[i] = mask - step
 
 
-def measure_steps_twin(old_bits: Bits, new_bits: Bits) -> tuple[UInt8s, UInt32s]:
+def measure_steps_twin(old_bits: Bits, new_bits: Bits, order: UInt32s) -> tuple[UInt8s, UInt32s]:
     """Define :func:`measure_steps` in numpy."""
-    steps = (to_ordered(new_bits) - to_ordered(old_bits)).astype(np.int64)
+    steps = (to_ordered(new_bits[order]) - to_ordered(old_bits[order])).astype(np.int64)
     half = 1 << (_element_bits(old_bits) - 1)
     sizes = np.where(steps <= half, steps, 2 * half - steps)
     return (steps <= half).astype(np.uint8), (sizes - 1).astype(np.uint32)
 
 
-def measure_steps(old_bits: Bits, new_bits: Bits) -> tuple[UInt8s, UInt32s]:
+def measure_steps(old_bits: Bits, new_bits: Bits, order: UInt32s) -> tuple[UInt8s, UInt32s]:
     """Return for each change whether its step is up (1) or down (0), and its size less 1.
 
     Args:
         old_bits: Bits of a float format of at most 32 bits.
         new_bits: Bits that all differ from ``old_bits``.
+        order: Which change comes where in the results.
     """
-    ups, extras = np.empty(old_bits.size, np.uint8), np.empty(old_bits.size, np.uint32)
-    _measure_steps_loop(old_bits, new_bits, _element_bits(old_bits), ups, extras)
+    ups, extras = np.empty(order.size, np.uint8), np.empty(order.size, np.uint32)
+    _measure_steps_loop(old_bits, new_bits, order, _element_bits(old_bits), ups, extras)
     return ups, extras
 
 
 @compile_loop
-def _take_steps_loop(old_bits: Bits, ups: UInt8s, extras: UInt32s, element_bits: int, out: Bits) -> None:
+def _take_steps_loop(
+    old_bits: Bits, ups: UInt8s, extras: UInt32s, sources: UInt32s, element_bits: int, out: Bits
+) -> None:
     mask = (1 << element_bits) - 1
     sign = 1 << (element_bits - 1)
     for i in range(old_bits.size):
         old = np.int64(old_bits[i])
         ordered = mask - old if old >= sign else old | sign
-        size = np.int64(extras[i]) + 1
-        ordered = (ordered + size if ups[i] else ordered - size) & mask
+        size = np.int64(extras[sources[i]]) + 1
+        ordered = (ordered + size if ups[sources[i]] else ordered - size) & mask
         out[i] = ordered ^ sign if ordered >= sign else mask - ordered
 
 
-def take_steps_twin(old_bits: Bits, ups: UInt8s, extras: UInt32s) -> Bits:
+def take_steps_twin(old_bits: Bits, ups: UInt8s, extras: UInt32s, sources: UInt32s) -> Bits:
     """Define :func:`take_steps` in numpy."""
-    sizes = extras.astype(np.int64) + 1
-    ordered = to_ordered(old_bits).astype(np.int64) + np.where(ups == 1, sizes, -sizes)
+    sizes = extras[sources].astype(np.int64) + 1
+    ordered = to_ordered(old_bits).astype(np.int64) + np.where(ups[sources] == 1, sizes, -sizes)
     return from_ordered((ordered & np.iinfo(old_bits.dtype).max).astype(old_bits.dtype))
 
 
-def take_steps(old_bits: Bits, ups: UInt8s, extras: UInt32s) -> Bits:
-    """Undo :func:`measure_steps`: return the new bits. Sizes of at most half the width never give the old ones."""
+def take_steps(old_bits: Bits, ups: UInt8s, extras: UInt32s, sources: UInt32s) -> Bits:
+    """Undo :func:`measure_steps`: return the new bits. Sizes of at most half the width never give the old ones.
+
+    Args:
+        old_bits: The bits that the steps start from.
+        ups: As :func:`measure_steps` returned them; so are ``extras``.
+        sources: Which of the steps is that of each element.
+    """
     out = np.empty_like(old_bits)
-    _take_steps_loop(old_bits, ups, extras, _element_bits(old_bits), out)
+    _take_steps_loop(old_bits, ups, extras, sources, _element_bits(old_bits), out)
     return out
 
 

@@ -5,8 +5,10 @@ from pulsenet.codec.classes import (
     CLASS_COUNT,
     classify,
     classify_twin,
+    count_float_gaps,
     count_gaps,
     count_gaps_twin,
+    find_float_members,
     find_members,
     find_members_twin,
 )
@@ -78,7 +80,7 @@ def test_members_come_back_in_order_whatever_their_class() -> None:
         assert found[1].tolist() == [0, 1, 3, 2]  # class 3 owns the gaps 0, 1, 2; class 5 the last
 
 
-@pytest.mark.parametrize("size", [1, 2, 8, 63, 64, 65, 255, 256, 257, 1001])
+@pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 511, 512, 513, 1001, 4096, 4097])
 @pytest.mark.parametrize("density", [0.01, 0.5, 1.0])
 @pytest.mark.parametrize("rarest", [13, 14, 19])
 def test_any_positions_in_any_classes_come_back(size: int, density: float, rarest: int) -> None:
@@ -97,10 +99,10 @@ def test_any_positions_in_any_classes_come_back(size: int, density: float, rares
 
 @pytest.mark.parametrize("row", [0, 13, 14, 19])
 def test_elements_all_of_one_class_are_counted_whole(row: int) -> None:
-    classes = np.full(1024, row, np.uint8)
-    positions = u32(0, 255, 256, 1023)
+    classes = np.full(8192, row, np.uint8)
+    positions = u32(0, 511, 512, 8191)
     gaps, _, offsets = count_gaps(classes, positions)
-    assert gaps.tolist() == [0, 254, 0, 766]
+    assert gaps.tolist() == [0, 510, 0, 7678]
     found = find_members(classes, gaps, offsets)
     assert found is not None
     assert found[0].tolist() == positions.tolist()
@@ -126,3 +128,23 @@ def test_class_with_too_few_elements_is_noticed() -> None:
         assert find(classes, u32(0, 1), offsets) is not None
         assert find(classes, u32(0, 2), offsets) is None
         assert find(u8(0, 0, 0, 0), u32(0, 1), offsets) is None
+
+
+@pytest.mark.parametrize("dtype", sorted(FLOAT_FORMATS))
+@pytest.mark.parametrize(("size", "density"), [(1, 1.0), (513, 0.01), (4097, 0.3), (9000, 0.005), (20_000, 0.001)])
+def test_floats_are_counted_by_the_classes_they_have(dtype: str, size: int, density: float) -> None:
+    generator = np.random.default_rng(size)
+    number_format = FLOAT_FORMATS[dtype]
+    patterns = generator.integers(0, 1 << 32, size, dtype=np.uint32)
+    old = (patterns >> np.uint32(32 - number_format.element_bits)).astype(f"<u{ELEMENT_SIZES_BYTES[dtype]}")
+    positions = np.flatnonzero(generator.random(size) < density).astype(np.uint32)
+    positions = positions if positions.size else u32(size - 1)
+    gaps, order, offsets = count_float_gaps(old, number_format, positions, old[positions])
+    classes = classify_twin(old, number_format)
+    assert all(map(np.array_equal, (gaps, order, offsets), count_gaps_twin(classes, positions)))
+    found, expected = find_float_members(old, number_format, gaps, offsets), find_members_twin(classes, gaps, offsets)
+    assert found is not None
+    assert expected is not None
+    assert all(map(np.array_equal, found, expected))
+    gaps[-1] += size
+    assert find_float_members(old, number_format, gaps, offsets) is None

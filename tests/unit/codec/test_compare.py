@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from pulsenet import limits
-from pulsenet.codec.compare import find_changes, find_changes_twin
+from pulsenet.codec.compare import find_changes, find_changes_twin, list_changes, list_changes_twin
 from pulsenet.errors import LocalProtocolError
 
 
@@ -25,7 +25,7 @@ def test_changes_are_found_by_bits(old: np.ndarray, new: np.ndarray, expected: l
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
-@pytest.mark.parametrize("size", [1, 7, 8, 9, 64, 1000, 1023, 1024, 1025, 2049])
+@pytest.mark.parametrize("size", [1, 7, 63, 64, 65, 1000, 2047, 2048, 2049, 2112, 4097])
 def test_every_single_position_is_found_at_every_width_and_tail(dtype: type, size: int) -> None:
     old = np.arange(size).astype(dtype)
     for position in {0, 1, size // 2, size - 2, size - 1} & set(range(size)):
@@ -35,19 +35,30 @@ def test_every_single_position_is_found_at_every_width_and_tail(dtype: type, siz
             found = find_changes(old, new)
             assert found.tolist() == [position]
             assert found.dtype == np.uint32
+            listed = list_changes(old, new)
+            assert [array.tolist() for array in listed] == [[position], [old[position]], [new[position]]]
+            assert [array.dtype for array in listed] == [np.uint32, dtype, dtype]
 
 
 def test_all_elements_may_differ() -> None:
     old = np.arange(1001, dtype=np.uint8)
     assert find_changes(old, ~old).tolist() == list(range(1001))
+    assert all(map(np.array_equal, list_changes(old, ~old), (np.arange(1001), old, ~old)))
 
 
-@pytest.mark.parametrize("size", [(1 << 16) - 1, 1 << 16, (1 << 16) + 1, 140_000])
+def test_nothing_that_differs_is_listed_as_nothing() -> None:
+    for size in (0, 1, 64, 5000):
+        old = np.zeros(size, np.uint16)
+        assert [array.tolist() for array in list_changes(old, old)] == [[], [], []]
+
+
+@pytest.mark.parametrize("size", [(1 << 14) - 1, 1 << 14, (1 << 14) + 2113, 70_000])
 def test_more_changes_than_one_call_finds_are_all_listed(size: int) -> None:
     old = np.zeros(size, np.uint16)
     new = old + np.uint16(1)
     new[[5, 2000]] = 0
     assert np.array_equal(find_changes(old, new), find_changes_twin(old, new))
+    assert all(map(np.array_equal, list_changes(old, new), list_changes_twin(old, new)))
 
 
 def test_views_longer_than_a_block_count_from_the_start_of_the_tensor() -> None:
@@ -67,6 +78,7 @@ def test_unaligned_and_strided_memory_gives_the_same_positions(offset: int) -> N
     assert find_changes(unaligned, new).tolist() == [0, 50, 199]
     assert find_changes(new, unaligned).tolist() == [0, 50, 199]
     assert find_changes(new[::2], unaligned[::2]).tolist() == [0, 25]
+    assert [array.tolist() for array in list_changes(unaligned[::2], new[::2])] == [[0, 25], [0, 0], [9, 9]]
 
 
 def test_twin_agrees_on_read_only_views() -> None:
@@ -88,5 +100,6 @@ def test_twin_agrees_on_read_only_views() -> None:
     ],
 )
 def test_views_that_cannot_be_compared_by_bits_are_refused(old: np.ndarray, new: np.ndarray) -> None:
-    with pytest.raises(LocalProtocolError):
-        find_changes(old, new)
+    for find in (find_changes, list_changes):
+        with pytest.raises(LocalProtocolError):
+            find(old, new)

@@ -14,7 +14,7 @@ from pulsenet.codec.rice import (
     STEPS_ARE_SPARSE,
     write_stream,
 )
-from pulsenet.codec.tight import decode_tight, encode_tight
+from pulsenet.codec.tight import decode_tight, encode_head, encode_head_twin, encode_tight, read_head, read_head_twin
 from pulsenet.codec.varint import BodyReader, encode_varint
 from pulsenet.errors import PatchMismatchError, RemoteProtocolError
 from pulsenet.tensors.floats import FLOAT_FORMATS, from_ordered, to_ordered
@@ -37,9 +37,10 @@ def all_patterns(dtype: str) -> np.ndarray:
 
 def check(dtype: str, old: np.ndarray, new: np.ndarray) -> bytes:
     positions = np.flatnonzero(old != new).astype(np.uint32)
-    body = encode_tight(FLOAT_FORMATS[dtype], old, positions, new[positions])
-    found, bits = decode_tight(FLOAT_FORMATS[dtype], BodyReader(body), old)
+    body = encode_tight(FLOAT_FORMATS[dtype], old, positions, old[positions], new[positions])
+    found, before, bits = decode_tight(FLOAT_FORMATS[dtype], BodyReader(body), old)
     assert np.array_equal(found, positions)
+    assert np.array_equal(before, old[positions])
     assert np.array_equal(bits, new[positions])
     return body
 
@@ -119,9 +120,43 @@ SPARSE, RICE = STEPS_ARE_SPARSE, STEPS_ARE_RICE
 def test_body_made_by_hand_decodes() -> None:
     # Gaps 2 and 0 (001 1), up and down (1 0), then class 1: gap 1 (01), up (1), size 3 with parameter 0 (001).
     body = body_of(3, 0b11, plan(2), plan(1, 0, RICE, b"\0"), stream=[0b10011100, 0b1001])
-    positions, bits = decode_tight(BF16, BodyReader(body), OLD)
+    positions, _, bits = decode_tight(BF16, BodyReader(body), OLD)
     assert positions.tolist() == [2, 3, 9]
     assert bits.tolist() == [0x3F81, 0x3F7F, 0x3F03]
+
+
+def outcome_of(read: object, body: bytes) -> object:
+    try:
+        plans, size_bytes = read(np.frombuffer(body, np.uint8), 1 << 20)  # type: ignore[operator]
+    except RemoteProtocolError as error:
+        return str(error)
+    return plans.tolist(), size_bytes
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_head_and_every_damage_to_it_read_as_the_twin_reads_them(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    plans = np.zeros((20, PLAN_COLUMNS), np.int64)
+    for row in generator.permutation(20)[: seed * 2 + 1]:
+        count = int(generator.choice([1, 127, 128, 16_383, 16_384, 50_000]))
+        mode = int(generator.integers(3))
+        plans[row] = count, generator.integers(32), mode, 0, 0, 0
+        if mode == SPARSE:
+            plans[row, [EXCEPTIONS, RANK_PARAMETER]] = generator.integers(1, count + 1), generator.integers(32)
+        if mode in (SPARSE, RICE):
+            plans[row, SIZE_PARAMETER] = generator.integers(32)
+    count = int(plans[:, COUNT].sum())
+    head = encode_head(count, plans)
+    assert head == encode_head_twin(count, plans)
+    for tail in (b"", bytes(40)):
+        assert (
+            outcome_of(read_head, head + tail) == outcome_of(read_head_twin, head + tail) == (plans.tolist(), len(head))
+        )
+        for at in range(len(head)):
+            assert outcome_of(read_head, head[:at]) == outcome_of(read_head_twin, head[:at])
+            for byte in (0, 1, 0x1F, 0x20, 0x7F, 0x80, 0xFF, head[at] ^ 1):
+                damaged = head[:at] + bytes([byte]) + head[at + 1 :] + tail
+                assert outcome_of(read_head, damaged) == outcome_of(read_head_twin, damaged)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +231,7 @@ def test_largest_step_of_an_element_is_let_through_and_no_more() -> None:
                 rest = bytes([width - 2]) if mode == RICE else bytes([1, 0, width - 2])
                 body = body_of(1, 1 << row, plan(1, 0, mode, rest), stream=stream.tolist())
                 if is_sound:
-                    _, new = decode_tight(number_format, BodyReader(body), old)
+                    _, _, new = decode_tight(number_format, BodyReader(body), old)
                     assert int(to_ordered(new)[0]) == (int(to_ordered(old)[0]) + size) % (1 << width)
                 else:
                     with pytest.raises(RemoteProtocolError, match="patch-values"):

@@ -54,21 +54,34 @@ def test_every_pattern_steps_both_ways_and_back(patterns: np.ndarray) -> None:
 @pytest.mark.parametrize("patterns", [ALL_8, ALL_16, SOME_32], ids=["8", "16", "32"])
 def test_steps_of_every_size_are_measured_and_taken_back(patterns: np.ndarray) -> None:
     half = 1 << (patterns.dtype.itemsize * 8 - 1)
+    order = np.random.default_rng(1).permutation(patterns.size).astype(np.uint32)
+    sources = np.argsort(order).astype(np.uint32)
     for step in (1, 2, 3, half - 1, half, half + 1, 2 * half - 1):
         new = from_ordered(to_ordered(patterns) + patterns.dtype.type(step))
         for measure in (measure_steps, measure_steps_twin):
-            ups, extras = measure(patterns, new)
+            ups, extras = measure(patterns, new, order)
             assert set(ups.tolist()) == {int(step <= half)}
             assert set(extras.tolist()) == {min(step, 2 * half - step) - 1}
         for take in (take_steps, take_steps_twin):
-            assert np.array_equal(take(patterns, ups, extras), new)
+            assert np.array_equal(take(patterns, ups, extras, sources), new)
 
 
 def test_half_the_width_is_the_same_up_and_down() -> None:
     old, extras = u16(0x0000, 0x0000), np.array([0x7FFF, 0x7FFF], np.uint32)
     for take in (take_steps, take_steps_twin):
-        new = take(old, np.array([1, 0], np.uint8), extras)
+        new = take(old, np.array([1, 0], np.uint8), extras, np.array([0, 1], np.uint32))
         assert new[0] == new[1] != 0
+
+
+def test_each_change_keeps_its_own_step_in_any_order() -> None:
+    old, new = u16(0x3F80, 0x3F80, 0x3F80), u16(0x3F81, 0x3F7E, 0x3F83)
+    order = np.array([2, 0, 1], np.uint32)
+    for measure in (measure_steps, measure_steps_twin):
+        ups, extras = measure(old, new, order)
+        assert ups.tolist() == [1, 1, 0]
+        assert extras.tolist() == [2, 0, 1]
+    for take in (take_steps, take_steps_twin):
+        assert np.array_equal(take(old, ups, extras, np.array([1, 2, 0], np.uint32)), new)
 
 
 def test_nothing_splits_and_joins_to_nothing() -> None:
