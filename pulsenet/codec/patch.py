@@ -57,6 +57,9 @@ BATCH_SIZE_BYTES: Final = 64 << 20
 BATCH_BLOCKS_MAX: Final = 64
 """And no more than this many, so that changes come soon after their bytes."""
 
+TASK_SIZE_BYTES: Final = 4 << 20
+"""Blocks of so many bytes are one call of what ``run_blocks`` gets: small ones do not cost a hand-over each."""
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 RunBlocks = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
@@ -243,7 +246,10 @@ def decode_patch(
         old = record.block.cut(table.view(old_region, record.block.tensor_index))
         return decode_block(record.block, record.codec_id, record.body, old)
 
-    return run_in_batches(run_blocks, decode, reader.read_records(), weigh, batch_blocks_max)
+    def measure(record: PatchRecord) -> int:
+        return record.block.size_bytes
+
+    return run_in_batches(run_blocks, decode, reader.read_records(), weigh, batch_blocks_max, measure)
 
 
 def list_records(pieces: Iterable[bytes], table: ParameterTable) -> Iterator[PatchRecord]:
@@ -256,22 +262,43 @@ def list_records(pieces: Iterable[bytes], table: ParameterTable) -> Iterator[Pat
 
 
 def run_in_batches(
-    run_blocks: Callable[[Callable[[Item], Result], Iterable[Item]], Iterable[Result]],
+    run_blocks: Callable[[Callable[[list[Item]], list[Result]], Iterable[list[Item]]], Iterable[list[Result]]],
     function: Callable[[Item], Result],
     items: Iterable[Item],
     weigh: Callable[[Item], int],
     batch_blocks_max: int = BATCH_BLOCKS_MAX,
+    measure: Callable[[Item], int] | None = None,
 ) -> Iterator[Result]:
-    """Yield the results in order; the items in work together weigh what one batch may, in bytes."""
-    batch: list[Item] = []
-    size_bytes = 0
+    """Yield the results in order; the items in work together weigh what one batch may, in bytes.
+
+    Args:
+        run_blocks: ``map``, or an executor's ``map``.
+        function: What is done with each item.
+        items: Taken batch by batch.
+        weigh: Bytes of memory that an item and its result take.
+        batch_blocks_max: Items of one batch at most.
+        measure: Bytes that are gone through for an item; as many as it weighs by default.
+    """
+    measure = weigh if measure is None else measure
+
+    def run_task(task: list[Item]) -> list[Result]:
+        return [function(item) for item in task]
+
+    tasks: list[list[Item]] = [[]]
+    weight = work = count = 0
     for item in items:
-        batch.append(item)
-        size_bytes += weigh(item)
-        if size_bytes >= BATCH_SIZE_BYTES or len(batch) == batch_blocks_max:
-            yield from run_blocks(function, batch)
-            batch, size_bytes = [], 0
-    yield from run_blocks(function, batch)
+        if work >= TASK_SIZE_BYTES:
+            tasks.append([])
+            work = 0
+        tasks[-1].append(item)
+        work, weight, count = work + measure(item), weight + weigh(item), count + 1
+        if weight >= BATCH_SIZE_BYTES or count == batch_blocks_max:
+            for results in run_blocks(run_task, tasks):
+                yield from results
+            tasks = [[]]
+            weight = work = count = 0
+    for results in run_blocks(run_task, tasks if count else []):
+        yield from results
 
 
 def write_records(

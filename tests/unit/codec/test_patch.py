@@ -342,9 +342,9 @@ def test_blocks_in_work_are_bounded_by_what_they_hold(monkeypatch: pytest.Monkey
     old = region_of(table)
     batches: list[int] = []
 
-    def run_blocks(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterable[Any]:
-        listed = list(items)
-        batches.append(len(listed))
+    def run_blocks(function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterable[Any]:
+        listed = list(tasks)
+        batches.append(sum(map(len, listed)))
         return map(function, listed)
 
     dense = list(encode_patch(table, old, ~old, run_blocks=run_blocks))
@@ -352,6 +352,24 @@ def test_blocks_in_work_are_bounded_by_what_they_hold(monkeypatch: pytest.Monkey
     batches.clear()
     assert sum(len(changes) for changes in decode_patch(dense, table, old, run_blocks=run_blocks)) == 5000
     assert batches == [1] * 20 + [0]
+
+
+def test_small_blocks_share_a_hand_over_and_large_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patch, "TASK_SIZE_BYTES", 1000)
+    sizes = [10] * 40 + [600] * 3
+    table = make_table(TensorSpec(f"{number:03}", "BF16", (size,)) for number, size in enumerate(sizes))
+    old = region_of(table)
+    handed: list[list[int]] = []
+
+    def run_blocks(function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterable[Any]:
+        listed = list(tasks)
+        handed.append([len(task) for task in listed])
+        return map(function, listed)
+
+    encoded = list(encode_patch(table, old, ~old, run_blocks=run_blocks))
+    assert sum(map(len, encoded)) == sum(map(len, encode_patch(table, old, ~old)))
+    assert len(list(decode_patch(encoded, table, old, run_blocks=run_blocks))) == len(sizes)
+    assert handed == [[41, 1, 1], [41, 1, 1]]
 
 
 @pytest.mark.parametrize("codec", sorted(CODEC_CHOICES))
