@@ -70,7 +70,7 @@ def test_every_message_has_an_example_and_a_number_of_its_own() -> None:
     assert {type(message) for message in EXAMPLES} == set(ROUNDS_MESSAGE_TYPES)
     assert len(set(ROUNDS_MESSAGE_TYPES)) == len(ROUNDS_MESSAGE_TYPES)
     numbers = [number for number, cls in protocol.MESSAGE_TYPES.items() if cls in ROUNDS_MESSAGE_TYPES]
-    assert numbers == list(range(19, 19 + len(ROUNDS_MESSAGE_TYPES)))
+    assert numbers == list(range(20, 20 + len(ROUNDS_MESSAGE_TYPES)))
 
 
 def test_messages_read_back() -> None:
