@@ -97,14 +97,23 @@ def due_skip_bases(
     )
 
 
-def is_anchor_due(version: Version, newest_anchor: Version | None, anchor_interval: int) -> bool:
+def is_anchor_due(
+    version: Version, newest_anchor: Version | None, anchor_interval: int, *, is_aligned: bool = False
+) -> bool:
     """Say whether ``version`` is to be stored as an anchor too.
 
     The first version of a run or epoch is; after that, every ``anchor_interval`` numbers.
+
+    Args:
+        is_aligned: Count the numbers from 0 and not from the newest anchor: several publishers of one run then make
+            the same anchors, whenever each began.
     """
     if newest_anchor is None or newest_anchor.epoch != version.epoch:
         return True
-    return version.number - newest_anchor.number >= max(anchor_interval, 1)
+    interval = max(anchor_interval, 1)
+    if is_aligned:
+        return version.number // interval > newest_anchor.number // interval
+    return version.number - newest_anchor.number >= interval
 
 
 def _candidates(ordered: Sequence[CatalogueEntry], anchors_kept: int) -> list[CatalogueEntry]:

@@ -246,15 +246,22 @@ def add_extra(state: PublishedState, manifest: Manifest, manifest_digest: Digest
     return replace(state, previous=manifest_digest, retained=keep((*state.retained, added)))
 
 
-def find_extras_due(state: PublishedState, anchor_interval: int) -> list[EncodeSkip | StoreAnchor]:
-    """Return the second ways to the version just committed that are due: skips first, they are quickly made."""
+def find_extras_due(
+    state: PublishedState, anchor_interval: int, *, is_aligned: bool = False
+) -> list[EncodeSkip | StoreAnchor]:
+    """Return the second ways to the version just committed that are due: skips first, they are quickly made.
+
+    Args:
+        is_aligned: As in :func:`~pulsenet.chain.retention.is_anchor_due`.
+    """
     bases = due_skip_bases(state.version, state.unbroken_from)
     # Where numbers were left out, the version may have come by a skip from that base already.
     present = {item.entry.base_version for item in state.retained if item.entry.version == state.version}
     extras: list[EncodeSkip | StoreAnchor] = [
         EncodeSkip(base, state.version) for base in bases if state.root_of(base) is not None and base not in present
     ]
-    if is_anchor_due(state.version, state.newest_anchor, min(anchor_interval, ANCHOR_INTERVAL_MAX)):
+    interval = min(anchor_interval, ANCHOR_INTERVAL_MAX)
+    if is_anchor_due(state.version, state.newest_anchor, interval, is_aligned=is_aligned):
         extras.append(StoreAnchor(state.version))
     return extras
 

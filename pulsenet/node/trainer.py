@@ -274,7 +274,9 @@ class Trainer:
         if draft.generation is not None:
             self._anchor_due = False
             self._succession.fulfil()
-            self._extras_due.extend(find_extras_due(draft.state, self._descriptor.anchor_interval))
+            # With rounds all authorities make the same anchors, so that a take-over brings seeds nothing to fetch.
+            interval, is_aligned = self._descriptor.anchor_interval, self._turns is not None
+            self._extras_due.extend(find_extras_due(draft.state, interval, is_aligned=is_aligned))
         # In a run with rounds the head is signed when its turn comes, which may be now.
         effects = [] if head is None else self._speaker.announce(head, draft.state, now, now_ms)
         blob_ids, record_digests = find_released(before, draft.state)

@@ -56,6 +56,7 @@ PHASES: dict[str, Callable[[VersionsWorld, VersionsNode], bool]] = {
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_leader_is_killed(phase: str, seed: int) -> None:
+    """A-PUB-1 with rounds: what it had not announced, another authority announces, with the same bits."""
     world = make_world(seed)
     leader = leader_of(world)
     world.run_until(lambda: PHASES[phase](world, leader), LIMIT_SECONDS)

@@ -162,3 +162,14 @@ def test_anchors_are_due_first_and_then_by_interval() -> None:
     assert not is_anchor_due(v(10), v(1), 10)
     assert is_anchor_due(v(2, epoch=1), v(1), 10)
     assert is_anchor_due(v(2), v(1), 0)
+
+
+def test_aligned_anchors_do_not_depend_on_the_one_before() -> None:
+    for newest in (1, 4, 9):
+        due = [number for number in range(10, 13) if is_anchor_due(v(number), v(newest), 10, is_aligned=True)]
+        assert due == [10, 11, 12], "the first that comes"
+    assert not is_anchor_due(v(19), v(10), 10, is_aligned=True)
+    assert is_anchor_due(v(21), v(12), 10, is_aligned=True), "numbers may be left out"
+    assert is_anchor_due(v(5), None, 10, is_aligned=True)
+    assert is_anchor_due(v(5, epoch=1), v(4), 10, is_aligned=True)
+    assert is_anchor_due(v(2), v(1), 0, is_aligned=True)

@@ -920,13 +920,26 @@ def test_the_coordinator_signs_its_head_again(swarm: Swarm) -> None:
 def test_extras_are_made_everywhere_and_announced_by_one(swarm: Swarm) -> None:
     for round_index in range(16):
         swarm.round(round_index)
-    assert [desk.trainer.state.anchor_numbers for desk in swarm.desks if desk.trainer.state] == [(1, 11)] * 3
+    assert [desk.trainer.state.anchor_numbers for desk in swarm.desks if desk.trainer.state] == [(1, 10)] * 3
     assert len({desk.trainer.state.blob_ids for desk in swarm.desks if desk.trainer.state}) == 1
     kinds = [entry.kind for entry in swarm.desks[0].catalogue().entries if entry.version == Version(0, 16)]
     assert kinds == [Kind.PATCH, Kind.SKIP]
 
 
-def test_a_skip_that_came_first_is_not_made_twice(swarm: Swarm) -> None:
+def test_a_standby_that_began_later_makes_the_same_anchors(swarm: Swarm) -> None:
+    """A seed that stored the leader's finds every blob of the next leader's catalogue on its disk."""
+    for round_index in range(25):
+        swarm.round(round_index, (0, 1, 2) if round_index >= 13 else (0, 1))
+    states = [desk.trainer.state for desk in swarm.desks if desk.trainer.state]
+    assert [state.anchor_numbers for state in states] == [(10, 20), (10, 20), (14, 20)]
+    swarm.round(30)
+    states = [desk.trainer.state for desk in swarm.desks if desk.trainer.state]
+    assert [state.anchor_numbers for state in states] == [(20, 31)] * 3
+    assert states[2].blob_ids == states[0].blob_ids
+
+
+def test_a_skip_that_came_first_is_not_made_twice(make_run: Any) -> None:
+    swarm = Swarm(make_run, anchor_interval=100)
     swarm.round(7)
     (head,) = swarm.round(15)
     assert head.version == Version(0, 16)
