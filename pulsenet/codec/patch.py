@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -182,7 +183,7 @@ def _encode_pairs(
         return block_index, encoded, changes
 
     for pairs in parts:
-        for record in run_in_batches(run_blocks, encode, cut(pairs), weigh):
+        for record in run_in_batches(run_blocks, encode, cut(pairs), weigh, looks_ahead=True):
             if record is not None:
                 block_index, encoded, changes = record
                 if on_changes is not None and changes is not None:
@@ -268,6 +269,8 @@ def run_in_batches(
     weigh: Callable[[Item], int],
     batch_blocks_max: int = BATCH_BLOCKS_MAX,
     measure: Callable[[Item], int] | None = None,
+    *,
+    looks_ahead: bool = False,
 ) -> Iterator[Result]:
     """Yield the results in order; the items in work together weigh what one batch may, in bytes.
 
@@ -278,12 +281,16 @@ def run_in_batches(
         weigh: Bytes of memory that an item and its result take.
         batch_blocks_max: Items of one batch at most.
         measure: Bytes that are gone through for an item; as many as it weighs by default.
+        looks_ahead: Whether half a batch is handed over before the results of the half before it are taken, so that no
+            core waits for the last task of a batch. Not for items that are waited for: results would wait too.
     """
     measure = weigh if measure is None else measure
+    weight_max = BATCH_SIZE_BYTES // 2 if looks_ahead else BATCH_SIZE_BYTES
 
     def run_task(task: list[Item]) -> list[Result]:
         return [function(item) for item in task]
 
+    begun: Iterable[list[Result]] = ()
     tasks: list[list[Item]] = [[]]
     weight = work = count = 0
     for item in items:
@@ -292,13 +299,15 @@ def run_in_batches(
             work = 0
         tasks[-1].append(item)
         work, weight, count = work + measure(item), weight + weigh(item), count + 1
-        if weight >= BATCH_SIZE_BYTES or count == batch_blocks_max:
-            for results in run_blocks(run_task, tasks):
-                yield from results
+        if weight >= weight_max or count == batch_blocks_max:
+            begun, results = run_blocks(run_task, tasks), begun
+            yield from chain.from_iterable(results if looks_ahead else begun)
+            begun = begun if looks_ahead else ()
             tasks = [[]]
             weight = work = count = 0
-    for results in run_blocks(run_task, tasks if count else []):
-        yield from results
+    last = run_blocks(run_task, tasks if count else [])
+    yield from chain.from_iterable(begun)
+    yield from chain.from_iterable(last)
 
 
 def write_records(

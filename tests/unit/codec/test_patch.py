@@ -348,10 +348,35 @@ def test_blocks_in_work_are_bounded_by_what_they_hold(monkeypatch: pytest.Monkey
         return map(function, listed)
 
     dense = list(encode_patch(table, old, ~old, run_blocks=run_blocks))
-    assert batches == [2] * 10 + [0]
+    # Two halves of a batch are in work.
+    assert batches == [1] * 20 + [0]
     batches.clear()
     assert sum(len(changes) for changes in decode_patch(dense, table, old, run_blocks=run_blocks)) == 5000
     assert batches == [1] * 20 + [0]
+
+
+@pytest.mark.parametrize(
+    ("looks_ahead", "expected"),
+    [
+        (False, [[[0], [1], [2], [3]], 0, 1, 2, 3, [[4]], 4]),
+        (True, [[[0], [1]], [[2], [3]], 0, 1, [[4]], 2, 3, 4]),
+    ],
+)
+def test_results_come_in_order_and_the_next_half_may_begin_before_they_are_taken(
+    looks_ahead: bool, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patch, "BATCH_SIZE_BYTES", 4)
+    monkeypatch.setattr(patch, "TASK_SIZE_BYTES", 1)
+    events: list[Any] = []
+
+    def run_blocks(function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterable[Any]:
+        listed = list(tasks)
+        events.append(listed)
+        return map(function, listed)
+
+    for result in patch.run_in_batches(run_blocks, int, range(5), lambda item: 1, looks_ahead=looks_ahead):
+        events.append(result)
+    assert events == expected
 
 
 def test_small_blocks_share_a_hand_over_and_large_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
