@@ -31,6 +31,9 @@ WHOLE: Final = (1 << 64) - 1
 LISTED_RATIO_MAX: Final = 0.75
 """Listed where this saves at least a quarter of the tensor's bytes: up to 25 % of changed BF16 elements."""
 
+CHECKED_SIZE_BYTES_MIN: Final = 1 << 20
+"""What needs less is written without asking how much memory is left, which takes longer than writing it."""
+
 _COUNT: Final = np.dtype("<u8")
 
 
@@ -75,7 +78,8 @@ class ChangedPartWriter:
             raise LocalProtocolError(
                 f"tensor {spec.name}: {indices.shape} {indices.dtype} indices and {bits.shape} {bits.dtype} bits"
             )
-        require_memory(indices.nbytes + bits.nbytes)
+        if indices.nbytes + bits.nbytes >= CHECKED_SIZE_BYTES_MIN:
+            require_memory(indices.nbytes + bits.nbytes)
         for array in (indices, bits):
             self._write(array.view(np.uint8))
 
@@ -86,7 +90,8 @@ class ChangedPartWriter:
             LocalProtocolError: Another tensor is next, or there are not as many bytes as it has.
         """
         spec = self._begin(tensor_index, WHOLE)
-        require_memory(spec.size_bytes)
+        if spec.size_bytes >= CHECKED_SIZE_BYTES_MIN:
+            require_memory(spec.size_bytes)
         start = self._align()
         for data in blocks:
             write_at(self._descriptor, data, self._end)

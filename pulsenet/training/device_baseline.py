@@ -33,8 +33,8 @@ from pulsenet.local.torch_dtypes import BITS_DTYPES
 from pulsenet.tensors.params import TensorSpec
 from pulsenet.training.snapshot import Snapshot, as_host_bytes
 
-BLOCK_ELEMENTS_HOST: Final = 1 << 18
-"""Elements compared at once on a CPU: they stay in its cache from the cast to the copy."""
+BLOCK_ELEMENTS_HOST: Final = 1 << 20
+"""Elements compared at once on a CPU: they stay in its cache from the cast to the comparison."""
 
 BLOCK_ELEMENTS_DEVICE: Final = 1 << 22
 """Elements compared at once on an accelerator: cast and comparison take some 20 bytes for each."""

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError, StorageError
-from pulsenet.local import shared_memory
+from pulsenet.local import changed_parts, shared_memory
 from pulsenet.local.changed_parts import (
     WHOLE,
     ChangedPartWriter,
@@ -135,6 +135,7 @@ def test_tensors_come_in_order_whole_and_as_what_they_are(writer: ChangedPartWri
 def test_no_memory_is_said_before_it_is_used(
     writer: ChangedPartWriter, is_listed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(changed_parts, "CHECKED_SIZE_BYTES_MIN", 30)
     monkeypatch.setattr(shared_memory, "read_available_memory_bytes", lambda: 10)
     blocks = [draw_bits(1, 21).view(np.uint8)]
     with pytest.raises(StorageError, match="10 are available"):
