@@ -11,6 +11,7 @@ and what has arrived and is not encoded yet.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,7 +21,15 @@ from pulsenet.chain.records import Kind, Manifest
 from pulsenet.codec import anchor
 from pulsenet.codec.changes import Bits, Changes, apply_changes
 from pulsenet.codec.compare import find_changes
-from pulsenet.codec.patch import PatchTotals, RunBlocks, TensorPair, encode_absolute, encode_parts
+from pulsenet.codec.patch import (
+    PatchTotals,
+    RunBlocks,
+    TensorPair,
+    encode_absolute,
+    encode_parts,
+    is_beyond_budget,
+    resolve_codec,
+)
 from pulsenet.errors import PulsenetError, StorageError, UnavailableError
 from pulsenet.ids import Digest, Version, short
 from pulsenet.local.protocol import Origin
@@ -59,18 +68,26 @@ class Publisher:
     """Encodes, keeps and commits versions; the machine that orders it is ``pulsenet.node.trainer``."""
 
     def __init__(
-        self, store: Store, spool_directory: Path, *, codec: str = "auto", run_blocks: RunBlocks = map
+        self,
+        store: Store,
+        spool_directory: Path,
+        *,
+        codec: str = "auto",
+        cpu_seconds_max: float = math.inf,
+        run_blocks: RunBlocks = map,
     ) -> None:
         """
         Args:
             store: Where blobs, records and state are kept.
             spool_directory: Emptied.
             codec: A key of ``CODEC_CHOICES``.
+            cpu_seconds_max: Processor time that encoding a version may take with *auto*: beyond it patches are *plain*.
             run_blocks: ``map``, or an executor's ``map`` to use several cores.
         """
         self._store = store
         self._spools = SpoolDirectory(spool_directory)
         self._codec = codec
+        self._cpu_seconds_max = cpu_seconds_max
         self._run_blocks = run_blocks
         self._mutex = threading.Lock()
         self._snapshots_mutex = threading.Lock()
@@ -238,7 +255,9 @@ class Publisher:
             for piece in encode_parts(
                 table,
                 read_pairs(),
-                codec=self._codec,
+                codec=resolve_codec(
+                    self._codec, is_cpu_scarce=is_beyond_budget(table.element_count, self._cpu_seconds_max)
+                ),
                 totals=totals,
                 run_blocks=self._run_blocks,
                 on_changes=spooling.take,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from pulsenet.chain.records import Kind
+from pulsenet.codec.blocks import Codec
 from pulsenet.codec.patch import decode_patch, encode_parts
 from pulsenet.errors import StorageError
 from pulsenet.ids import Version
@@ -37,6 +38,19 @@ def test_the_first_version_is_an_anchor_and_the_next_a_small_patch(node: Any, ki
     assert 0 < second.changed_count < model.table.element_count // 20
     assert second.encoded_size_bytes < model.table.size_bytes // 10
     assert node.version == Version(0, 2)
+
+
+@pytest.mark.parametrize(("cpu_seconds_max", "codec"), [(1e-9, Codec.PLAIN), (60.0, Codec.TIGHT)])
+def test_auto_leaves_tight_where_it_would_take_more_cpu_than_was_stated(
+    cpu_seconds_max: float, codec: Codec, node: Any, kit: Any, tmp_path: Path
+) -> None:
+    node.publisher = publishing.Publisher(node.store, tmp_path / "own-spools", cpu_seconds_max=cpu_seconds_max)
+    model = kit.Model()
+    node.publish(model)
+    view = model.table.view(model.bytes, 0)
+    # Enough changes that what *tight* writes about its classes is made up for.
+    view[np.random.default_rng(1).random(view.size) < 0.1] ^= 1
+    assert node.publish(model).codec_id == codec
 
 
 def test_an_anchor_starts_a_chunk_at_every_tensor_so_that_anchors_share_chunks(node: Any, kit: Any) -> None:

@@ -21,6 +21,7 @@ from pulsenet.codec.patch import (
     encode_absolute,
     encode_parts,
     encode_patch,
+    is_beyond_budget,
     list_records,
     peek_header,
     resolve_codec,
@@ -217,6 +218,9 @@ def test_patch_for_another_table_is_refused() -> None:
 def test_auto_is_tight_unless_the_caller_says_that_cpu_is_scarce() -> None:
     assert resolve_codec("auto", is_cpu_scarce=False) == "tight"
     assert resolve_codec("auto", is_cpu_scarce=True) == "plain"
+    # 8 billion weights take about 4 seconds.
+    assert not is_beyond_budget(8_000_000_000, 4.1)
+    assert is_beyond_budget(8_000_000_000, 3.9)
     for codec in ("tight", "plain", "absolute", "dense"):
         assert resolve_codec(codec, is_cpu_scarce=True) == resolve_codec(codec, is_cpu_scarce=False) == codec
     with pytest.raises(LocalProtocolError, match="none of auto, tight, plain"):
