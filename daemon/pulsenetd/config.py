@@ -54,6 +54,7 @@ class Config:
     engine_dir: str = _option("", "where the files engine writes (default: under the node directory)", kind="path")
     companions: str = _option("", "model directory whose other files are copied beside the weights", kind="path")
     codec: str = _option("auto", "how a trainer encodes patches", choices=CODECS)
+    encode_cpu_seconds: float = _option(60.0, "CPU time for 'auto' to encode a version; else plain", kind="seconds")
     store_limit_bytes: int = _option(0, "disk for blobs; 0 means 20 % of what is free", kind="size")
     worker_threads: int = _option(2, "threads for encoding, decoding and hashing", kind="count")
     allow_uid: tuple[str, ...] = _option((), "further user ids that may use the local socket", metavar="UID")

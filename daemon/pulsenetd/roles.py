@@ -170,6 +170,7 @@ class TrainerRole:
             parts.store,
             parts.settled.data_directory / "spools",
             codec=parts.config.codec,
+            cpu_seconds_max=parts.config.encode_cpu_seconds,
             run_blocks=parts.block_threads.map,
         )
         restored = self._publisher.restore()
