@@ -35,7 +35,7 @@ class Listener:
         self._index = index
         self._sources = Sources(draw)
         self._records = RecordsFetcher(self._sources, self._take_request_id)
-        self._news = News(trust, index, self._jitter)
+        self._news = News(trust, index, self._jitter, own=peer_id)
         self._store_trouble = StoreTrouble()
         self._request_count = 0
         self._timer_at: float | None = None

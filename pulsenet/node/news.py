@@ -15,7 +15,7 @@ from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import PulsenetError, RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId
-from pulsenet.node.effects import Count, Effect, Log, SaveState, StoreRecord, StrikePeer
+from pulsenet.node.effects import Count, Effect, Log, Release, SaveState, StoreRecord, StrikePeer
 from pulsenet.node.fetch import StoreIndex
 from pulsenet.node.published import HEAD_KEY
 from pulsenet.node.records_fetch import Need, RecordsArrived
@@ -33,6 +33,9 @@ STASH_MAX = 4
 
 STASH_TRIES_MAX = 8
 """Answers that brought a stashed head no nearer before it is dropped."""
+
+NEWEST_KEPT = 8
+"""Heads and catalogues kept for peers that still hold an older head; the oldest is let go beyond."""
 
 REFUSED_MAX = 1_024
 """Manifests remembered as false; the oldest is forgotten beyond, and would be judged again."""
@@ -63,9 +66,17 @@ class News:
         trust: The run's rules; may be shared with other machines, which may change it too.
         index: Records held here are read before any peer is asked.
         draw_seconds: Returns a jittered wait around the given one.
+        own: This node's key, if it publishes: its own records are not let go here.
     """
 
-    def __init__(self, trust: Trust, index: StoreIndex, draw_seconds: Callable[[float], float]) -> None:
+    def __init__(
+        self,
+        trust: Trust,
+        index: StoreIndex,
+        draw_seconds: Callable[[float], float],
+        *,
+        own: PeerId | None = None,
+    ) -> None:
         self._trust = trust
         self._index = index
         self._draw_seconds = draw_seconds
@@ -79,6 +90,9 @@ class News:
         self._head_hint: PeerId | None = None
         self._teller: PeerId | None = None
         """Who told us the newest head: likely to hold what it names."""
+        self._own = own
+        self._newest: dict[Digest, PeerId] = {}
+        """Signers of the newest heads and catalogues, oldest first."""
         self._saved = self._durable_view()
         self._fork_told = trust.fork is not None
 
@@ -219,6 +233,7 @@ class News:
             effects.append(SaveState(TRUST_KEY, self._trust.save()))
             if self._trust.head_record is not None and self._trust.head_record not in self._saved:
                 effects.append(SaveState(HEAD_KEY, encode_signed(self._trust.head_record)))
+            effects += self._let_go()
             self._saved = view
         fork = self._trust.fork
         if fork is not None and not self._fork_told:
@@ -230,6 +245,18 @@ class News:
     def save_again(self) -> None:
         """Hold nothing for durable: the disk refused what :meth:`save_changes` returned."""
         self._saved = ()
+
+    def _let_go(self) -> list[Effect]:
+        """Release the heads and catalogues that were newest long ago: a head is signed every 40 s."""
+        for record in (self._trust.head_record, self._trust.catalogue_record):
+            if record is not None:
+                digest = record_digest(record)
+                self._newest.pop(digest, None)
+                self._newest[digest] = record.signers[0]
+        old = list(self._newest)[:-NEWEST_KEPT]
+        signers = [self._newest.pop(digest) for digest in old]
+        gone = sorted(digest for digest, signer in zip(old, signers, strict=True) if signer != self._own)
+        return [Release((), tuple(gone))] if gone else []
 
     # Judging
 

@@ -9,8 +9,8 @@ from pulsenet.chain.records import Kind
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.chain.trust import Trust
 from pulsenet.ids import Digest, PeerId, Version
-from pulsenet.node.effects import Count, Effect, Log, SaveState, StoreRecord, StrikePeer
-from pulsenet.node.news import HEAD_KEY, REFUSED_MAX, STASH_MAX, STASH_TRIES_MAX, TRUST_KEY, News
+from pulsenet.node.effects import Count, Effect, Log, Release, SaveState, StoreRecord, StrikePeer
+from pulsenet.node.news import HEAD_KEY, NEWEST_KEPT, REFUSED_MAX, STASH_MAX, STASH_TRIES_MAX, TRUST_KEY, News
 from pulsenet.node.records_fetch import Need, RecordsArrived
 from pulsenet.testing.fakes import FakeStore, make_key, verify
 from pulsenet.testing.script import NOW_MS, VALIDITY_MS, ScriptedPublisher, break_signature, root_of
@@ -51,6 +51,31 @@ class Desk:
 
 def named(needs: dict[Need, PeerId | None]) -> list[Need]:
     return [need for need in needs if not isinstance(need, GetHead)]
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_heads_and_catalogues_of_long_ago_are_let_go(is_own: bool) -> None:
+    publisher = ScriptedPublisher()
+    desk = Desk(publisher)
+    own = publisher.peer_id if is_own else None
+    desk.news = News(desk.trust, desk.index, lambda seconds: seconds, own=own)
+    digests = publisher.chain(1, 2)
+    stored: set[Digest] = set()
+    for count in range(20):
+        desk.take_head(publisher.head(digests, at_ms=NOW_MS + count))
+        desk.fetch()
+        for effect in desk.news.save_changes():
+            if isinstance(effect, StoreRecord):
+                stored.add(record_digest(effect.record))
+            elif isinstance(effect, Release):
+                assert effect.blob_ids == ()
+                stored -= set(effect.record_digests)
+    head, catalogue = desk.trust.head_record, desk.trust.catalogue_record
+    assert head is not None
+    assert catalogue is not None
+    assert {record_digest(head), record_digest(catalogue)} <= stored
+    # 20 heads and their one catalogue were stored.
+    assert len(stored) == (21 if is_own else NEWEST_KEPT)
 
 
 def test_a_head_leads_to_its_catalogue_and_then_to_manifests() -> None:
