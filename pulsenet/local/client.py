@@ -373,6 +373,14 @@ class Client:
 
     # Connections
 
+    def open_channel(self, timeout_seconds: float) -> Channel:
+        """Return an attached connection of the caller's own, waiting so long for a daemon that is away.
+
+        Raises:
+            UnavailableError: It did not come.
+        """
+        return self._open_channel(time.monotonic() + timeout_seconds)
+
     def _request(self, message: LocalMessage, reply_type: type[Reply], timeout_seconds: float) -> Reply:
         with self._channel(time.monotonic() + timeout_seconds) as channel:
             channel.send(message, timeout_seconds=REPLY_SECONDS_MAX)

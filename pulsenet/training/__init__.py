@@ -1,11 +1,15 @@
-"""The edge inside a training process: ``attach().publish(model, step=n)``, ``OuterOptimizer(...).step()``."""
+"""The edge inside a training process: ``attach().publish(model, step=n)``, ``OuterOptimizer(...).step()``.
+
+``join_rounds()`` makes the exchange of an ``OuterOptimizer`` between machines.
+"""
 
 from typing import TYPE_CHECKING, Any
 
 from pulsenet.local.client import PublishResult
 from pulsenet.local.protocol import PublishStatus
 from pulsenet.outer.settings import Algorithm, OuterSettings
-from pulsenet.training.exchange import Exchange, FinalRound, Outcome, RoundResult
+from pulsenet.training.daemon_exchange import DaemonExchange, join_rounds
+from pulsenet.training.exchange import Exchange, FinalRound, Outcome, Restoration, RoundResult
 from pulsenet.training.local_exchange import LocalExchange
 from pulsenet.training.outer_optimizer import OuterOptimizer, RoundReport
 from pulsenet.training.publisher import CopyProgress, Publisher, attach
@@ -24,12 +28,15 @@ __all__ = [
     "take_snapshot",
     "OuterOptimizer",
     "RoundReport",
+    "join_rounds",
+    "DaemonExchange",
     "OuterSettings",
     "Algorithm",
     "Exchange",
     "Outcome",
     "RoundResult",
     "FinalRound",
+    "Restoration",
     "LocalExchange",
     "PulsenetCallback",
 ]

@@ -1,0 +1,479 @@
+"""Rounds between machines: a training process meets the others through the daemon beside it.
+
+::
+
+    exchange = pulsenet.training.join_rounds()
+    sync = OuterOptimizer(model, optimizer, exchange=exchange)
+
+The machines in the daemon decide what becomes of the work and which moves the state makes; here their orders
+(:mod:`pulsenet.local.rounds_protocol`) are carried out. The process speaks to the daemon inside the calls of its loop
+only, so an order waits for the next of them. A daemon that was restarted is told the state anew, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from os import cpu_count
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from pulsenet.errors import ConfigError, RemoteProtocolError, StorageError, UnavailableError
+from pulsenet.ids import Digest
+from pulsenet.local import rounds_protocol as local
+from pulsenet.local.client import Client, PublishResult
+from pulsenet.local.directories import RUN_NAME_DEFAULT, find_data_directory
+from pulsenet.local.protocol import PublishStatus
+from pulsenet.local.rounds_client import RoundsConnection
+from pulsenet.outer.contribution import Contribution
+from pulsenet.outer.settings import Algorithm, OuterSettings
+from pulsenet.tensors.params import ParameterTable
+from pulsenet.training.exchange import FinalRound, Move, Outcome, RoundResult, StateView
+from pulsenet.training.publisher import Publisher
+from pulsenet.training.ranks import is_first_rank
+from pulsenet.training.round_work import RoundWork
+from pulsenet.training.snapshot import ComputeDtype
+
+ROUND_SECONDS_MAX: Final = 600.0
+"""How long a trainer waits without any order before it raises: a round lasts as long as its slowest inner steps."""
+
+RECONNECT_SECONDS_MAX: Final = 60.0
+"""A daemon that is restarted reads its store and is back by then."""
+
+RECONNECT_PAUSE_SECONDS: Final = 0.2
+
+CONNECT_SECONDS_MAX: Final = 5.0
+"""For one try to reach the daemon."""
+
+BUSY_SECONDS_MAX: Final = 5.0
+"""A connection that was closed is gone for the daemon by then."""
+
+ORDER_WAIT_SECONDS: Final = 20.0
+"""Asked for at once: a process that is interrupted meanwhile leaves no long wait behind."""
+
+LINGER_SECONDS: Final = 3.0
+"""A trainer that just started waits so long for news of rounds that are over, before it takes the first one as open."""
+
+THREADS_MAX: Final = 4
+"""For encoding and decoding; the device does the rest."""
+
+_ADVICE: Final = {
+    "no-rounds": "this run has no rounds: make one with 'pulsenet run create --algorithm pulseloco', or publish with "
+    "pulsenet.training.attach()",
+    "not-trainer": "the daemon here trains nothing: start one with 'pulsenet join --role trainer'",
+    "table": "the run trains other masters: names, shapes and frozen parameters must agree on all trainers",
+    "self-test": "this trainer's arithmetic would diverge from the others': do not flush subnormals "
+    "(torch.set_flush_denormal), and see docs/outer.md",
+    "busy": "another training process takes part in the rounds through this daemon: one process a daemon",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Prepared:
+    """A move that the daemon ordered and that can be made."""
+
+    move: Move
+    reason: str
+
+
+class _Patience:
+    """How long a wait may still last."""
+
+    def __init__(self, order_seconds: float, reconnect_seconds: float) -> None:
+        self._order_seconds = order_seconds
+        self._reconnect_seconds = reconnect_seconds
+        self._give_up_at = time.monotonic() + order_seconds
+        self._heard_at = time.monotonic()
+
+    def note_order(self) -> None:
+        """An order came: the run is alive."""
+        self._give_up_at = time.monotonic() + self._order_seconds
+
+    def note_answer(self) -> None:
+        """The daemon is there; raise if the run has been silent for too long."""
+        self._heard_at = time.monotonic()
+        if self._heard_at >= self._give_up_at:
+            raise _RunSilentError(
+                f"no order came in {self._order_seconds:.0f} s: the round's receipt is not final, or the state is not "
+                "there yet; 'pulsenet status' says what the daemon waits for"
+            )
+
+    def note_away(self, error: UnavailableError) -> None:
+        """The daemon is away; raise if it has been for too long."""
+        if time.monotonic() >= self._heard_at + self._reconnect_seconds:
+            raise error
+        time.sleep(min(RECONNECT_PAUSE_SECONDS, self._reconnect_seconds))
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long to ask for an order."""
+        return max(0.0, min(ORDER_WAIT_SECONDS, self._give_up_at - time.monotonic()))
+
+
+class _RunSilentError(UnavailableError):
+    """The daemon is there, but nothing comes from the run."""
+
+
+class DaemonExchange:
+    """An :class:`~pulsenet.training.exchange.Exchange` over a trainer daemon. Make one with :func:`join_rounds`.
+
+    Args:
+        client: Reaches the daemon; owned by this object.
+        publisher: Hands each round's weights over; only the run's coordinator commits them. ``None`` never publishes.
+        spool_directory: Where the encoded contributions of a round lie while it is stepped; ``None`` for the
+            system's place for temporary files.
+        order_seconds: How long to wait without any order.
+        reconnect_seconds: How long to wait for a daemon that is away.
+        linger_seconds: How long :meth:`catch_up` waits for news once the daemon would let inner steps begin.
+
+    Raises:
+        ConfigError: The daemon, the run or its algorithm has no rounds for this process; the message says what to do.
+        UnavailableError: The daemon does not answer.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        publisher: Publisher | None = None,
+        spool_directory: Path | None = None,
+        order_seconds: float = ROUND_SECONDS_MAX,
+        reconnect_seconds: float = RECONNECT_SECONDS_MAX,
+        linger_seconds: float = LINGER_SECONDS,
+    ) -> None:
+        self._client = client
+        self._publisher = publisher
+        self._spool_directory = spool_directory
+        self._order_seconds = order_seconds
+        self._reconnect_seconds = reconnect_seconds
+        self._linger_seconds = linger_seconds
+        self._connection: RoundsConnection | None = None
+        self._masters: tuple[ParameterTable, Digest] | None = None
+        self._state: StateView | None = None
+        self._work: RoundWork | None = None
+        self._is_open = False
+        """Whether the rounds are open on the connection."""
+        self._told: local.HoldState | None = None
+        """What the daemon knows of the state on this connection."""
+        self._offered: Contribution | local.AbstainRound | None = None
+        """What was offered on this connection, if it is not settled."""
+        self._may_go_on = False
+        """Whether the daemon said of the state held that its inner steps may go on, and nothing since."""
+        self._refusal = ""
+        """Why the daemon did not take the newest contribution."""
+        self._is_moving = False
+        """Whether a move was given out and not reported."""
+        self.last_publish: PublishResult | None = None
+        """What became of the newest version that was handed over."""
+        reply = self._ask_settings()
+        self._peer_id = reply.peer_id
+        self._settings = OuterSettings.from_constants(reply.algorithm, reply.constants)
+        if self._settings.algorithm is Algorithm.DDP:
+            self._drop()
+            raise ConfigError(
+                "the run's algorithm is ddp, which trainers on several machines cannot run: use pulseloco or diloco"
+            )
+        self._threads = ThreadPoolExecutor(min(THREADS_MAX, cpu_count() or 1), thread_name_prefix="pulsenet-rounds")
+
+    @property
+    def settings(self) -> OuterSettings:
+        """See :class:`~pulsenet.training.exchange.Exchange`, as below."""
+        return self._settings
+
+    def open(self, table: ParameterTable, self_test: Digest, state: StateView) -> None:
+        """Take part with these masters."""
+        self._masters, self._state = (table, self_test), state
+        self._work = RoundWork(
+            table,
+            self._settings,
+            state,
+            self._peer_id,
+            spool_directory=self._spool_directory,
+            run_blocks=self._threads.map,
+        )
+        patience = _Patience(self._order_seconds, self._reconnect_seconds)
+        while True:
+            try:
+                self._ready()
+                return
+            except UnavailableError as error:
+                self._drop()
+                patience.note_away(error)
+
+    def submit(self, contribution: Contribution) -> RoundResult:
+        """Store and send a contribution, and wait for its round's final receipt."""
+        found = self._await(contribution)
+        if found is None:
+            reason, self._refusal = self._refusal or "silent", ""
+            return RoundResult(Outcome.DEFERRED, reason=reason, inner_steps=self._settings.inner_steps)
+        if not isinstance(found.move, FinalRound):
+            return RoundResult(Outcome.DROPPED, self._moves(found), found.reason)
+        outcome = found.move.outcome
+        reason = "" if outcome is Outcome.COUNTED else found.reason or "late"
+        return RoundResult(outcome, self._moves(found), reason)
+
+    def abstain(self, round_index: int, reason: str) -> RoundResult:
+        """Take part without a contribution; the round's inner steps are run again, unless it is over."""
+        found = self._await(local.AbstainRound(round_index, reason[:64]))
+        if found is None:
+            return RoundResult(Outcome.REJECTED, reason=reason)
+        return RoundResult(Outcome.REJECTED, self._moves(found), reason)
+
+    def catch_up(self) -> Iterator[Move]:
+        """Yield the moves to the newest state of the run."""
+        found = self._await(None, linger_seconds=self._linger_seconds)
+        if found is not None:
+            yield from self._moves(found)
+
+    def publish(self, model: torch.nn.Module, round_index: int) -> None:
+        """Hand the weights over as the run's next version; a node that does not coordinate refuses before any copy."""
+        if self._publisher is None:
+            return
+        try:
+            self.last_publish = self._publisher.publish(model, step=round_index)
+        except StorageError as error:
+            self.last_publish = PublishResult(PublishStatus.FAILED, reason=f"{error.reason}: {error}")
+
+    def close(self) -> None:
+        """Leave the rounds; a second call does nothing."""
+        self._drop()
+        self._client.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def __enter__(self) -> DaemonExchange:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Orders
+
+    def _await(
+        self, work: Contribution | local.AbstainRound | None, *, linger_seconds: float = 0.0
+    ) -> _Prepared | None:
+        """Carry out orders until one is a move; ``None`` if inner steps go on.
+
+        Args:
+            work: What this trainer has for its round; offered once a connection.
+            linger_seconds: How long to listen on after inner steps may go on.
+        """
+        patience = _Patience(self._order_seconds, self._reconnect_seconds)
+        go_on_until: float | None = None
+        while True:
+            try:
+                connection = self._ready()
+                if work is not None and self._offered is not work:
+                    self._offer(connection, work)
+                if self._may_go_on and go_on_until is None:
+                    go_on_until = time.monotonic() + linger_seconds
+                seconds = patience.wait_seconds if go_on_until is None else max(0.0, go_on_until - time.monotonic())
+                order = connection.await_order(seconds)
+                if isinstance(order, local.GoOn):
+                    self._offered, self._may_go_on = None, True
+                    if linger_seconds <= 0.0:
+                        return None
+                elif order is not None:
+                    patience.note_order()
+                    prepared = self._carry_out(connection, order)
+                    if prepared is not None:
+                        return prepared
+                elif go_on_until is not None:
+                    return None
+                patience.note_answer()
+            except _RunSilentError:
+                raise
+            except UnavailableError as error:
+                self._drop()
+                go_on_until = None
+                patience.note_away(error)
+            except RemoteProtocolError:
+                self._drop()
+                raise
+
+    def _offer(self, connection: RoundsConnection, work: Contribution | local.AbstainRound) -> None:
+        assert self._work is not None
+        self._refusal = ""
+        if isinstance(work, local.AbstainRound):
+            connection.tell(work)
+        else:
+            try:
+                connection.tell(self._work.put_contribution(connection, work))
+            except StorageError as error:
+                self._refusal = error.reason
+                connection.tell(local.AbstainRound(work.round_index, error.reason[:64]))
+        self._offered, self._may_go_on = work, False
+
+    def _carry_out(self, connection: RoundsConnection, order: local.Order) -> _Prepared | None:
+        """Answer an order, or return the move that it asks for."""
+        assert self._work is not None
+        assert self._state is not None
+        if isinstance(order, local.CheckOrder):
+            connection.tell(self._work.check(connection, order))
+        elif isinstance(order, local.AnchorOrder):
+            connection.tell(self._work.put_anchor(connection, order))
+        elif isinstance(order, local.StepOrder):
+            root = self._state.state_root
+            if order.round_index + 1 == self._state.round_index and root is not None:
+                # Done before; it is only said again.
+                connection.tell(local.Stepped(self._state.round_index, root))
+                return None
+            move, reason = self._work.prepare_step(connection, order)
+            if isinstance(move, FinalRound):
+                return _Prepared(move, reason)
+            connection.tell(move)
+        elif isinstance(order, local.RestoreOrder):
+            restoration = self._work.prepare_restore(connection, order)
+            if not isinstance(restoration, local.RestoreRefused):
+                return _Prepared(restoration, "outdated")
+            connection.tell(restoration)
+        return None
+
+    def _moves(self, prepared: _Prepared) -> Iterator[Move]:
+        """Yield a move and those after it, and report each when the next is asked for."""
+        found: _Prepared | None = prepared
+        while found is not None:
+            self._is_moving = True
+            yield found.move
+            self._is_moving = False
+            self._report(found.move)
+            found = self._await(None)
+
+    def _report(self, move: Move) -> None:
+        assert self._work is not None
+        assert self._state is not None
+        self._work.forget_step()
+        self._offered, self._may_go_on = None, False
+        round_index, root = self._state.round_index, self._state.state_root
+        assert root is not None
+        if self._connection is None:
+            return
+        kind = local.Stepped if isinstance(move, FinalRound) else local.Restored
+        try:
+            self._connection.tell(kind(round_index, root))
+            self._told = local.HoldState(round_index, root)
+        except UnavailableError:
+            # Whoever answers next is told the state itself.
+            self._drop()
+
+    # The connection
+
+    def _ready(self) -> RoundsConnection:
+        """Return a connection whose daemon knows this trainer and its state."""
+        assert self._masters is not None
+        assert self._state is not None
+        if self._is_moving:
+            # The move broke off: the order is as good as never given.
+            self._is_moving = False
+            self._drop()
+        if self._connection is None or not self._is_open:
+            self._open_rounds(*self._masters)
+        assert self._connection is not None
+        root = self._state.state_root
+        held = local.HoldState(None, None) if root is None else local.HoldState(self._state.round_index, root)
+        if held != self._told:
+            self._connection.tell(held)
+            self._told, self._offered, self._may_go_on = held, None, False
+        return self._connection
+
+    def _open_rounds(self, table: ParameterTable, self_test: Digest) -> None:
+        """Open the rounds on a connection, a new one if need be.
+
+        Raises:
+            ConfigError: The run does not take this trainer, or another process takes part in its place.
+        """
+        busy_until = time.monotonic() + BUSY_SECONDS_MAX
+        while True:
+            reply = self._ask_settings()
+            if OuterSettings.from_constants(reply.algorithm, reply.constants) != self._settings:
+                raise ConfigError("the run's owner changed the constants of its rounds: start this process again")
+            assert self._connection is not None
+            try:
+                self._connection.open(table, self_test)
+            except RemoteProtocolError as error:
+                self._drop()
+                # The daemon may not have noticed yet that the connection before is gone.
+                if error.code != "busy" or time.monotonic() >= busy_until:
+                    raise _advise(error) from error
+                time.sleep(RECONNECT_PAUSE_SECONDS)
+                continue
+            self._is_open = True
+            return
+
+    def _ask_settings(self) -> local.RoundSettingsReply:
+        try:
+            if self._connection is None:
+                self._connection = RoundsConnection.connect(
+                    self._client, min(CONNECT_SECONDS_MAX, self._reconnect_seconds)
+                )
+            return self._connection.get_settings()
+        except RemoteProtocolError as error:
+            self._drop()
+            raise _advise(error) from error
+        except UnavailableError:
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        """Close the connection: for the daemon this process is gone, until it says what it holds."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._told = self._offered = None
+        self._is_open = self._may_go_on = False
+        if self._work is not None:
+            self._work.forget_step()
+
+
+def _advise(error: RemoteProtocolError) -> ConfigError | RemoteProtocolError:
+    advice = _ADVICE.get(error.code)
+    return error if advice is None else ConfigError(f"{advice} ({error.detail})" if error.detail else advice)
+
+
+def join_rounds(
+    run: str = RUN_NAME_DEFAULT,
+    data_dir: Path | str | None = None,
+    *,
+    publish: bool = True,
+    compute_dtype: ComputeDtype | None = "bf16",
+    keep: tuple[str, ...] = (),
+    spool_directory: Path | None = None,
+    order_seconds: float = ROUND_SECONDS_MAX,
+    reconnect_seconds: float = RECONNECT_SECONDS_MAX,
+) -> DaemonExchange | None:
+    """Take part in the rounds of a run through the trainer daemon on this machine (``pulsenet join --role trainer``).
+
+    Args:
+        run: Name of the run; the daemon's data directory is found by it.
+        data_dir: The daemon's ``--data-dir``, if it was given one.
+        publish: Whether each round's weights become the run's next version, where this node coordinates the run.
+        compute_dtype: As in :func:`~pulsenet.training.publisher.attach`, for those versions.
+        keep: As there.
+        spool_directory: Where the encoded contributions of a round lie while it is stepped.
+        order_seconds: How long to wait without any order before ``UnavailableError``.
+        reconnect_seconds: How long to wait for a daemon that is away.
+
+    Returns:
+        What ``OuterOptimizer`` takes as its exchange: ``None`` on ranks other than 0 of ``torch.distributed``.
+
+    Raises:
+        ConfigError: No daemon is there, or its run has no rounds for this process; the message says what to do.
+        UnavailableError: A daemon should be there, but does not answer.
+    """
+    if not is_first_rank():
+        return None
+    directory = find_data_directory("trainer", run=run, data_dir=data_dir)
+    publisher = None
+    if publish:
+        publisher = Publisher(Client(directory), compute_dtype=compute_dtype, keep=keep)
+    return DaemonExchange(
+        Client.connect(directory, timeout_seconds=CONNECT_SECONDS_MAX),
+        publisher=publisher,
+        spool_directory=spool_directory,
+        order_seconds=order_seconds,
+        reconnect_seconds=reconnect_seconds,
+    )
