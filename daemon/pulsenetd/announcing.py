@@ -11,6 +11,7 @@ from typing import Final
 from pulsenet.chain.records import JoinToken
 from pulsenet.chain.token import encode_token
 from pulsenetd.config import Config
+from pulsenetd.engines.vllm_process import LOG_NAME
 from pulsenetd.identity import to_libp2p_text
 from pulsenetd.network import addresses
 from pulsenetd.startup import Settled
@@ -67,6 +68,9 @@ def announce_start(
     if config.role == "inferencer" and config.engine == "files":
         place = config.engine_dir or settled.data_directory / "weights"
         say(f"weights      {place}/current, once a version is here")
+    if config.role == "inferencer" and config.engine == "vllm":
+        log = settled.data_directory / LOG_NAME
+        say(f"engine       {config.engine_url or f'vLLM, started by this node; it writes to {log}'}")
     if config.role != "trainer":
         return
     option = "" if settled.is_local else f'data_dir="{settled.data_directory}"'

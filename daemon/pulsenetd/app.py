@@ -435,6 +435,8 @@ class Node:
         if self._config.role != "trainer":
             checks["a version was verified and applied"] = fields.get("applied_version") is not None
             checks["the last update succeeded"] = not self._ledger.last_update_failed
+        if self._config.role == "inferencer" and self._config.engine == "vllm":
+            checks["the engine answers and holds a version"] = bool(fields.get("engine_ready"))
         return checks
 
     def status(self) -> dict[str, Any]:

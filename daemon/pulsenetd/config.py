@@ -19,7 +19,7 @@ from pulsenet.errors import ConfigError, UsageError
 
 ENVIRONMENT_PREFIX: Final = "PULSENET_"
 ROLES: Final = ("trainer", "inferencer", "seed")
-ENGINES: Final = ("files", "none")
+ENGINES: Final = ("files", "vllm", "none")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 CODECS: Final = ("auto", "tight", "plain", "absolute", "dense")
 
@@ -52,6 +52,9 @@ class Config:
     metrics_port: int = _option(0, "port of /metrics; 0 picks a free one", kind="port")
     engine: str = _option("files", "engine kept current beside an inferencer", choices=ENGINES)
     engine_dir: str = _option("", "where the files engine writes (default: under the node directory)", kind="path")
+    engine_url: str = _option("", "vLLM on this machine to attach to, http://127.0.0.1:PORT", metavar="URL")
+    serve: tuple[str, ...] = _option((), "start vLLM; its arguments follow after '--'", kind="rest")
+    engine_python: str = _option("", "interpreter that has vLLM, for --serve (default: this one)", kind="path")
     companions: str = _option("", "model directory whose other files are copied beside the weights", kind="path")
     codec: str = _option("auto", "how a trainer encodes patches", choices=CODECS)
     encode_cpu_seconds: float = _option(60.0, "CPU time for 'auto' to encode a version; else plain", kind="seconds")
@@ -264,6 +267,19 @@ def _check_together(config: Config, origins: Mapping[str, str]) -> None:
         _check_timeouts(config)
     except ConfigError as error:
         refuse("watchdog_seconds" if origins["round_seconds"] == "default" else "round_seconds", str(error))
+    if config.engine == "vllm" and not config.engine_url and not config.serve:
+        refuse("engine", "vllm needs --engine-url of a running one, or --serve -- and the arguments to start one")
+    if config.engine != "vllm" and (config.engine_url or config.serve):
+        refuse("engine_url" if config.engine_url else "serve", "goes with --engine vllm")
+    if config.engine_url and config.serve:
+        refuse("engine_url", "goes with an engine that somebody else runs, not with --serve")
+    if config.engine == "vllm":
+        from pulsenetd.engines.vllm import check_server
+
+        try:
+            check_server(config.engine_url, config.serve)
+        except ConfigError as error:
+            refuse("serve" if config.serve else "engine_url", str(error))
     for uid in config.allow_uid:
         if not re.fullmatch(r"[0-9]{1,10}", uid):
             refuse("allow_uid", f"'{uid}' is not a numeric user id")

@@ -54,7 +54,7 @@ VOTES: Final = frozenset({"stood", "term", "voted", "stale", "lease"})
 KINDS: Final = frozenset({*streams.KINDS.values(), "other"})
 """What bytes on streams are counted as."""
 # fmt: on
-STAGES: Final = ("fetch", "decode", "verify", "pause", "apply", "encode", "commit")
+STAGES: Final = ("fetch", "decode", "verify", "stage", "pause", "apply", "encode", "commit")
 DIRECTIONS: Final = ("received", "sent")
 
 

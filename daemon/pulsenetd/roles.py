@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,9 +28,11 @@ from pulsenet.node.trainer import Trainer
 from pulsenet.serving.files import FilesEngine
 from pulsenet.serving.subscriber import Subscriber
 from pulsenet.serving.subscriber import attach as attach_engine
+from pulsenet.serving.vllm.engine import UpdateTimes
 from pulsenet.wire.messages import PeerAddress
 from pulsenetd.config import Config
 from pulsenetd.driver import Handler
+from pulsenetd.engines.vllm import VllmRunner, make_server
 from pulsenetd.handlers.follower import FollowerHandlers
 from pulsenetd.handlers.publisher import PublisherHandlers
 from pulsenetd.handlers.reporting import Ledger
@@ -276,6 +279,7 @@ class FollowerRole:
         self._engine_thread: threading.Thread | None = None
         self._engine_stop = threading.Event()
         self._subscriber: Subscriber | None = None
+        self._vllm: VllmRunner | None = None
 
     def bind(self, post: Callable[[Event], None]) -> None:
         """Learn how to reach the machine."""
@@ -307,8 +311,10 @@ class FollowerRole:
         return await self._following.serve_engine(engine_version, wait_seconds)
 
     def start_engine(self) -> None:
-        """Start the files engine: a subscriber like any other, in a thread of this process."""
+        """Start what keeps the configured engine current: a subscriber like any other, in a thread of this process."""
         config = self._parts.config
+        if config.role == "inferencer" and config.engine == "vllm":
+            self._start_vllm()
         if config.role != "inferencer" or config.engine != "files":
             return
         directory = Path(config.engine_dir) if config.engine_dir else self._parts.settled.data_directory / "weights"
@@ -316,6 +322,36 @@ class FollowerRole:
             target=self._run_files_engine, args=(directory,), name="files-engine", daemon=True
         )
         self._engine_thread.start()
+
+    def _start_vllm(self) -> None:
+        parts, loop = self._parts, asyncio.get_running_loop()
+        directory = parts.settled.data_directory
+        server = make_server(
+            parts.config.engine_url,
+            parts.config.serve,
+            python=parts.config.engine_python or sys.executable,
+            data_directory=directory,
+        )
+
+        def note_times(times: UpdateTimes) -> None:
+            parts.metrics.observe("stage", times.stage_seconds)
+            if times.pause_seconds:
+                parts.metrics.observe("pause", times.pause_seconds)
+
+        def note_ready(is_ready: bool) -> None:
+            loop.call_soon_threadsafe(lambda: parts.ledger.note(engine_ready=is_ready))
+
+        def note_loss(reason: str) -> None:
+            loop.call_soon_threadsafe(self._following.lose_engine, reason)
+
+        self._vllm = VllmRunner(
+            directory,
+            server,
+            on_times=note_times,
+            on_ready=note_ready,
+            on_lost=note_loss,
+        )
+        self._vllm.start()
 
     def _run_files_engine(self, directory: Path) -> None:
         engine = self._open_files_engine(directory)
@@ -353,8 +389,10 @@ class FollowerRole:
         return None
 
     def stop_engine(self) -> None:
-        """Stop the files engine; an update in work is finished first."""
+        """Stop the engine's thread; an update in work is finished first."""
         self._engine_stop.set()
+        if self._vllm is not None:
+            self._vllm.stop()
         if self._subscriber is not None:
             self._subscriber.close()
         if self._engine_thread is not None:

@@ -28,6 +28,18 @@ def test_a_node_is_run_with_the_resolved_configuration(monkeypatch: pytest.Monke
     assert (config.role, config.metrics_port, config.allow_uid) == ("seed", 9100, ("1000", "1001"))
 
 
+def test_what_follows_two_dashes_is_for_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Config] = []
+    monkeypatch.setattr(app, "run_node", lambda config: seen.append(config) or 0)
+    words = ["join", "--role", "inferencer", "--engine", "vllm"]
+    assert cli.main([*words, "--serve", "--", "--model", "/base", "--port", "8000"]) == 0
+    assert cli.main([*words, "--engine-url", "http://127.0.0.1:8000"]) == 0
+    assert [config.serve for config in seen] == [("--model", "/base", "--port", "8000"), ()]
+    assert seen[1].engine_url == "http://127.0.0.1:8000"
+    assert cli.main(["join", "stray"]) == 2
+    assert len(seen) == 2
+
+
 def test_a_supervised_node_is_started_anew_with_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Sequence[str]] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,3 +132,28 @@ def test_waits_that_are_not_nested_are_refused_with_the_rule(
 def test_waits_that_are_nested_are_taken() -> None:
     resolved = config.resolve({"round_seconds": "4000", "watchdog_seconds": "9000"}, {}, None)
     assert (resolved.config.round_seconds, resolved.config.watchdog_seconds) == (4000.0, 9000.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"engine": "vllm"}, "flag --engine: vllm needs --engine-url"),
+        ({"engine_url": "http://127.0.0.1:1"}, "flag --engine-url: goes with --engine vllm"),
+        ({"serve": ("--model", "/base")}, "flag --serve: goes with --engine vllm"),
+        (
+            {"engine": "vllm", "engine_url": "http://127.0.0.1:1", "serve": ("--model", "/base")},
+            "flag --engine-url: goes with an engine that somebody else runs",
+        ),
+        ({"engine": "vllm", "engine_url": "http://10.0.0.1:1"}, "flag --engine-url: .* not on this machine"),
+        ({"engine": "vllm", "serve": ("--dtype", "bfloat16")}, "flag --serve: .* --model at least"),
+    ],
+)
+def test_an_engine_is_described_one_way(flags: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        config.resolve(flags, {}, None)
+
+
+def test_vllms_arguments_may_stand_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('engine = "vllm"\nserve = ["--model", "/base"]\n')
+    assert config.resolve({}, {}, file).config.serve == ("--model", "/base")

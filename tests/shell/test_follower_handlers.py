@@ -305,6 +305,20 @@ def test_a_failed_hand_over_is_reported_with_what_the_engine_holds(follower: Fol
     assert follower.ledger.last_update_failed
 
 
+def test_an_engine_that_lost_its_weights_makes_the_node_not_ready_until_it_confirms_again(follower: Follower) -> None:
+    async def scenario() -> None:
+        await follower.follow(2)
+        await follower.handlers.confirm(EngineConfirmation(TWO, True, TWO, ""))
+        follower.handlers.lose_engine("it was started again")
+        assert follower.posted[-1] == EngineFailed(None, "it was started again")
+        assert follower.ledger.last_update_failed
+        await follower.handlers.confirm(EngineConfirmation(TWO, True, TWO, ""))
+
+    asyncio.run(scenario())
+    assert follower.posted[-1] == EngineApplied(TWO)
+    assert not follower.ledger.last_update_failed
+
+
 def test_an_engine_is_not_believed_what_it_was_never_handed(follower: Follower) -> None:
     """G1: such a version would be reported as applied."""
 

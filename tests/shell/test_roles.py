@@ -19,6 +19,7 @@ from pulsenet.local.protocol import PublishDone, PublishStatus, SubmitRollouts, 
 from pulsenet.node.effects import EXECUTION_ORDER, AnnounceHead, DialPeer, SendRequest, SetTimer
 from pulsenet.node.events import (
     EngineApplied,
+    EngineFailed,
     Event,
     HeadSeen,
     PeerConnected,
@@ -29,6 +30,7 @@ from pulsenet.node.events import (
 from pulsenet.node.mesh import BOOK_KEY, Holdings
 from pulsenet.node.respond import respond
 from pulsenet.serving.files import FilesEngine
+from pulsenet.serving.vllm.engine import UpdateTimes
 from pulsenet.wire.messages import GetChunks
 from pulsenetd import roles, startup
 from pulsenetd.config import Config
@@ -416,6 +418,48 @@ def test_a_files_engine_without_its_node_gives_up(swarm: Swarm, caplog: pytest.L
 
     asyncio.run(scenario())
     assert "the files engine stopped" in caplog.text
+
+
+# vLLM
+
+
+def test_a_vllm_beside_the_node_is_followed_until_the_node_stops(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Runner:
+        """Says what a runner may say."""
+
+        def __init__(self, directory: Path, server: Any, **hooks: Any) -> None:
+            self.directory, self.server, self.hooks, self.is_stopped = directory, server, hooks, False
+            made.append(self)
+
+        def start(self) -> None:
+            self.hooks["on_times"](UpdateTimes(0.1, 0.02, 0.01, 5))
+            self.hooks["on_times"](UpdateTimes(0.1, 0.0, 0.01, 0))
+            self.hooks["on_ready"](True)
+            self.hooks["on_lost"]("it was started again")
+
+        def stop(self) -> None:
+            self.is_stopped = True
+
+    monkeypatch.setattr(roles, "VllmRunner", Runner)
+
+    async def scenario() -> None:
+        await swarm.start("trainer")
+        node = await swarm.start("inferencer", engine="vllm", engine_url="http://127.0.0.1:8000")
+        node.role.start_engine()
+        await asyncio.sleep(0)
+        assert node.ledger.fields["engine_ready"] is True
+        assert node.posted == [EngineFailed(None, "it was started again")]
+        text = node.metrics.text().decode()
+        assert 'pulsenet_update_seconds_count{stage="stage"} 2.0' in text
+        assert 'pulsenet_update_seconds_count{stage="pause"} 1.0' in text
+        await asyncio.to_thread(node.role.stop_engine)
+        assert made[0].is_stopped
+        assert made[0].directory == node.settled.data_directory
+        assert made[0].server.url() == "http://127.0.0.1:8000"
+
+    asyncio.run(scenario())
 
 
 # The mesh of every role

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from pulsenet.errors import UsageError
 from pulsenetd import config
 
 
@@ -33,6 +34,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                 flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, dest=item.name, help=text
             )
             continue
+        if item.metadata["kind"] == "rest":
+            parser.add_argument(flag, action="store_true", dest=f"has_{item.name}", help=text)
+            parser.add_argument(item.name, nargs="*", metavar="ARGUMENT", help=argparse.SUPPRESS)
+            continue
         if item.metadata["choices"]:
             text += f": {', '.join(item.metadata['choices'])}"
         if item.default not in ("", ()):
@@ -46,6 +51,13 @@ def resolve(arguments: argparse.Namespace) -> config.ResolvedConfig:
     """Combine parsed flags with the environment and the configuration file."""
     given = vars(arguments)
     flags = {item.name: given[item.name] for item in config.fields() if item.name in given}
+    for item in config.fields():
+        if item.metadata["kind"] == "rest" and item.name in flags:
+            rest = tuple(flags.pop(item.name))
+            if given[f"has_{item.name}"]:
+                flags[item.name] = rest
+            elif rest:
+                raise UsageError(f"unexpected argument {rest[0]!r}: arguments after '--' go with --{item.name}")
     file = arguments.config or os.environ.get("PULSENET_CONFIG")
     return config.resolve(flags, os.environ, Path(file) if file else None)
 

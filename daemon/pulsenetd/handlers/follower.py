@@ -171,6 +171,12 @@ class FollowerHandlers:
             reason = confirmation.reason or f"it confirmed {confirmation.version} and says it holds {confirmation.held}"
             self._post(EngineFailed(held, reason))
 
+    def lose_engine(self, reason: str) -> None:
+        """Take note that an engine no longer holds what it confirmed: it was started again, or lost its weights."""
+        self._is_answered = False
+        self._ledger.last_update_failed = True
+        self._post(EngineFailed(None, reason))
+
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 

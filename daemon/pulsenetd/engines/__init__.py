@@ -1,0 +1,1 @@
+"""Engines in other processes that a node keeps current: attached to, or started and looked after."""

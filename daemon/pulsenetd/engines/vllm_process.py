@@ -1,0 +1,153 @@
+"""A vLLM server that the node starts, looks after and ends: ``--engine vllm --serve -- <vLLM arguments>``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from pulsenet.errors import ConfigError, StorageError
+from pulsenet.serving.vllm.plugin import BACKEND
+
+STOP_SECONDS_MAX: Final = 20.0
+"""After this long the server's processes are killed."""
+LOG_NAME: Final = "vllm.log"
+LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class ServerArguments:
+    """What the operator gave for vLLM, with what the node needs to know of it.
+
+    Args:
+        given: Arguments of ``vllm.entrypoints.openai.api_server``.
+
+    Raises:
+        ConfigError: They lack a model, or open the control routes to other machines.
+    """
+
+    def __init__(self, given: Sequence[str]) -> None:
+        self._given = tuple(given)
+        model = _find_value(given, "--model")
+        if not model:
+            raise ConfigError("--serve needs vLLM's arguments after '--', with --model at least")
+        self.model = model
+        host = _find_value(given, "--host")
+        if host is not None and host not in LOOPBACK:
+            raise ConfigError(
+                f"--host {host} would open vLLM's control routes, which have no password, to other machines: leave it "
+                "out and put a proxy before /v1"
+            )
+        transfer = _find_value(given, "--weight-transfer-config")
+        if transfer is not None:
+            raise ConfigError("--weight-transfer-config is the node's to give: leave it out")
+        port = _find_value(given, "--port")
+        if port is not None and not port.isdecimal():
+            raise ConfigError(f"--port {port} is no port")
+        self.port = int(port) if port else None
+        """``None``: the node picks a free one."""
+
+    def build(self, port: int, model: str | None = None) -> list[str]:
+        """Return the arguments for a server on this port, with another model directory if one is given."""
+        rest = [*self._given, "--weight-transfer-config", f'{{"backend": "{BACKEND}"}}']
+        if self.port is None:
+            rest += ["--port", str(port)]
+        if _find_value(self._given, "--host") is None:
+            rest += ["--host", "127.0.0.1"]
+        if model is None:
+            return rest
+        replaced = _replace_value(rest, "--model", model)
+        if _find_value(self._given, "--served-model-name") is None:
+            replaced += ["--served-model-name", self.model]  # clients go on asking for the name they know
+        return replaced
+
+
+class ServerProcess:
+    """One life of a server and of every process it starts.
+
+    Args:
+        arguments: For vLLM.
+        python: Interpreter in whose environment vLLM and pulsenet are installed.
+        log: Where its output goes, appended.
+
+    Raises:
+        StorageError: The log cannot be written.
+        ConfigError: The interpreter cannot be started.
+    """
+
+    def __init__(self, arguments: Sequence[str], *, python: str, log: Path) -> None:
+        # Through env(1), which adds to the environment as it is: the routes that pause and patch are development ones.
+        command = ["env", "VLLM_SERVER_DEV_MODE=1", python, "-m", "vllm.entrypoints.openai.api_server", *arguments]
+        try:
+            output: IO[bytes] = log.open("ab")
+        except OSError as error:
+            raise StorageError(f"{log} cannot be written: {error.strerror}") from error
+        with output:
+            try:
+                # A session of its own: its workers end with it, and Ctrl-C in our terminal does not reach it.
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                )
+            except OSError as error:
+                raise ConfigError(f"{command[0]} cannot be started: {error.strerror}") from error
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """Return how it ended; ``None`` while it runs."""
+        return self._process.poll()
+
+    def stop(self) -> None:
+        """End it and everything it started. Blocks."""
+        self._signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_SECONDS_MAX)
+        # Also after an orderly end: a worker may have been left behind.
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+def pick_port() -> int:
+    """Return a port of loopback that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _find_value(arguments: Sequence[str], flag: str) -> str | None:
+    """Return the last value given for a flag, as ``--flag value`` or ``--flag=value``."""
+    found = None
+    for index, argument in enumerate(arguments):
+        if argument == flag:
+            found = arguments[index + 1] if index + 1 < len(arguments) else ""
+        elif argument.startswith(f"{flag}="):
+            found = argument.removeprefix(f"{flag}=")
+    return found
+
+
+def _replace_value(arguments: Sequence[str], flag: str, value: str) -> list[str]:
+    """Return the arguments with another value for a flag."""
+    kept: list[str] = []
+    skips = False
+    for argument in arguments:
+        if skips:
+            skips = False
+        elif argument == flag:
+            skips = True
+        elif not argument.startswith(f"{flag}="):
+            kept.append(argument)
+    return [*kept, flag, value]
+
+
+Start = Callable[[Sequence[str]], ServerProcess]

@@ -1,0 +1,341 @@
+"""A vLLM kept current through a real local server, with a stand-in for vLLM around real ranks."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pulsenet import limits
+from pulsenet.errors import ConfigError, UnavailableError
+from pulsenet.ids import Version
+from pulsenetd.engines import vllm as runner_module
+from pulsenetd.engines.vllm import (
+    AttachedServer,
+    SupervisedServer,
+    VllmRunner,
+    check_server,
+    make_server,
+    write_checkpoint,
+)
+from pulsenetd.engines.vllm_process import ServerArguments
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "unit" / "serving" / "vllm"))
+
+from fake_vllm import FakeVllm, make_servant
+
+Serve = Callable[[Path], None]
+
+
+class Linear(torch.nn.Linear):
+    """A model with vLLM's loader."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3, dtype=torch.bfloat16)
+        self.requires_grad_(False)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in weights:
+            self.get_parameter(name).data.copy_(tensor)
+
+
+def holds(model: torch.nn.Module, weights: Any) -> bool:
+    state = model.state_dict()
+    return all(
+        state[spec.name].reshape(-1).view(torch.int16).numpy().tobytes()
+        == weights.table.view(weights.region, index).tobytes()
+        for index, spec in enumerate(weights.table.tensors)
+    )
+
+
+class Bench:
+    """A stand-in engine, the runner beside it, and what the runner said."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(limits, "RETRY_SECONDS_MIN", 0.01)
+        monkeypatch.setattr(limits, "RETRY_SECONDS_MAX", 0.02)
+        monkeypatch.setattr(runner_module, "UPDATE_WAIT_SECONDS", 0.02)
+        self.path = path
+        self.checkpoint = path / "checkpoint"
+        self.checkpoint.mkdir()
+        self.boot_count = 0
+        self.ready: list[bool] = []
+        self.lost: list[str] = []
+        self.times: list[Any] = []
+        self.vllm = self.start_vllm()
+        self.runner: VllmRunner | None = None
+
+    def start_vllm(self) -> FakeVllm:
+        self.boot_count += 1
+        self.model = Linear()
+        torch.manual_seed(99)
+        for parameter in self.model.parameters():
+            parameter.data.normal_()
+        save_file(self.model.state_dict(), self.checkpoint / "model.safetensors")
+        self.vllm = FakeVllm([make_servant(self.model, 0, 1, self.checkpoint, boot=f"boot{self.boot_count}")])
+        return self.vllm
+
+    def start(self, server: Any = None) -> None:
+        self.runner = VllmRunner(
+            self.path,
+            server or AttachedServer("http://127.0.0.1:1"),
+            on_times=self.times.append,
+            on_ready=self.ready.append,
+            on_lost=self.lost.append,
+            make_control=lambda url: _Route(self),
+        )
+        self.runner.start()
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        give_up_at = time.monotonic() + 20
+        while not until():
+            assert time.monotonic() < give_up_at
+            time.sleep(0.005)
+
+
+class _Route:
+    """Leads every call to the engine that runs now."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bench.vllm, name)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Serve) -> Iterator[Bench]:
+    bench = Bench(tmp_path, monkeypatch)
+    serve(tmp_path)
+    yield bench
+    if bench.runner is not None:
+        bench.runner.stop()
+    for servant in bench.vllm.servants:
+        servant.close()
+
+
+def test_an_engine_is_attached_and_follows(bench: Bench, node: Any, weights: Sequence[Any]) -> None:
+    node.staged = [weights[0].stage_full(), weights[2].stage_from(weights[0])]
+    bench.start()
+    bench.wait(lambda: len(node.confirmations) == 2 and bench.ready[-1:] == [True])
+    assert [(item.version, item.ok, item.held) for item in node.confirmations] == [
+        (Version(0, 0), True, Version(0, 0)),
+        (Version(0, 2), True, Version(0, 2)),
+    ]
+    assert holds(bench.model, weights[2])
+    assert bench.vllm.weight_label == "0.2"
+    assert [times.changed_count > 0 for times in bench.times] == [True, True]
+    assert bench.lost == []
+
+
+def test_an_engine_that_is_away_is_waited_for_and_said_once(
+    bench: Bench, node: Any, weights: Sequence[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    node.staged = [weights[0].stage_full()]
+    bench.vllm.failing["label"] = UnavailableError("connection refused")
+    bench.start()
+    bench.wait(lambda: bench.vllm.asked.count("label") > 5)
+    assert bench.ready == [False]
+    bench.vllm.failing.clear()
+    bench.wait(lambda: bench.ready == [False, True])
+    assert caplog.text.count("connection refused") == 1
+
+
+def test_an_engine_that_was_started_again_is_lost_then_loaded_in_full(
+    bench: Bench, node: Any, weights: Sequence[Any]
+) -> None:
+    node.staged = [weights[0].stage_full()]
+    bench.start()
+    bench.wait(lambda: bench.ready[-1:] == [True])
+    old = bench.vllm
+    bench.start_vllm()
+    bench.wait(lambda: bool(bench.lost))
+    node.staged.append(weights[1].stage_full())
+    bench.wait(lambda: len(node.confirmations) == 2 and bench.ready[-1])
+    assert holds(bench.model, weights[1])
+    assert len(bench.lost) == 1
+    assert "started again" in bench.lost[0]
+    assert bench.ready[-3:] == [True, False, True]
+    assert None in node.asked[2:]
+    for servant in old.servants:
+        servant.close()
+
+
+def test_a_refused_update_is_confirmed_as_failed_and_tried_again(
+    bench: Bench, node: Any, weights: Sequence[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.vllm.servants[0]._find_obstacle = lambda: "the engine quantises its weights"
+    node.staged = [weights[0].stage_full(), weights[0].stage_full()]
+    bench.start()
+    bench.wait(lambda: len(node.confirmations) == 2)
+    assert [item.ok for item in node.confirmations] == [False, False]
+    assert node.confirmations[0].reason.startswith("structure: rank 0: the engine quantises its weights")
+    assert caplog.text.count("the engine quantises its weights") == 1
+    assert bench.ready[0] is False
+
+
+class Process:
+    """A server that lives until the test ends it."""
+
+    def __init__(self) -> None:
+        self.pid = 4711
+        self.code: int | None = None
+        self.is_stopped = False
+
+    def exit_code(self) -> int | None:
+        return self.code
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+class Starts:
+    """Starts stand-in servers and remembers their arguments."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.arguments: list[list[str]] = []
+        self.processes: list[Process] = []
+        self.checkpoint: Path | None = Path("/checkpoint/0.7")
+        self.server = SupervisedServer(
+            ServerArguments(["--model", "/base", "--max-model-len=64"]),
+            self.start,
+            lambda: self.checkpoint,
+            lambda: self.now,
+        )
+
+    def start(self, arguments: Any) -> Any:
+        self.arguments.append(list(arguments))
+        self.processes.append(Process())
+        return self.processes[-1]
+
+
+def test_a_server_that_dies_is_started_again_from_what_the_node_verified() -> None:
+    """A worker killed in a commit takes its engine with it."""
+    starts = Starts()
+    url = starts.server.url()
+    assert starts.server.url() == url
+    assert starts.arguments[0][:3] == ["--model", "/base", "--max-model-len=64"]
+    assert f"http://127.0.0.1:{starts.arguments[0][starts.arguments[0].index('--port') + 1]}" == url
+    starts.server.note_healthy()
+    starts.processes[0].code = -9
+    with pytest.raises(UnavailableError, match="started again in"):
+        starts.server.url()
+    assert starts.processes[0].is_stopped
+    starts.now += limits.RETRY_SECONDS_MIN
+    starts.server.url()
+    second = starts.arguments[1]
+    assert second[second.index("--model") + 1] == "/checkpoint/0.7"
+    assert second[second.index("--served-model-name") + 1] == "/base"
+    assert second.count("--model") == 1
+    starts.server.stop()
+    assert starts.processes[1].is_stopped
+
+
+def test_a_server_that_keeps_dying_is_started_at_growing_intervals_until_it_lives() -> None:
+    starts = Starts()
+    starts.checkpoint = None
+    pauses = []
+    for _ in range(4):
+        starts.server.url()
+        starts.processes[-1].code = 1
+        with pytest.raises(UnavailableError):
+            starts.server.url()
+        pauses.append(starts.server._retry_at - starts.now)
+        starts.now = starts.server._retry_at
+    assert pauses == [limits.RETRY_SECONDS_MIN * 2**index for index in range(4)]
+    assert starts.arguments[-1][:2] == ["--model", "/base"]
+    starts.server.url()
+    starts.now += runner_module.HEALTHY_SECONDS + 1
+    starts.server.note_healthy()
+    starts.processes[-1].code = 1
+    with pytest.raises(UnavailableError):
+        starts.server.url()
+    assert starts.server._retry_at - starts.now == limits.RETRY_SECONDS_MIN
+
+
+def test_a_server_that_never_answers_is_ended_and_started_again() -> None:
+    starts = Starts()
+    starts.server.url()
+    starts.now += runner_module.START_SECONDS_MAX + 1
+    with pytest.raises(UnavailableError):
+        starts.server.url()
+    assert starts.processes[0].is_stopped
+
+
+def test_the_runner_takes_up_a_server_at_its_new_place(bench: Bench, node: Any, weights: Sequence[Any]) -> None:
+    starts = Starts()
+    starts.server._monotonic = time.monotonic
+    node.staged = [weights[0].stage_full()]
+    bench.start(starts.server)
+    bench.wait(lambda: bench.ready[-1:] == [True])
+    bench.start_vllm()
+    starts.processes[0].code = -9
+    bench.wait(lambda: bool(bench.lost))
+    node.staged.append(weights[1].stage_full())
+    bench.wait(lambda: len(node.confirmations) == 2)
+    assert holds(bench.model, weights[1])
+    assert bench.runner is not None
+    bench.runner.stop()
+    assert starts.processes[-1].is_stopped
+    bench.runner = None
+
+
+def test_a_checkpoint_is_written_from_what_the_node_holds(
+    serve: Serve, node: Any, weights: Sequence[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    serve(tmp_path)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (tmp_path / "engine").mkdir(mode=0o700)
+    assert write_checkpoint(tmp_path, "org/model") is None
+    assert write_checkpoint(tmp_path, str(model)) is None
+    node.staged = [weights[1].stage_full()]
+    directory = write_checkpoint(tmp_path, str(model))
+    assert directory is not None
+    assert sorted(path.name for path in directory.iterdir()) == ["config.json", "model.safetensors", "pulsenet.json"]
+    assert directory.name == "0.1"
+    (tmp_path / "engine" / "checkpoint").rename(tmp_path / "moved")
+    (tmp_path / "engine" / "checkpoint").write_text("in the way")
+    node.staged = [weights[2].stage_full()]
+    assert write_checkpoint(tmp_path, str(model)) is None
+    assert "no checkpoint of version 0.2 can be written" in caplog.text
+
+
+def test_options_that_describe_no_engine_are_refused(tmp_path: Path) -> None:
+    check_server("http://127.0.0.1:8000", ())
+    check_server("", ("--model", "/base"))
+    with pytest.raises(ConfigError, match="not on this machine"):
+        check_server("http://10.1.1.1:8000", ())
+    with pytest.raises(ConfigError, match="--model at least"):
+        check_server("", ("--dtype", "bfloat16"))
+    attached = make_server("http://127.0.0.1:8000", (), python="python", data_directory=tmp_path)
+    assert attached.url() == "http://127.0.0.1:8000"
+    attached.note_healthy()
+    attached.stop()
+    started: list[Any] = []
+    made = make_server(
+        "",
+        ("--model", "/base", "--port", "8123"),
+        python="python",
+        data_directory=tmp_path,
+        start=lambda arguments: started.append(arguments) or Process(),  # type: ignore[func-returns-value, arg-type, return-value]
+    )
+    assert made.url() == "http://127.0.0.1:8123"
+    assert started[0][:4] == ["--model", "/base", "--port", "8123"]
+
+
+def test_no_thread_is_left(bench: Bench) -> None:
+    bench.start()
+    assert bench.runner is not None
+    bench.runner.stop()
+    bench.runner = None
+    assert not [thread for thread in threading.enumerate() if thread.name == "vllm-engine"]

@@ -1,0 +1,132 @@
+"""A server's arguments, and its processes from start to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pulsenet.errors import ConfigError, StorageError
+from pulsenetd.engines import vllm_process
+from pulsenetd.engines.vllm_process import ServerArguments, ServerProcess, pick_port
+
+
+def test_the_node_adds_what_the_adapter_needs_and_leaves_the_rest() -> None:
+    built = ServerArguments(["--model", "/base", "--dtype", "bfloat16"]).build(8123)
+    assert built == [
+        *("--model", "/base", "--dtype", "bfloat16"),
+        *("--weight-transfer-config", '{"backend": "pulsenet"}'),
+        *("--port", "8123", "--host", "127.0.0.1"),
+    ]
+    given = ServerArguments(["--model=/base", "--port=9", "--host", "localhost"])
+    assert given.port == 9
+    assert given.build(9) == [
+        *("--model=/base", "--port=9", "--host", "localhost"),
+        *("--weight-transfer-config", '{"backend": "pulsenet"}'),
+    ]
+
+
+def test_a_server_of_another_directory_keeps_the_name_clients_know() -> None:
+    built = ServerArguments(["--model=/base", "--port", "9"]).build(9, "/written")
+    assert "--model=/base" not in built
+    assert built[-4:] == ["--model", "/written", "--served-model-name", "/base"]
+    named = ServerArguments(["--model", "/base", "--port", "9", "--served-model-name", "mine"]).build(9, "/written")
+    assert named.count("--served-model-name") == 1
+    assert named[-2:] == ["--model", "/written"]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ([], "--model at least"),
+        (["--model"], "--model at least"),
+        (["--model", "/base", "--host", "10.0.0.1"], "no password"),
+        (["--model", "/base", "--host=::"], "no password"),
+        (["--model", "/base", "--port", "http"], "is no port"),
+        (["--model", "/base", "--weight-transfer-config", "{}"], "the node's to give"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(given: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        ServerArguments(given)
+
+
+@pytest.fixture
+def fake_python(tmp_path: Path) -> str:
+    """Return an interpreter that stands for vLLM: it says its environment and starts a worker that ignores SIGTERM."""
+    script = tmp_path / "python"
+    script.write_text(
+        f"""#!{sys.executable}
+import os, signal, subprocess, sys, time
+print("dev", os.environ["VLLM_SERVER_DEV_MODE"], *sys.argv[1:], flush=True)
+if "--stubborn" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+worker = subprocess.Popen([sys.executable, "-c", code])
+print("worker", worker.pid, flush=True)
+time.sleep(60)
+"""
+    )
+    script.chmod(0o755)
+    return str(script)
+
+
+def read_worker(log: Path) -> int:
+    give_up_at = time.monotonic() + 20
+    while "worker" not in (text := log.read_text()):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+    return int(text.split("worker ")[1].split()[0])
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("extra", [[], ["--stubborn"]])
+def test_a_server_is_ended_with_everything_it_started(
+    extra: list[str], fake_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_process, "STOP_SECONDS_MAX", 0.5)
+    log = tmp_path / "vllm.log"
+    process = ServerProcess(["--model", "/base", *extra], python=fake_python, log=log)
+    worker = read_worker(log)
+    assert process.exit_code() is None
+    assert is_running(process.pid)
+    process.stop()
+    give_up_at = time.monotonic() + 10
+    while is_running(worker) and time.monotonic() < give_up_at:
+        time.sleep(0.01)
+    assert not is_running(worker)
+    assert process.exit_code() is not None
+    process.stop()
+    assert log.read_text().startswith("dev 1 -m vllm.entrypoints.openai.api_server --model /base")
+
+
+def test_a_server_that_ends_says_how(fake_python: str, tmp_path: Path) -> None:
+    process = ServerProcess([], python=fake_python, log=tmp_path / "log")
+    read_worker(tmp_path / "log")
+    os.kill(process.pid, signal.SIGKILL)
+    while process.exit_code() is None:
+        time.sleep(0.01)
+    assert process.exit_code() == -signal.SIGKILL
+    process.stop()
+
+
+def test_what_cannot_be_started_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StorageError, match="cannot be written"):
+        ServerProcess([], python=sys.executable, log=tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="cannot be started"):
+        ServerProcess([], python=sys.executable, log=tmp_path / "log")
+
+
+def test_a_free_port_is_picked() -> None:
+    assert 1024 <= pick_port() <= 65_535
