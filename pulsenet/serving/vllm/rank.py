@@ -17,7 +17,14 @@ import numpy.typing as npt
 import torch
 
 from pulsenet.codec.changes import Changes, decode_changes
-from pulsenet.errors import IntegrityError, LocalProtocolError, PatchMismatchError, StorageError, StructureError
+from pulsenet.errors import (
+    IntegrityError,
+    LocalProtocolError,
+    PatchMismatchError,
+    RemoteProtocolError,
+    StorageError,
+    StructureError,
+)
 from pulsenet.ids import Version, compute_digest
 from pulsenet.serving.engine import check_records
 from pulsenet.serving.vllm.attest import Checkpoint, RegionTensors, attest, overwrite
@@ -162,7 +169,11 @@ class RankWeights:
         if compute_digest(data.data).hex() != order.digest:
             raise IntegrityError(f"the records of {version} do not have their digest: hand them over again")
         view, table = data.data, self.map.table
-        check_records(decode_changes(view, table), table)
+        try:
+            check_records(decode_changes(view, table), table)
+        except PatchMismatchError as error:
+            # Not the fault of what is held: these records fit no weights at all.
+            raise RemoteProtocolError("changes-order", str(error)) from error
         staged = StagedUpdate(version, base_version, order.root, self._route(decode_changes(view, table)))
         for writes in staged.writes:
             found = writes.memory.bits.gather(0, writes.positions)
