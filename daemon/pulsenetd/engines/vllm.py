@@ -18,7 +18,17 @@ from pulsenet.serving.files import FilesEngine
 from pulsenet.serving.subscriber import Subscriber
 from pulsenet.serving.vllm.control import Control, HttpControl
 from pulsenet.serving.vllm.engine import UpdateTimes, VllmEngine
-from pulsenetd.engines.vllm_process import LOG_NAME, ServerArguments, ServerProcess, Start, pick_port
+from pulsenetd.engines.vllm_process import (
+    LOG_NAME,
+    PROCESS_NAME,
+    Process,
+    ServerArguments,
+    ServerProcess,
+    Start,
+    pick_port,
+    recall,
+    remember,
+)
 from pulsenetd.logs import logger
 
 UPDATE_WAIT_SECONDS: Final = 1.0
@@ -72,6 +82,7 @@ class SupervisedServer:
     Args:
         arguments: What the operator gave.
         start: Starts a server.
+        memory: File in which the running server is remembered: a node that was killed finds it again.
         write_checkpoint: Writes what the node holds as a model directory; ``None`` if it holds nothing.
         monotonic: Monotonic seconds.
     """
@@ -80,14 +91,16 @@ class SupervisedServer:
         self,
         arguments: ServerArguments,
         start: Start,
+        memory: Path,
         write_checkpoint: Callable[[], Path | None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._arguments = arguments
         self._start = start
+        self._memory = memory
         self._write_checkpoint = write_checkpoint
         self._monotonic = monotonic
-        self._process: ServerProcess | None = None
+        self._process: Process | None = None
         self._port = 0
         self._started_at = 0.0
         self._start_count = 0
@@ -129,12 +142,18 @@ class SupervisedServer:
             process.stop()
 
     def _begin(self, now: float) -> None:
+        self._started_at, self._is_healthy = now, False
+        left = recall(self._memory, self._arguments) if self._start_count == 0 else None
+        self._start_count += 1
+        if left is not None:
+            self._process, self._port = left
+            logger.info("vLLM runs already (process %d)", self._process.pid)
+            return
         # A server that ended may have had half of a version; its successor starts from what the node verified.
-        checkpoint = self._write_checkpoint() if self._start_count else None
+        checkpoint = self._write_checkpoint() if self._start_count > 1 else None
         self._port = self._arguments.port or pick_port()
         self._process = self._start(self._arguments.build(self._port, None if checkpoint is None else str(checkpoint)))
-        self._start_count += 1
-        self._started_at, self._is_healthy = now, False
+        remember(self._memory, self._process.pid, self._port, self._arguments)
         logger.info("vLLM starts from %s", checkpoint or self._arguments.model)
 
     def _note_death(self, text: str, now: float) -> None:
@@ -318,5 +337,6 @@ def make_server(
     return SupervisedServer(
         arguments,
         start or start_process,
+        data_directory / PROCESS_NAME,
         lambda: write_checkpoint(data_directory, arguments.model),
     )

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Protocol
 
 from pulsenet.errors import ConfigError, StorageError
+from pulsenet.serving.vllm.exchange import write_whole
 from pulsenet.serving.vllm.plugin import BACKEND
 
 STOP_SECONDS_MAX: Final = 20.0
 """After this long the server's processes are killed."""
+STOP_POLL_SECONDS: Final = 0.05
 LOG_NAME: Final = "vllm.log"
+PROCESS_NAME: Final = "vllm.json"
+"""Which server this node started last."""
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -31,7 +37,7 @@ class ServerArguments:
     """
 
     def __init__(self, given: Sequence[str]) -> None:
-        self._given = tuple(given)
+        self.given = tuple(given)
         model = _find_value(given, "--model")
         if not model:
             raise ConfigError("--serve needs vLLM's arguments after '--', with --model at least")
@@ -53,17 +59,31 @@ class ServerArguments:
 
     def build(self, port: int, model: str | None = None) -> list[str]:
         """Return the arguments for a server on this port, with another model directory if one is given."""
-        rest = [*self._given, "--weight-transfer-config", f'{{"backend": "{BACKEND}"}}']
+        rest = [*self.given, "--weight-transfer-config", f'{{"backend": "{BACKEND}"}}']
         if self.port is None:
             rest += ["--port", str(port)]
-        if _find_value(self._given, "--host") is None:
+        if _find_value(self.given, "--host") is None:
             rest += ["--host", "127.0.0.1"]
         if model is None:
             return rest
         replaced = _replace_value(rest, "--model", model)
-        if _find_value(self._given, "--served-model-name") is None:
+        if _find_value(self.given, "--served-model-name") is None:
             replaced += ["--served-model-name", self.model]  # clients go on asking for the name they know
         return replaced
+
+
+class Process(Protocol):
+    """One life of a server."""
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server, and of its session."""
+
+    def exit_code(self) -> int | None:
+        """Return how it ended; ``None`` while it runs."""
+
+    def stop(self) -> None:
+        """End it and everything it started. Blocks."""
 
 
 class ServerProcess:
@@ -118,6 +138,70 @@ class ServerProcess:
             os.killpg(self._process.pid, number)
 
 
+class AdoptedProcess:
+    """A server that an earlier life of the node started and left behind when it was killed."""
+
+    def __init__(self, pid: int, begun: str) -> None:
+        self.pid = pid
+        self._begun = begun
+
+    def exit_code(self) -> int | None:
+        """Return 1 once it is gone: how it ended, only its parent would know."""
+        return None if _read_begun(self.pid) == self._begun else 1
+
+    def stop(self) -> None:
+        """End it and everything it started. Blocks."""
+        give_up_at = time.monotonic() + STOP_SECONDS_MAX
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+            while self.exit_code() is None and (number == signal.SIGKILL or time.monotonic() < give_up_at):
+                time.sleep(STOP_POLL_SECONDS)
+
+
+def remember(path: Path, pid: int, port: int, arguments: ServerArguments) -> None:
+    """Write down which server this node started, for its next life.
+
+    Raises:
+        StorageError: The file cannot be written.
+    """
+    value = {"pid": pid, "begun": _read_begun(pid), "port": port, "arguments": list(arguments.given)}
+    try:
+        write_whole(path, json.dumps(value).encode())
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def recall(path: Path, arguments: ServerArguments) -> tuple[AdoptedProcess, int] | None:
+    """Return the server that an earlier life of this node left running, and its port.
+
+    One that was started with other arguments is ended instead.
+    """
+    try:
+        match json.loads(path.read_bytes()):
+            case {"pid": int(pid), "begun": str(begun), "port": int(port), "arguments": list(given)}:
+                process = AdoptedProcess(pid, begun)
+            case _:
+                return None
+    except (OSError, ValueError):
+        return None
+    if process.exit_code() is not None:
+        return None
+    if tuple(given) != arguments.given:
+        process.stop()
+        return None
+    return process, port
+
+
+def _read_begun(pid: int) -> str | None:
+    """Return when a process began, in the kernel's ticks: what tells it from a later one of the same id."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]
+
+
 def pick_port() -> int:
     """Return a port of loopback that nobody listens on now."""
     with socket.socket() as listener:
@@ -150,4 +234,4 @@ def _replace_value(arguments: Sequence[str], flag: str, value: str) -> list[str]
     return [*kept, flag, value]
 
 
-Start = Callable[[Sequence[str]], ServerProcess]
+Start = Callable[[Sequence[str]], Process]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
@@ -25,7 +26,7 @@ from pulsenetd.engines.vllm import (
     make_server,
     write_checkpoint,
 )
-from pulsenetd.engines.vllm_process import ServerArguments
+from pulsenetd.engines.vllm_process import ServerArguments, remember
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "unit" / "serving" / "vllm"))
 
@@ -185,7 +186,7 @@ class Process:
     """A server that lives until the test ends it."""
 
     def __init__(self) -> None:
-        self.pid = 4711
+        self.pid = 2**31 - 1  # no process has it
         self.code: int | None = None
         self.is_stopped = False
 
@@ -199,7 +200,7 @@ class Process:
 class Starts:
     """Starts stand-in servers and remembers their arguments."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
         self.now = 1000.0
         self.arguments: list[list[str]] = []
         self.processes: list[Process] = []
@@ -207,6 +208,7 @@ class Starts:
         self.server = SupervisedServer(
             ServerArguments(["--model", "/base", "--max-model-len=64"]),
             self.start,
+            path / "vllm.json",
             lambda: self.checkpoint,
             lambda: self.now,
         )
@@ -217,9 +219,9 @@ class Starts:
         return self.processes[-1]
 
 
-def test_a_server_that_dies_is_started_again_from_what_the_node_verified() -> None:
+def test_a_server_that_dies_is_started_again_from_what_the_node_verified(tmp_path: Path) -> None:
     """A worker killed in a commit takes its engine with it."""
-    starts = Starts()
+    starts = Starts(tmp_path)
     url = starts.server.url()
     assert starts.server.url() == url
     assert starts.arguments[0][:3] == ["--model", "/base", "--max-model-len=64"]
@@ -239,8 +241,8 @@ def test_a_server_that_dies_is_started_again_from_what_the_node_verified() -> No
     assert starts.processes[1].is_stopped
 
 
-def test_a_server_that_keeps_dying_is_started_at_growing_intervals_until_it_lives() -> None:
-    starts = Starts()
+def test_a_server_that_keeps_dying_is_started_at_growing_intervals_until_it_lives(tmp_path: Path) -> None:
+    starts = Starts(tmp_path)
     starts.checkpoint = None
     pauses = []
     for _ in range(4):
@@ -261,8 +263,8 @@ def test_a_server_that_keeps_dying_is_started_at_growing_intervals_until_it_live
     assert starts.server._retry_at - starts.now == limits.RETRY_SECONDS_MIN
 
 
-def test_a_server_that_never_answers_is_ended_and_started_again() -> None:
-    starts = Starts()
+def test_a_server_that_never_answers_is_ended_and_started_again(tmp_path: Path) -> None:
+    starts = Starts(tmp_path)
     starts.server.url()
     starts.now += runner_module.START_SECONDS_MAX + 1
     with pytest.raises(UnavailableError):
@@ -270,8 +272,28 @@ def test_a_server_that_never_answers_is_ended_and_started_again() -> None:
     assert starts.processes[0].is_stopped
 
 
-def test_the_runner_takes_up_a_server_at_its_new_place(bench: Bench, node: Any, weights: Sequence[Any]) -> None:
-    starts = Starts()
+def test_a_server_left_by_a_node_that_was_killed_is_found_again(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    try:
+        remember(tmp_path / "vllm.json", child.pid, 8123, ServerArguments(["--model", "/base", "--max-model-len=64"]))
+        starts = Starts(tmp_path)
+        assert starts.server.url() == "http://127.0.0.1:8123"
+        assert starts.processes == []
+        starts.server.note_healthy()
+    finally:
+        child.kill()
+        child.wait()
+    with pytest.raises(UnavailableError):
+        starts.server.url()
+    starts.now += limits.RETRY_SECONDS_MIN
+    starts.server.url()
+    assert starts.arguments[0][starts.arguments[0].index("--model") + 1] == "/checkpoint/0.7"
+
+
+def test_the_runner_takes_up_a_server_at_its_new_place(
+    bench: Bench, node: Any, weights: Sequence[Any], tmp_path: Path
+) -> None:
+    starts = Starts(tmp_path)
     starts.server._monotonic = time.monotonic
     node.staged = [weights[0].stage_full()]
     bench.start(starts.server)

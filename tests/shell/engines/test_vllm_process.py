@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from pulsenet.errors import ConfigError, StorageError
 from pulsenetd.engines import vllm_process
-from pulsenetd.engines.vllm_process import ServerArguments, ServerProcess, pick_port
+from pulsenetd.engines.vllm_process import ServerArguments, ServerProcess, pick_port, recall, remember
 
 
 def test_the_node_adds_what_the_adapter_needs_and_leaves_the_rest() -> None:
@@ -118,6 +119,36 @@ def test_a_server_that_ends_says_how(fake_python: str, tmp_path: Path) -> None:
         time.sleep(0.01)
     assert process.exit_code() == -signal.SIGKILL
     process.stop()
+
+
+def test_a_server_of_an_earlier_life_is_recalled_and_can_be_ended(fake_python: str, tmp_path: Path) -> None:
+    arguments = ServerArguments(["--model", "/base"])
+    process = ServerProcess(["--model", "/base"], python=fake_python, log=tmp_path / "log")
+    read_worker(tmp_path / "log")
+    remember(tmp_path / "vllm.json", process.pid, 8123, arguments)
+    found = recall(tmp_path / "vllm.json", arguments)
+    assert found is not None
+    adopted, port = found
+    assert (adopted.pid, port, adopted.exit_code()) == (process.pid, 8123, None)
+    assert recall(tmp_path / "vllm.json", ServerArguments(["--model", "/other"])) is None
+    assert adopted.exit_code() == 1
+    assert process.exit_code() is not None
+    assert recall(tmp_path / "vllm.json", arguments) is None
+    process.stop()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"pid": "1", "begun": "1", "port": 1, "arguments": []}'])
+def test_a_damaged_memory_of_a_server_is_none(text: str, tmp_path: Path) -> None:
+    arguments = ServerArguments(["--model", "/base"])
+    assert recall(tmp_path / "none", arguments) is None
+    (tmp_path / "vllm.json").write_text(text)
+    assert recall(tmp_path / "vllm.json", arguments) is None
+    # The process id belongs to somebody else by now: this very process.
+    value = {"pid": os.getpid(), "begun": "1", "port": 1, "arguments": ["--model", "/base"]}
+    (tmp_path / "vllm.json").write_text(json.dumps(value))
+    assert recall(tmp_path / "vllm.json", arguments) is None
+    with pytest.raises(StorageError, match="cannot be written"):
+        remember(tmp_path / "none" / "vllm.json", os.getpid(), 1, arguments)
 
 
 def test_what_cannot_be_started_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
