@@ -370,7 +370,9 @@ def rice_size(values, parameter):
 def class_of(dtype, bits):
     exponent_bits, mantissa_bits = FLOAT_FIELDS[dtype]
     exponent = bits >> mantissa_bits & (1 << exponent_bits) - 1
-    return min(max((1 << exponent_bits - 1) - 1 - exponent, 0), CLASSES - 1)
+    is_narrow = exponent_bits + mantissa_bits < 8
+    top = (1 << exponent_bits) - 1 if is_narrow else (1 << exponent_bits - 1) - 1
+    return min(max(top - exponent, 0), CLASSES - 1)
 
 
 def tight_body(dtype, old, new):

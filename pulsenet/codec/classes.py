@@ -24,7 +24,7 @@ UInt64s = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
 
 CLASS_COUNT: Final = KIND_COUNT
-"""Classes of a format: one a binade from 1.0 downward; all above share the first, all below the last."""
+"""Classes of a format: one a binade from its top downward; all above share the first, all below the last."""
 
 _DENSE_DIVISOR: Final = 64
 """Where more than one element in so many changed, finding each place costs more than to walk through all elements."""
@@ -50,21 +50,21 @@ _FIELDS_OF_CLASSES: Final = np.zeros(4, np.uint16)
 @compile_loop
 def _classify_loop(bits: Bits, fields: UInt16s, out: UInt8s) -> None:
     # All in 16 bits, and a shift that is plainly below 16: vectors then hold the most elements.
-    shift, mask, bias, exponent_min = fields[0] & 15, fields[1], fields[2], fields[3]
+    shift, mask, top, exponent_min = fields[0] & 15, fields[1], fields[2], fields[3]
     for i in range(bits.size):
         exponent = np.uint16(bits[i] >> shift) & mask
-        out[i] = bias - max(min(exponent, bias), exponent_min)
+        out[i] = top - max(min(exponent, top), exponent_min)
 
 
 def classify_twin(old: Bits, number_format: FloatFormat) -> UInt8s:
     """Define :func:`classify` in numpy."""
     exponents = (old >> old.dtype.type(number_format.mantissa_bits)).astype(np.int64) & number_format.exponent_mask
-    classes: UInt8s = np.clip(number_format.exponent_bias - exponents, 0, CLASS_COUNT - 1).astype(np.uint8)
+    classes: UInt8s = np.clip(_find_top(number_format) - exponents, 0, CLASS_COUNT - 1).astype(np.uint8)
     return classes
 
 
 def classify(old: Bits, number_format: FloatFormat) -> UInt8s:
-    """Return the class of each element, from 0 for magnitudes of 1 and more."""
+    """Return the class of each element, from 0 for the largest magnitudes."""
     out = np.empty(old.size, np.uint8)
     _classify_loop(_upper_half(old), _list_fields(number_format), out)
     return out
@@ -78,9 +78,14 @@ def _upper_half(bits: Bits) -> Bits:
 def _list_fields(number_format: FloatFormat) -> UInt16s:
     """Return the shift, the mask, and the largest and smallest exponent that classes tell apart."""
     dropped_bits = 16 if number_format.element_bits > 16 else 0
-    bias = number_format.exponent_bias
-    shift, exponent_min = number_format.mantissa_bits - dropped_bits, max(bias - CLASS_COUNT + 1, 0)
-    return np.array([shift, number_format.exponent_mask, bias, exponent_min], np.uint16)
+    top = _find_top(number_format)
+    shift, exponent_min = number_format.mantissa_bits - dropped_bits, max(top - CLASS_COUNT + 1, 0)
+    return np.array([shift, number_format.exponent_mask, top, exponent_min], np.uint16)
+
+
+def _find_top(number_format: FloatFormat) -> int:
+    """Return the exponent field of class 0: weights of 8 bits are scaled to fill their format, others are below 2."""
+    return number_format.exponent_mask if number_format.element_bits == 8 else number_format.exponent_bias
 
 
 @compile_loop

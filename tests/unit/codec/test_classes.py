@@ -36,12 +36,13 @@ def starts(classes: np.ndarray, positions: np.ndarray) -> np.ndarray:
         ("BF16", [0x3F7F, 0x3F00, 0xBEFF, 0x0000, 0x8001], [1, 1, 2, 19, 19]),
         ("BF16", [(127 - 18) << 7, (127 - 19) << 7, (127 - 20) << 7], [18, 19, 19]),
         ("F16", [0x3C00, 0x3BFF, 0x0400, 0x0001, 0x7C00], [0, 1, 14, 15, 0]),
-        ("F8_E4M3", [0x38, 0x37, 0x08, 0x01, 0x7F, 0x80], [0, 1, 6, 7, 0, 7]),
-        ("F8_E5M2", [0x3C, 0xBB, 0x04, 0x03, 0x7C], [0, 1, 14, 15, 0]),
+        # From the format's top: 448 and NaN, 224; 1 is far below. E5M2 has more binades than there are classes.
+        ("F8_E4M3", [0x7E, 0xFF, 0x77, 0x38, 0x37, 0x08, 0x01, 0x80], [0, 0, 1, 8, 9, 14, 15, 15]),
+        ("F8_E5M2", [0x7C, 0xFB, 0x3C, 0x30, 0xAF, 0x01, 0x00], [0, 1, 16, 19, 19, 19, 19]),
         ("F32", [0x3F800000, 0x3F7FFFFF, 0x80000001, 0xFF800000], [0, 1, 19, 0]),
     ],
 )
-def test_class_is_how_many_binades_the_magnitude_lies_below_one(
+def test_class_is_how_many_binades_the_magnitude_lies_below_the_top(
     dtype: str, bits: list[int], expected: list[int]
 ) -> None:
     array = np.array(bits, f"<u{ELEMENT_SIZES_BYTES[dtype]}")

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from numba import config as numba_config
 
+from pulsenet.codec.classes import classify
 from pulsenet.codec.rice import (
     COUNT,
     EXCEPTIONS,
@@ -219,7 +220,7 @@ def test_largest_step_of_an_element_is_let_through_and_no_more() -> None:
         for size, is_sound in ((1 << (width - 1), True), ((1 << (width - 1)) + 1, False)):
             for mode in (RICE, SPARSE):
                 plans = np.zeros((20, PLAN_COLUMNS), np.int64)
-                row = min(number_format.exponent_bias, 19)
+                row = int(classify(old, number_format)[0])
                 plans[row, [COUNT, GAP_PARAMETER, MODE, SIZE_PARAMETER]] = 1, 0, mode, width - 2
                 plans[row, [EXCEPTIONS, RANK_PARAMETER]] = mode == SPARSE, 0
                 starts = np.concatenate(([0], np.cumsum(plans[:, COUNT])))
