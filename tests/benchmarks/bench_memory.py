@@ -1,10 +1,11 @@
 """Memory of a trainer and an inferencer node: growth over idle against the promise (docs: limits).
 
-Usage: python tests/benchmarks/bench_memory.py [--model-mib 512] [--blocking | --waiting] [--json]
+Usage: python tests/benchmarks/bench_memory.py [--model-mib 512] [--blocking | --waiting | --listed] [--json]
 
 Starts two real nodes on loopback, publishes an anchor and five patches of a synthetic model, and samples each
 daemon's private memory and every shared memory that it, or this process as the training loop, has open: parts on
-their way count, whoever holds them. p2pd, the page cache and the training loop's own weights are apart.
+their way count, whoever holds them. p2pd, the page cache, the training loop's own weights and its device baseline are
+apart. With a device baseline the anchor is whole weights as ever; the figures of *listed* are those of the patches.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ from collections.abc import Generator
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from pulsenet.local.client import Client
+from pulsenet.local.client import Client, PublishResult
 from pulsenet.local.parts import SealedPart
 from pulsenet.local.protocol import PublishStatus
 from pulsenet.local.shared_memory import write_parts
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
+from pulsenet.training.publisher import Publisher
 
 MIB = 1 << 20
 CHUNK_BUFFERS_MIB = 96
 """What chunks under way, thread stacks and allocator slack may take beside the weights."""
 
 ROLES = ("trainer", "inferencer")
+MODES = ("waiting", "blocking", "listed")
 DENSITY = 0.01
 VERSIONS = 6
 
@@ -66,6 +70,13 @@ class Model:
     def write_parts(self) -> Generator[SealedPart]:
         """Copy the weights out part by part."""
         return write_parts(self._table, ((index, 0, bits.view(np.uint8)) for index, bits in enumerate(self._bits)))
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the weights as a training loop has them; they share memory."""
+        return {
+            spec.name: torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+            for spec, bits in zip(self._table.tensors, self._bits, strict=True)
+        }
 
 
 class Sampler(threading.Thread):
@@ -109,7 +120,7 @@ def wait_until(condition, seconds: float, what: str) -> None:  # type: ignore[no
         time.sleep(0.1)
 
 
-def measure(model_mib: int, *, is_blocking: bool) -> dict[str, object]:
+def measure(model_mib: int, mode: str) -> dict[str, object]:
     """Run the two nodes and return the figures, in MiB."""
     table = make_model_table(model_mib)
     model = Model(table)
@@ -132,12 +143,11 @@ def measure(model_mib: int, *, is_blocking: bool) -> dict[str, object]:
             samplers = {role: Sampler(node.pid, with_own=role == "trainer") for role, node in nodes.items()}
             for sampler in samplers.values():
                 sampler.start()
+            publisher = Publisher(clients["trainer"], device_baseline=True)
             for version in range(1, VERSIONS + 1):
                 model.step()
                 started = time.monotonic()
-                result = clients["trainer"].publish_parts(
-                    table, model.write_parts, version, wait=True, is_blocking=is_blocking
-                )
+                result = publish(mode, model, table, version, publisher, clients["trainer"])
                 publish_seconds.append(time.monotonic() - started)
                 assert result.status is PublishStatus.COMMITTED, result
                 wait_until(
@@ -145,6 +155,9 @@ def measure(model_mib: int, *, is_blocking: bool) -> dict[str, object]:
                     120,
                     f"version {version}",
                 )
+                if version == 1 and mode == "listed":
+                    for sampler in samplers.values():
+                        sampler.peak_mib = sampler.idle_mib
             for sampler in samplers.values():
                 sampler.stopped = True
                 sampler.join()
@@ -154,13 +167,13 @@ def measure(model_mib: int, *, is_blocking: bool) -> dict[str, object]:
             for node in nodes.values():
                 node.wait(15)
     promised = {
-        "trainer": size_mib + (2 * largest_mib if is_blocking else size_mib) + CHUNK_BUFFERS_MIB,
+        "trainer": size_mib + (size_mib if mode == "waiting" else 2 * largest_mib) + CHUNK_BUFFERS_MIB,
         "inferencer": size_mib + 2 * largest_mib + CHUNK_BUFFERS_MIB,
     }
     return {
         "model_mib": round(size_mib),
         "largest_tensor_mib": round(largest_mib),
-        "mode": "blocking" if is_blocking else "waiting",
+        "mode": mode,
         "anchor_seconds": round(publish_seconds[0], 2),
         "patch_seconds": round(sorted(publish_seconds[1:])[len(publish_seconds) // 2], 2),
         **{
@@ -176,17 +189,27 @@ def measure(model_mib: int, *, is_blocking: bool) -> dict[str, object]:
     }
 
 
+def publish(
+    mode: str, model: Model, table: ParameterTable, version: int, publisher: Publisher, client: Client
+) -> PublishResult:
+    """Publish the weights in one of the modes."""
+    if mode == "listed":
+        return publisher.publish(model.state_dict(), step=version, wait=True)
+    return client.publish_parts(table, model.write_parts, version, wait=True, is_blocking=mode == "blocking")
+
+
 def main() -> int:
-    """Print the figures of both modes; fail if a promise was broken."""
+    """Print the figures of every mode; fail if a promise was broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model-mib", type=int, default=512)
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--blocking", action="store_true", help="only publish(blocking=True)")
-    mode.add_argument("--waiting", action="store_true", help="only publish(wait=True)")
+    mode.add_argument("--blocking", dest="modes", action="store_const", const=("blocking",), help="only blocking=True")
+    mode.add_argument("--waiting", dest="modes", action="store_const", const=("waiting",), help="only wait=True")
+    mode.add_argument("--listed", dest="modes", action="store_const", const=("listed",), help="only what changed")
     parser.add_argument("--json", action="store_true")
+    parser.set_defaults(modes=MODES)
     arguments = parser.parse_args()
-    modes = [True] if arguments.blocking else [False] if arguments.waiting else [False, True]
-    results = [measure(arguments.model_mib, is_blocking=is_blocking) for is_blocking in modes]
+    results = [measure(arguments.model_mib, mode) for mode in arguments.modes]
     if arguments.json:
         print(json.dumps(results))
     for figures in results:
