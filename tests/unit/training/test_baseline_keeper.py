@@ -121,6 +121,15 @@ def test_a_device_that_is_full_after_all(choice: Any, monkeypatch: pytest.Monkey
             lend(keeper, plan)
 
 
+def test_only_what_lies_on_a_cuda_device_has_to_fit_there(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baseline_keeper, "read_free_size_bytes", lambda _: 2 * 2 * 3)
+    plan = on_device(take_snapshot(MODEL))
+    plan.sources[1].device = torch.device("cpu")
+    assert [spec.name for spec in plan.table.tensors] == ["v", "w"]
+    assert lend(BaselineKeeper("auto"), plan) is not None
+    assert made == [plan]
+
+
 def test_what_the_allocator_holds_unused_is_free_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 9000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 700)
