@@ -1,0 +1,195 @@
+"""Trainers on machines of their own train together: real daemons, real training processes, rounds between them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from swarm import Node, Swarm, make_environment, open_swarm, run_json, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytest.importorskip("torch")
+
+RUN = "together"
+LOOPBACK = "--listen=/ip4/127.0.0.1/tcp/0"
+WAIT_SECONDS = 200.0
+"""Long enough for a machine that does other things; a round takes a second or two."""
+SCRIPT = Path(__file__).with_name("round_trainer.py")
+
+
+class Training:
+    """The training process beside a trainer's daemon."""
+
+    def __init__(self, swarm: Swarm, node: Node, seed: int) -> None:
+        self.node, self._seed = node, seed
+        self._swarm = swarm
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log_path = swarm.directory / f"{node.name}-training.log"
+        self.checkpoint = swarm.directory / f"{node.name}.checkpoint"
+
+    def start(self) -> None:
+        options = ["--data-dir", self.node.data_dir, "--checkpoint", self.checkpoint, "--seed", self._seed]
+        command = [sys.executable, SCRIPT, *options, "--goal", self._swarm.directory / "goal"]
+        with self.log_path.open("ab") as log:
+            environment = make_environment(self._swarm.home())
+            self._process = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log, env=environment)
+
+    def kill(self) -> None:
+        """Kill -9."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+
+    def wait_end(self) -> None:
+        assert self._process is not None
+        assert self._process.wait(WAIT_SECONDS) == 0, self.log_path.read_text()[-3000:]
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        """Every line it printed, of all its lives."""
+        lines = self.log_path.read_text().splitlines() if self.log_path.exists() else []
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    @property
+    def round_index(self) -> int:
+        return max((line.get("round_index", 0) for line in self.told), default=0)
+
+    @property
+    def roots(self) -> dict[int, str]:
+        """State root by round, of the newest life that reached it."""
+        return {line["round_index"]: line["root"] for line in self.told if "round_index" in line}
+
+    @property
+    def counted(self) -> int:
+        """How many contributions of this trainer were counted, as far as it heard."""
+        return sum(line.get("outcome") == "counted" for line in self.told)
+
+    def wait(self, what: str, holds: Callable[[], bool]) -> None:
+        def read() -> bool:
+            assert self._process is not None
+            assert self._process.poll() in (None, 0), self.log_path.read_text()[-3000:]
+            return holds()
+
+        wait_until(f"{self.node.name}: {what}", read, WAIT_SECONDS)
+
+
+class Story:
+    """What happened, told once; the tests look at it."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self.swarm = swarm
+        self.seen: dict[str, Any] = {}
+        self.goal = 0
+        owner = swarm.home("owner")
+        names = ("first", "second", "third")
+        # An authority that trains nothing: it votes and countersigns, so that two of three are enough.
+        self.nodes = {
+            name: swarm.add(name, "trainer", f"--run={RUN}", LOOPBACK, run=RUN, home="owner") for name in names
+        }
+        self.voter = swarm.add("voter", "seed", f"--run={RUN}", LOOPBACK, run=RUN, home="owner")
+        self.inferencer = swarm.add("reader", "inferencer", f"--run={RUN}", LOOPBACK, run=RUN, home="owner")
+        keys = {
+            name: run_json("keygen", str(node.data_dir / "identity.key"), home=owner)["public_key"]
+            for name, node in {**self.nodes, "voter": self.voter}.items()
+        }
+        options = [f"--authority={keys[name]}" for name in ("first", "second", "voter")]
+        options += [f"--trainer={keys[name]}" for name in names]
+        constants = "--algorithm pulseloco --inner-steps 2 --contribution-wait-seconds 3 --state-anchor-interval 4"
+        run_json("run", "create", RUN, *options, *constants.split(), home=owner)
+        self.training = {name: Training(swarm, self.nodes[name], seed) for seed, name in enumerate(names)}
+
+    def tell(self) -> None:
+        first, third = self.training["first"], self.training["third"]
+        for node in (*self.nodes.values(), self.voter):
+            node.start()
+        for node in (*self.nodes.values(), self.voter):
+            node.wait_ready()
+        self.inferencer.start()
+        for training in self.training.values():
+            training.start()
+        third.wait("it counted twice", lambda: third.counted >= 2)
+        third.kill()
+        third.node.kill()
+        self.seen["killed at"], counted = third.round_index, third.counted
+        first.wait("it went on", lambda: first.round_index >= third.round_index + 2)
+        third.node.start().wait_ready()
+        third.start()
+        third.wait("it counts again", lambda: third.counted > counted)
+        self.goal = goal = max(training.round_index for training in self.training.values()) + 2
+        (self.swarm.directory / "goal").write_text(str(goal))
+        for training in self.training.values():
+            training.wait_end()
+        self.seen["status"] = {
+            name: node.wait_status("it is at the goal", lambda status: status["round_index"] == goal)
+            for name, node in self.nodes.items()
+        }
+        self.seen["voter"] = self.voter.wait_status("it knows all", lambda status: status["round_index"] == goal)
+        _, self.seen["metrics"] = self.nodes["first"].get("/metrics")
+        self.seen["reader"] = self.inferencer.wait_status(
+            "it follows the trainers", lambda status: status["applied_version"] == goal + 1
+        )
+        self.seen["status line"] = run_json("status", "--run", RUN, home=self.swarm.home("owner"))
+
+
+@pytest.fixture(scope="module")
+def story() -> Iterator[Story]:
+    with open_swarm() as swarm:
+        told = Story(swarm)
+        try:
+            told.tell()
+            yield told
+        finally:
+            for training in told.training.values():
+                training.kill()
+
+
+def test_all_trainers_hold_equal_bits_after_every_round(story: Story) -> None:
+    roots = [training.roots for training in story.training.values()]
+    for round_index in range(1, story.goal + 1):
+        known = {told[round_index] for told in roots if round_index in told}
+        assert len(known) == 1, f"round {round_index}"
+    assert story.goal >= 5
+    assert len({told[story.goal] for told in roots}) == 1
+    assert len({told[index] for told in roots for index in told}) == story.goal + 1, "every round moves the state"
+
+
+def test_a_killed_trainer_goes_on_from_its_checkpoint(story: Story) -> None:
+    """A-LOC-4, and the resume of section 6.10: what it missed is replayed, and it counts again."""
+    told = story.training["third"].told
+    (resumed,) = [line for line in told if "resumed_at" in line]
+    assert resumed["resumed_at"] in (story.seen["killed at"] - 1, story.seen["killed at"])
+    after = told[told.index(resumed) + 1]
+    assert after["caught_up"] >= 2
+    assert "counted" in [line["outcome"] for line in told[told.index(after) :] if "outcome" in line]
+
+
+def test_the_others_went_on_without_it(story: Story) -> None:
+    for name in ("first", "second"):
+        outcomes = [line["outcome"] for line in story.training[name].told if "outcome" in line]
+        assert set(outcomes) <= {"counted", "missed", "deferred"}
+        assert outcomes.count("counted") >= story.goal // 2
+
+
+def test_an_authority_that_trains_nothing_knows_the_rounds(story: Story) -> None:
+    assert story.seen["voter"]["rounds_phase"] == "watching"
+    assert story.seen["voter"]["round_contributors"] >= 1
+
+
+def test_inferencers_follow_the_trainers_with_no_extra_code(story: Story) -> None:
+    """The start of the rounds is version 1, and each round makes the next."""
+    assert story.seen["reader"]["applied_version"] == story.goal + 1
+    assert story.seen["reader"]["engine_version"] == story.goal + 1
+
+
+def test_the_rounds_are_shown_and_counted(story: Story) -> None:
+    assert story.seen["status"]["first"]["rounds_behind"] == 0
+    counted = story.training["first"].counted
+    assert f'pulsenet_contributions_total{{fate="counted"}} {float(counted)}' in story.seen["metrics"]
+    assert f"pulsenet_round_index {float(story.goal)}" in story.seen["metrics"]
+    trainers = [node for node in story.seen["status line"]["nodes"] if node["role"] == "trainer"]
+    assert {node["round_index"] for node in trainers} == {story.goal}
