@@ -1,0 +1,432 @@
+"""A training process's connection for rounds, on a real socket: what it may say, and what it is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pulsenet.chain.ledger import Ledger
+from pulsenet.chain.records import Contribution, StateAnchor
+from pulsenet.errors import RemoteProtocolError, StorageError, UnavailableError
+from pulsenet.ids import Digest, PeerId, RunId, compute_digest
+from pulsenet.local import protocol
+from pulsenet.local import rounds_protocol as local
+from pulsenet.local.shared_memory import Region, create_memory, seal_snapshot, write_at
+from pulsenet.local.sockets import Channel, socket_path
+from pulsenet.node.effects import (
+    ApplyAggregate,
+    CheckContribution,
+    Fate,
+    RestoreState,
+    RunInnerSteps,
+    StoreStateAnchor,
+)
+from pulsenet.node.events import Event, InnerStepsDone, TrainingAttached, TrainingLost
+from pulsenet.outer.self_test import SELF_TEST_DIGEST
+from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
+from pulsenetd.handlers.training import TrainingDesk
+from pulsenetd.local_rounds import RoundsHook
+from pulsenetd.local_server import LocalHooks, LocalServer
+from pulsenetd.metrics import Metrics
+from pulsenetd.storage.round_blobs import RoundBlobs
+from pulsenetd.storage.store import Store
+
+TABLE = make_table([TensorSpec("a", "F32", (64,))])
+ROOT = compute_digest(b"state 0")
+ZERO = Digest(bytes(32))
+CONTRIBUTION = Contribution(RunId(ZERO), 0, PeerId(ZERO), 0, ROOT, ZERO, 8, 1, 64, 0, 1)
+ANCHOR = StateAnchor(RunId(ZERO), 0, 4, ROOT, ZERO, ZERO, 8)
+
+
+async def unused(*arguments: Any) -> Any:
+    raise AssertionError("this process asks for nothing else")
+
+
+class Daemon:
+    """A server with a desk in a thread of its own; the machine behind the desk is the test."""
+
+    def __init__(self, directory: Path, run: Any, store: Store) -> None:
+        self.directory, self.store = directory, store
+        self.metrics = Metrics()
+        self.threads = ThreadPoolExecutor(2)
+        self.heard: list[Event] = []
+        self.damages = 0
+        self.settings: local.RoundSettingsReply | None = local.RoundSettingsReply(
+            "pulseloco", (("inner_steps", 4),), run.publisher.peer_id
+        )
+        self.is_rebuilding = False
+        self.ledger = Ledger(run.trust())
+        self.desk = TrainingDesk(
+            run.trust(),
+            self.ledger,
+            run.publisher.peer_id,
+            self.metrics,
+            post=self.heard.append,
+            settle=lambda: asyncio.sleep(0),
+        )
+        hook = RoundsHook(
+            desk=self.desk,
+            settings=self._settings,
+            check_masters=self._check_masters,
+            make_blobs=lambda: RoundBlobs(store),
+            on_damage=self._note_damage,
+            threads=self.threads,
+            metrics=self.metrics,
+        )
+        hooks = LocalHooks(unused, unused, unused, unused, unused, unused, rounds=hook)
+        self.server = LocalServer(directory, hooks, role="trainer")
+        self.loop = asyncio.new_event_loop()
+        self.server.listen()
+        self._task = self.loop.create_task(self.server.serve())
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    async def _settings(self) -> local.RoundSettingsReply:
+        if self.settings is None:
+            raise RemoteProtocolError("no-rounds", "the run names no outer algorithm")
+        return self.settings
+
+    async def _check_masters(self, table: ParameterTable, self_test: Digest) -> None:
+        if self.is_rebuilding:
+            raise UnavailableError("the machines are built anew")
+        if self_test != SELF_TEST_DIGEST:
+            raise RemoteProtocolError("self-test", self_test.hex())
+
+    def _note_damage(self) -> None:
+        self.damages += 1
+
+    def order(self, effect: Any) -> None:
+        """Let the machine order something."""
+        work = self.desk.table()[type(effect)](effect, self.heard.append)
+        asyncio.run_coroutine_threadsafe(work, self.loop).result(10)  # type: ignore[arg-type]
+
+    def _run(self) -> None:
+        try:
+            self.loop.run_until_complete(self._task)
+        except asyncio.CancelledError:
+            pass
+        finally:
+            self.loop.run_until_complete(self.loop.shutdown_default_executor())
+            self.loop.close()
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(10)
+        self.threads.shutdown()
+
+
+class Process:
+    """The other end: raw messages, so that it may break every rule."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.channel = Channel(socket_path(daemon.directory), 5.0)
+        self.ask(protocol.Attach(protocol.PROTOCOL_VERSION, "test"))
+
+    def send(self, message: Any, descriptor: int | None = None) -> None:
+        self.channel.send(message, descriptor=descriptor, timeout_seconds=5.0)
+
+    def receive(self) -> protocol.Frame:
+        return self.channel.receive(10.0)
+
+    def ask(self, message: Any, descriptor: int | None = None) -> Any:
+        self.send(message, descriptor)
+        frame = self.receive()
+        frame.close()
+        return frame.message
+
+    def open(self, round_index: int = 0) -> None:
+        assert self.ask(local.OpenRounds(TABLE.encode(), SELF_TEST_DIGEST)) == local.RoundsOpened()
+        assert self.ask(local.HoldState(round_index, ROOT)) == local.Waiting()
+
+    def put(self, data: bytes, *, is_last: bool = True, said_size_bytes: int | None = None) -> Any:
+        descriptor = create_memory("pulsenet-test", len(data))
+        write_at(descriptor, data, 0)
+        seal_snapshot(descriptor)
+        try:
+            return self.ask(local.PutBlobPart(said_size_bytes or len(data), is_last), descriptor)
+        finally:
+            os.close(descriptor)
+
+    def offer(self, blob: local.BlobTaken, **changes: Any) -> Any:
+        fields = {
+            "round_index": 0,
+            "base_state_root": ROOT,
+            "blob_id": blob.blob_id,
+            "encoded_size_bytes": blob.encoded_size_bytes,
+            "entry_count": 2,
+            "element_count": 64,
+            "norm_bits": 0x3F80_0000,
+            "codec_id": 1,
+        }
+        return self.ask(local.OfferContribution(**{**fields, **changes}))
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, run: Any, store: Store) -> Iterator[Daemon]:
+    made = Daemon(tmp_path / "node", run, store)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def process(daemon: Daemon) -> Iterator[Process]:
+    with closing(Process(daemon)) as made:
+        yield made
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    give_up_at = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < give_up_at
+        threading.Event().wait(0.005)
+
+
+def refusal(answer: Any) -> str:
+    assert isinstance(answer, protocol.LocalRefusal), answer
+    return answer.code
+
+
+def test_the_settings_are_told_before_anything_is_opened(daemon: Daemon, process: Process) -> None:
+    assert process.ask(local.GetRoundSettings()) == daemon.settings
+    daemon.settings = None
+    assert refusal(process.ask(local.GetRoundSettings())) == "no-rounds"
+
+
+def test_a_node_that_trains_nothing_says_so(tmp_path: Path, daemon: Daemon) -> None:
+    hooks = LocalHooks(unused, unused, unused, unused, unused, unused)
+    server = LocalServer(tmp_path / "other", hooks, role="seed")
+
+    async def scenario() -> Any:
+        server.listen()
+        serving = asyncio.create_task(server.serve())
+        other = await asyncio.to_thread(Process, server_like(tmp_path / "other"))
+        answer = await asyncio.to_thread(other.ask, local.GetRoundSettings())
+        other.close()
+        serving.cancel()
+        return answer
+
+    assert refusal(asyncio.run(scenario())) == "not-trainer"
+
+
+def server_like(directory: Path) -> Any:
+    class Place:
+        pass
+
+    place = Place()
+    place.directory = directory  # type: ignore[attr-defined]
+    return place
+
+
+def test_a_round_from_the_first_message_to_the_end_of_the_process(daemon: Daemon, process: Process) -> None:
+    process.open()
+    assert daemon.heard == [TrainingAttached(0, ROOT, None)]
+    assert process.ask(local.AwaitOrder(0)) == local.NoOrder()
+    daemon.order(RunInnerSteps(0, 4))
+    assert process.ask(local.AwaitOrder(1_000)) == local.GoOn(0)
+    data = bytes(range(256)) * 20
+    assert process.put(data[:4_000], is_last=False) == local.BlobTaken(None, 4_000)
+    taken = process.put(data[4_000:])
+    assert daemon.store.is_complete(taken.blob_id)
+    assert process.offer(taken) == local.Waiting()
+    assert daemon.heard[1:] == [InnerStepsDone(0)]
+    process.close()
+    wait_until(lambda: daemon.heard[-1] == TrainingLost())
+
+
+def test_an_order_reaches_a_process_that_waits_for_one(daemon: Daemon, process: Process) -> None:
+    process.open()
+    process.send(local.AwaitOrder(20_000))
+    daemon.order(StoreStateAnchor(0))
+    assert process.receive().message == local.AnchorOrder(0)
+    taken = process.put(b"a whole state")
+    answer = local.AnchorStored(0, ROOT, taken.blob_id, taken.encoded_size_bytes)
+    assert process.ask(answer) == local.Waiting()
+
+
+def test_a_process_that_dies_while_it_waits_is_noticed(daemon: Daemon, process: Process) -> None:
+    process.open()
+    process.send(local.AwaitOrder(300_000))
+    process.close()
+    wait_until(lambda: TrainingLost() in daemon.heard)
+    again = Process(daemon)
+    again.open()
+    again.close()
+
+
+def test_only_one_process_takes_part_at_a_time(daemon: Daemon, process: Process) -> None:
+    process.open()
+    second = Process(daemon)
+    assert refusal(second.ask(local.OpenRounds(TABLE.encode(), SELF_TEST_DIGEST))) == "busy"
+    second.close()
+    assert process.ask(local.AwaitOrder(0)) == local.NoOrder(), "the first goes on"
+    assert TrainingLost() not in daemon.heard
+    process.close()
+    wait_until(lambda: TrainingLost() in daemon.heard)
+    third = Process(daemon)
+    third.open()
+    third.close()
+
+
+def test_arithmetic_that_would_diverge_is_refused_and_the_place_is_free_again(daemon: Daemon, process: Process) -> None:
+    assert refusal(process.ask(local.OpenRounds(TABLE.encode(), Digest(bytes(32))))) == "self-test"
+    wait_until(lambda: daemon.desk._owner is None)
+    second = Process(daemon)
+    second.open()
+    second.close()
+
+
+def test_a_node_that_is_building_itself_anew_is_left_and_found_again(daemon: Daemon, process: Process) -> None:
+    daemon.is_rebuilding = True
+    with pytest.raises(UnavailableError):
+        process.ask(local.OpenRounds(TABLE.encode(), SELF_TEST_DIGEST))
+    daemon.is_rebuilding = False
+    second = Process(daemon)
+    second.open()
+    second.close()
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (local.HoldState(0, ROOT), "message-unexpected"),
+        (local.AwaitOrder(0), "message-unexpected"),
+        (local.FetchBlobPart(ROOT, 0, 10), "message-unexpected"),
+    ],
+)
+def test_nothing_is_taken_before_the_rounds_are_open(process: Process, message: Any, code: str) -> None:
+    assert refusal(process.ask(message)) == code
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (local.HoldState(1, None), "schema"),
+        (local.HoldState(None, ROOT), "schema"),
+        (local.FetchBlobPart(ROOT, 0, 0), "handoff-size"),
+        (local.FetchBlobPart(ROOT, 0, local.PART_SIZE_BYTES_MAX + 1), "handoff-size"),
+        (local.PutBlobPart(0, True), "handoff-size"),
+        (local.PutBlobPart(10, True), "handoff-descriptor"),
+        (local.Stepped(1, ROOT), "message-unexpected"),
+        (local.StepFailed(0, "memory"), "message-unexpected"),
+        (local.Checked(ROOT, ""), "message-unexpected"),
+        (local.Restored(0, ROOT), "message-unexpected"),
+        (local.RestoreRefused("decode"), "message-unexpected"),
+        (local.AnchorRefused(0, "enospc"), "message-unexpected"),
+        (local.AnchorStored(0, ROOT, ROOT, 10), "not-found"),
+        (local.Waiting(), "message-unexpected"),
+    ],
+)
+def test_what_breaks_the_protocol_costs_the_connection_only(
+    daemon: Daemon, process: Process, message: Any, code: str
+) -> None:
+    process.open()
+    assert refusal(process.ask(message)) == code
+    wait_until(lambda: TrainingLost() in daemon.heard)
+    again = Process(daemon)
+    again.open()
+    again.close()
+
+
+def test_a_contribution_is_offered_with_the_blob_that_was_put(process: Process) -> None:
+    process.open()
+    taken = process.put(b"contribution")
+    assert refusal(process.offer(taken, encoded_size_bytes=11)) == "not-found"
+
+
+def test_memory_of_another_size_than_said_is_refused(process: Process) -> None:
+    process.open()
+    assert refusal(process.put(b"short", said_size_bytes=4_096)) == "handoff-size"
+
+
+def test_a_blob_larger_than_any_of_these_masters_is_refused(daemon: Daemon, process: Process) -> None:
+    process.open()
+    assert refusal(process.put(bytes((1 << 20) + 1_000))) == "handoff-size"
+    assert daemon.store.usage().chunk_count == 0
+
+
+def test_abstaining_is_heard(daemon: Daemon, process: Process) -> None:
+    process.open()
+    daemon.order(RunInnerSteps(0, 4))
+    assert process.ask(local.AbstainRound(0, "finite")) == local.Waiting()
+    assert InnerStepsDone(0) in daemon.heard
+
+
+def test_a_full_disk_is_said_and_counted_and_costs_nothing_else(daemon: Daemon, process: Process) -> None:
+    process.open()
+
+    def refuse(size_bytes: int) -> None:
+        raise StorageError("no room", "enospc")
+
+    process.put(b"first part", is_last=False)
+    require, daemon.store.require_space = daemon.store.require_space, refuse  # type: ignore[method-assign]
+    assert process.put(b"second part") == local.BlobRefused("enospc")
+    daemon.store.require_space = require  # type: ignore[method-assign]
+    assert daemon.metrics.registry.get_sample_value("pulsenet_rejected_total", {"reason": "enospc"}) == 1.0
+    taken = process.put(b"a blob of its own")
+    assert taken.encoded_size_bytes == len(b"a blob of its own")
+    assert process.offer(taken) == local.Waiting()
+
+
+def test_blobs_are_read_part_by_part(daemon: Daemon, process: Process) -> None:
+    process.open()
+    data = bytes(range(256)) * 8
+    taken = process.put(data)
+    found = b""
+    for offset, is_last in ((0, False), (1_000, False), (2_000, True)):
+        process.send(local.FetchBlobPart(taken.blob_id, offset, 1_000))
+        frame = process.receive()
+        assert isinstance(frame.message, local.BlobPart)
+        assert frame.message.is_last is is_last
+        region = Region.open_snapshot(frame.take_descriptor(), frame.message.size_bytes)
+        found += region.bytes.tobytes()
+        region.close()
+    assert found == data
+    assert process.ask(local.FetchBlobPart(taken.blob_id, len(data), 10)) == local.NoBlobPart("range")
+    assert process.ask(local.FetchBlobPart(ROOT, 0, 10)) == local.NoBlobPart("not-found")
+    assert daemon.damages == 0
+
+
+def test_a_blob_that_rotted_is_fetched_again(daemon: Daemon, process: Process) -> None:
+    process.open()
+    taken = process.put(b"soon to be rotten")
+    (chunk,) = (daemon.store.directory / "chunks").glob("*/*")
+    chunk.write_bytes(b"rotten")
+    assert process.ask(local.FetchBlobPart(taken.blob_id, 0, 100)) == local.NoBlobPart("damaged")
+    assert daemon.damages == 1
+
+
+def test_every_answer_of_an_order_is_passed_on(daemon: Daemon, process: Process) -> None:
+    """The desk's own tests look at what becomes of them."""
+    process.open()
+    daemon.order(StoreStateAnchor(0))
+    assert process.ask(local.AwaitOrder(1_000)) == local.AnchorOrder(0)
+    assert process.ask(local.AnchorRefused(0, "enospc")) == local.Waiting()
+    daemon.ledger._finals[0] = SimpleNamespace(  # type: ignore[assignment]
+        receipt=SimpleNamespace(base_state_root=ROOT, members=(), rejected=())
+    )
+    step, restore = ApplyAggregate(0, (), Fate.MISSED), RestoreState(ANCHOR, True)
+    for effect, kind, answer in (
+        (CheckContribution(CONTRIBUTION, ROOT), local.CheckOrder, local.Checked(ROOT, "")),
+        (step, local.StepOrder, local.StepFailed(0, "memory")),
+        (step, local.StepOrder, local.Stepped(1, ROOT)),
+        (restore, local.RestoreOrder, local.RestoreRefused("decode")),
+        (restore, local.RestoreOrder, local.Restored(4, ROOT)),
+    ):
+        daemon.order(effect)
+        assert isinstance(process.ask(local.AwaitOrder(5_000)), kind)
+        assert process.ask(answer) == local.Waiting()
+    assert daemon.desk.held is not None
+    assert daemon.desk.held.round_index == 4

@@ -1,0 +1,339 @@
+"""A node's part in the rounds: which machines it has, what a crash left, what peers and processes are told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from pulsenet.chain.ballot import Ballot, Place, Stored
+from pulsenet.chain.ledger import LEDGER_KEY
+from pulsenet.chain.records import Contribution, Member, Receipt, StateAnchor
+from pulsenet.chain.signing import encode_signed, record_digest
+from pulsenet.errors import RemoteProtocolError, UnavailableError
+from pulsenet.ids import Digest, compute_digest
+from pulsenet.node.candidacy import BALLOT_KEY, encode_ballot
+from pulsenet.node.effects import Effect
+from pulsenet.node.own_work import OWN_KEY
+from pulsenet.outer.self_test import SELF_TEST_DIGEST
+from pulsenet.tensors.params import TensorSpec, make_table
+from pulsenet.wire.messages import GetRounds, Message, PushReply, PushTerm, PushVote, Refusal, RoundsReply
+from pulsenetd.driver import Driver, Handler, Post
+from pulsenetd.metrics import Metrics
+from pulsenetd.rounds_part import PUSHES_WAITING_MAX, RoundsPart, shape_of
+from pulsenetd.storage.store import Store
+
+TABLE = make_table([TensorSpec("a", "F32", (8,))])
+OTHER_TABLE = make_table([TensorSpec("b", "F32", (8,))])
+
+
+async def ignore(effect: Effect, post: Post) -> None:
+    """The machines' orders are not what is looked at here."""
+
+
+class Everything(dict[type[Effect], Handler]):
+    """Handlers of a node without disk and network."""
+
+    def __missing__(self, key: type[Effect]) -> Handler:
+        return ignore
+
+
+class Scene:
+    """Parts of nodes of one run with rounds, all with the same store."""
+
+    def __init__(self, make_run: Callable[..., Any], store: Store) -> None:
+        self.run = make_run(algorithm="pulseloco", constants=(("inner_steps", 4),))
+        self.store = store
+        self.metrics = Metrics()
+        self.threads = ThreadPoolExecutor(1)
+        self.trust = self.run.trust()
+        self.taken_up = 0
+
+    def part(self, role: str = "trainer", key: Any = None) -> RoundsPart:
+        return RoundsPart(
+            self.store, self.trust, key or self.run.publisher, role=role, metrics=self.metrics, threads=self.threads
+        )
+
+    async def take_up(self) -> bool:
+        self.taken_up += 1
+        return False
+
+    def hook(self, part: RoundsPart) -> Any:
+        return part.hook(self.take_up)
+
+    def ask(self, part: RoundsPart, *requests: Any) -> list[Message]:
+        """Have the part answer a peer, its machines under a driver."""
+
+        async def scenario() -> list[Message]:
+            handlers = Everything()
+            driver = Driver(part.machines, handlers, monotonic=lambda: 0.0, wall_ms=lambda: int(self.run.now_ms))
+            part.bind(driver)
+            driving = asyncio.create_task(driver.run())
+            try:
+                return [await part.answer(self.run.second.peer_id, request) for request in requests]
+            finally:
+                driving.cancel()
+
+        return asyncio.run(scenario())
+
+    # Records of rounds
+
+    def contribution(self, round_index: int, key: Any) -> Any:
+        with self.store.writing_blob() as writer:
+            writer.feed(b"%d of %s" % (round_index, key.peer_id))
+            blob_id = writer.finish().blob_id
+        record = Contribution(
+            run_id=self.run.run_id,
+            revision=0,
+            peer_id=key.peer_id,
+            round_index=round_index,
+            base_state_root=compute_digest(b"state"),
+            blob_id=blob_id,
+            encoded_size_bytes=8,
+            entry_count=1,
+            element_count=8,
+            norm_bits=0,
+            codec_id=1,
+        )
+        return self.run.sign(record, key)
+
+    def receipt(self, contribution: Any, key: Any) -> Any:
+        member = Member(key.peer_id, record_digest(contribution), 0x3F80_0000)
+        receipt = Receipt(
+            self.run.run_id, 0, 1, self.run.publisher.peer_id, 0, compute_digest(b"state"), None, (member,), ()
+        )
+        return self.run.sign(receipt, self.run.publisher, self.run.second)
+
+    def anchor(self, blob_id: Digest) -> Any:
+        record = StateAnchor(self.run.run_id, 0, 0, compute_digest(b"state"), None, blob_id, 8)
+        return self.run.sign(record, self.run.publisher)
+
+
+@pytest.fixture
+def scene(make_run: Callable[..., Any], store: Store) -> Iterator[Scene]:
+    made = Scene(make_run, store)
+    yield made
+    made.threads.shutdown()
+
+
+# Which machines
+
+
+@pytest.mark.parametrize(
+    ("role", "key", "machines"),
+    [
+        ("trainer", "publisher", {"coordinator", "rounds", "listener"}),
+        ("trainer", "stranger", {"rounds"}),
+        ("seed", "second", {"coordinator", "onlooker"}),
+        ("inferencer", "second", {"coordinator", "onlooker"}),
+        ("inferencer", "inferencer", {"onlooker"}),
+        ("seed", "stranger", {"onlooker"}),
+    ],
+)
+def test_a_node_has_the_machines_of_its_keys_and_role(scene: Scene, role: str, key: str, machines: set[str]) -> None:
+    """Design section 4: authorities vote, trainers contribute, and only who is both may coordinate."""
+    part = scene.part(role, getattr(scene.run, key))
+    assert set(part.machines) == machines
+    assert (part.coordinator is None) == ("coordinator" not in machines)
+    assert (part.rounds is None) == ("rounds" not in machines)
+
+
+def test_a_run_without_rounds_has_none_of_them(make_run: Callable[..., Any], scene: Scene) -> None:
+    scene.run = make_run()
+    scene.trust = scene.run.trust()
+    part = scene.part()
+    assert part.machines == {}
+    assert part.shape == ()
+    (answer,) = scene.ask(part, GetRounds(0))
+    assert isinstance(answer, Refusal)
+    assert (answer.code, answer.retry_after_ms) == ("unavailable", 60_000)
+    with pytest.raises(RemoteProtocolError) as caught:
+        asyncio.run(scene.hook(part).settings())
+    assert caught.value.code == "no-rounds"
+    assert scene.taken_up == 1
+
+
+def test_only_what_decides_the_machines_builds_them_anew(scene: Scene) -> None:
+    run, me = scene.run, scene.run.publisher.peer_id
+    before = shape_of(run.descriptor, me)
+
+    def after(**changes: Any) -> tuple[Any, ...]:
+        trust = run.trust()
+        trust.accept_descriptor(run.revise(run.genesis, run.descriptor, **changes))
+        return shape_of(trust.descriptor, me)
+
+    admitted = tuple(sorted((me, run.stranger.peer_id)))
+    assert after(trainers=admitted) == before
+    assert after(inferencers=()) == before
+    assert after(constants=(("inner_steps", 8),)) != before
+    assert after(algorithm="diloco") != before
+    assert after(authorities=(run.second.peer_id,)) != before
+    assert after(algorithm="none") == ()
+    assert shape_of(None, me) == ()
+
+
+# What a crash left
+
+
+def test_a_damaged_ballot_never_votes_again(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    scene.store.save_state(BALLOT_KEY, b"rotten")
+    part = scene.part()
+    assert part.coordinator is None
+    assert set(part.machines) == {"rounds"}
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "this key must not vote" in record.getMessage()
+
+
+def test_a_damaged_ledger_is_learnt_anew(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    signed = scene.contribution(0, scene.run.stranger)
+    scene.store.put_record(signed)
+    scene.store.save_state(LEDGER_KEY, b"rotten")
+    scene.store.save_state(OWN_KEY, b"rotten")
+    part = scene.part()
+    assert part.ledger.next_round_index == 0
+    assert set(part.machines) == {"coordinator", "rounds", "listener"}
+    assert "learnt anew from peers" in caplog.text
+    assert "learnt from receipts" in caplog.text
+    assert scene.store.record(record_digest(signed)) is not None, "nothing tells what is still needed"
+
+
+def test_records_that_nobody_names_go_with_their_blobs(scene: Scene) -> None:
+    first = scene.part()
+    kept, orphan = scene.contribution(0, scene.run.publisher), scene.contribution(0, scene.run.stranger)
+    anchor = scene.anchor(first.ledger.accept_listed(kept).contribution.blob_id)
+    final = scene.receipt(kept, scene.run.publisher)
+    first.ledger.accept_final(final)
+    for signed in (kept, final, orphan, anchor):
+        scene.store.put_record(signed)
+    scene.store.save_state(LEDGER_KEY, first.ledger.save())
+    again = scene.part()
+    assert again.ledger.final(0) is not None
+    assert scene.store.record(record_digest(kept)) is not None
+    assert scene.store.record(record_digest(final)) is not None
+    assert scene.store.record(record_digest(orphan)) is None
+    assert scene.store.record(record_digest(anchor)) is None
+    assert scene.store.usage().blob_count == 1, "the orphaned anchor shares the blob of what is kept"
+
+
+def test_an_own_contribution_that_was_promised_is_taken_in(scene: Scene) -> None:
+    """The crash came between promising it and saving the ledger; a lone trainer would wait for itself for ever."""
+    mine, old = scene.contribution(1, scene.run.publisher), scene.contribution(0, scene.run.publisher)
+    first = scene.part()
+    first.ledger.accept_final(scene.receipt(old, scene.run.publisher))
+    for signed in (*first.ledger.records(), mine, old):
+        scene.store.put_record(signed)
+    scene.store.save_state(LEDGER_KEY, first.ledger.save())
+    part = scene.part()
+    assert part.ledger.contribution(record_digest(mine)) is not None
+    assert part.ledger.contribution(record_digest(old)) is None
+    assert part.ledger.is_changed
+
+
+def test_the_receipt_an_authority_stored_last_stays(scene: Scene) -> None:
+    signed = scene.receipt(scene.contribution(0, scene.run.stranger), scene.run.stranger)
+    scene.store.put_record(signed)
+    ballot = Ballot(1, None, Stored(Place(0, 1), compute_digest(b"outcome"), record_digest(signed)))
+    scene.store.save_state(BALLOT_KEY, encode_ballot(ballot))
+    scene.part()
+    assert scene.store.record(record_digest(signed)) is not None
+
+
+# What peers are told
+
+
+def test_peers_are_told_of_rounds_and_their_pushes_are_judged(scene: Scene) -> None:
+    reply, vote, term = scene.ask(scene.part(), GetRounds(0), PushVote(b"no vote"), PushTerm((b"no vote",)))
+    assert isinstance(reply, RoundsReply)
+    assert (reply.round_index, reply.receipts) == (0, ())
+    assert vote == PushReply(False, "schema")
+    assert term == PushReply(False, "schema")
+
+
+def test_a_trainer_that_is_no_authority_takes_no_votes(scene: Scene) -> None:
+    part = scene.part(key=scene.run.stranger)
+    assert scene.ask(part, PushVote(encode_signed(scene.run.genesis))) == [PushReply(False, "not-authority")]
+
+
+def test_who_pushes_too_much_is_told_to_come_back(scene: Scene) -> None:
+    part = scene.part()
+
+    async def scenario() -> list[Message]:
+        driver = Driver(part.machines, Everything(), monotonic=lambda: 0.0, wall_ms=lambda: 0)
+        part.bind(driver)
+        waiting = [
+            asyncio.create_task(part.answer(scene.run.second.peer_id, PushVote(b"%d" % number)))
+            for number in range(PUSHES_WAITING_MAX)
+        ]
+        await asyncio.sleep(0)
+        refused = await part.answer(scene.run.second.peer_id, PushVote(b"more"))
+        asked = await part.answer(scene.run.second.peer_id, GetRounds(0))
+        driving = asyncio.create_task(driver.run())
+        await asyncio.wait(waiting)
+        heard = await part.answer(scene.run.second.peer_id, PushVote(b"again"))
+        driving.cancel()
+        return [refused, asked, heard]
+
+    refused, asked, heard = asyncio.run(scenario())
+    assert isinstance(refused, Refusal)
+    assert (refused.code, refused.retry_after_ms) == ("busy", 1_000)
+    assert isinstance(asked, RoundsReply), "a question waits for nobody"
+    assert heard == PushReply(False, "schema")
+
+
+# What a training process is told
+
+
+def test_a_training_process_is_told_the_constants_and_whose_key_it_has(scene: Scene) -> None:
+    reply = asyncio.run(scene.hook(scene.part()).settings())
+    assert (reply.algorithm, reply.constants) == ("pulseloco", (("inner_steps", 4),))
+    assert reply.peer_id == scene.run.publisher.peer_id
+    assert scene.taken_up == 0
+
+
+def test_other_masters_are_refused_once_a_round_is_over(scene: Scene) -> None:
+    part = scene.part()
+    check = scene.hook(part).check_masters
+    asyncio.run(check(OTHER_TABLE, SELF_TEST_DIGEST))
+    asyncio.run(check(TABLE, SELF_TEST_DIGEST))
+    part.ledger.accept_final(scene.receipt(scene.contribution(0, scene.run.publisher), scene.run.publisher))
+    asyncio.run(check(TABLE, SELF_TEST_DIGEST))
+    with pytest.raises(RemoteProtocolError) as caught:
+        asyncio.run(check(OTHER_TABLE, SELF_TEST_DIGEST))
+    assert caught.value.code == "table"
+    with pytest.raises(RemoteProtocolError) as caught:
+        asyncio.run(check(TABLE, Digest(bytes(32))))
+    assert caught.value.code == "self-test"
+
+
+def test_a_process_comes_back_when_the_machines_are_built_anew(scene: Scene) -> None:
+    run, part = scene.run, scene.part()
+    scene.trust.accept_descriptor(run.revise(run.genesis, run.descriptor, constants=(("inner_steps", 8),)))
+    assert asyncio.run(scene.hook(part).settings()).constants == (("inner_steps", 8),)
+    with pytest.raises(UnavailableError):
+        asyncio.run(scene.hook(part).check_masters(TABLE, SELF_TEST_DIGEST))
+
+
+def test_chunks_that_rotted_make_the_machines_begin_again(scene: Scene) -> None:
+    part = scene.part()
+    seen: list[Any] = []
+
+    class Told:
+        def handle(self, event: Any, now: float, now_ms: int) -> list[Effect]:
+            seen.append(event)
+            return []
+
+    async def scenario() -> None:
+        machines: Any = {"coordinator": Told(), "rounds": Told(), "listener": Told()}
+        driver = Driver(machines, Everything(), monotonic=lambda: 0.0, wall_ms=lambda: 0)
+        part.bind(driver)
+        driving = asyncio.create_task(driver.run())
+        scene.hook(part).on_damage()
+        await driver.settle("rounds")
+        driving.cancel()
+
+    asyncio.run(scenario())
+    assert [type(event).__name__ for event in seen].count("StoreFailed") == 2
