@@ -84,8 +84,8 @@ class RegionTensors:
 Tensors = Checkpoint | RegionTensors
 
 
-def attest(mapped: EngineMap, tensors: Tensors) -> None:
-    """Compare everything the map reaches with ``tensors``; nothing is written.
+def attest(mapped: EngineMap, tensors: Tensors, what: str) -> None:
+    """Compare everything the map reaches with ``tensors``, which are called ``what``; nothing is written.
 
     Raises:
         IntegrityError: The message names the tensors whose bits differ.
@@ -95,10 +95,7 @@ def attest(mapped: EngineMap, tensors: Tensors) -> None:
         if not torch.equal(target, source.to(target.device)):
             differing[mapped.table.tensors[tensor_index].name] = None
     if differing:
-        raise IntegrityError(
-            f"the engine holds other bits than its checkpoint for {describe_names(differing)}: it packs or computes "
-            "them after loading, so patches cannot go in place"
-        )
+        raise IntegrityError(f"the engine holds other bits than {what} for tensors: {describe_names(differing)}")
 
 
 def overwrite(mapped: EngineMap, tensors: Tensors) -> None:

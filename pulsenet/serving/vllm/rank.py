@@ -117,12 +117,17 @@ class RankWeights:
         Later, when the weights have moved on, only a map of the same tensors is taken: how they lie was compared then.
 
         Raises:
-            IntegrityError: The bits differ: the engine holds another form of the weights.
-            StructureError: The tensors are not those that were compared.
+            StructureError: The bits differ: the engine holds another form of the weights. Or the tensors are not those
+                that were compared.
         """
         if self._map is None:
             checkpoint = open_checkpoint(mapped.table)
-            attest(mapped, checkpoint)
+            try:
+                attest(mapped, checkpoint, "its checkpoint")
+            except IntegrityError as error:
+                raise StructureError(
+                    f"{error}; it packs or computes them after loading, so patches cannot go in place"
+                ) from error
             self.root = checkpoint.compute_root().hex()
         elif self._map.table != mapped.table:
             raise StructureError("the version has other tensors than before: start the engine again from its model")
@@ -226,7 +231,7 @@ class RankWeights:
         self.state = State.COMMITTED if staged.full is None else State.UNKNOWN
         if staged.full is not None:
             overwrite(self.map, staged.full)
-            attest(self.map, staged.full)
+            attest(self.map, staged.full, f"version {staged.version}")
             self._samples = [Sample.of_all(memory) for memory in self.map.memories]
             self.state = State.COMMITTED
             return

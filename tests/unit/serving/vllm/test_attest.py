@@ -39,8 +39,8 @@ def test_an_engine_that_loaded_a_checkpoint_equals_it(
         model = served_model(rank, ranks)
         model.load_weights(state.items())
         mapped = trace_map(model, update.table)
-        attest(mapped, checkpoint)
-        attest(mapped, RegionTensors(update.table, update.region.copy()))
+        attest(mapped, checkpoint, "the file")
+        attest(mapped, RegionTensors(update.table, update.region.copy()), "it")
 
 
 def test_one_other_bit_is_found_and_named(
@@ -54,8 +54,8 @@ def test_one_other_bit_is_found_and_named(
     with torch.no_grad():
         model.conv.view(torch.int16)[3, 4] ^= 1
         model.qkv[8] = -model.qkv[8]
-    with pytest.raises(IntegrityError, match=r"other bits than its checkpoint for 2 \(conv, k\)"):
-        attest(trace_map(model, update.table), Checkpoint(tmp_path, update.table))
+    with pytest.raises(IntegrityError, match=r"other bits than its checkpoint for tensors: 2 \(conv, k\)"):
+        attest(trace_map(model, update.table), Checkpoint(tmp_path, update.table), "its checkpoint")
 
 
 def test_a_repack_of_the_same_shape_is_found(
@@ -69,8 +69,8 @@ def test_a_repack_of_the_same_shape_is_found(
     model.load_weights(state.items())
     with torch.no_grad():
         model.down.copy_(model.down.reshape(2, 4, 8).transpose(0, 1).reshape(8, 8).clone())
-    with pytest.raises(IntegrityError, match=r"for 1 \(down\): it packs"):
-        attest(trace_map(model, update.table), Checkpoint(tmp_path, update.table))
+    with pytest.raises(IntegrityError, match=r"for tensors: 1 \(down\)"):
+        attest(trace_map(model, update.table), Checkpoint(tmp_path, update.table), "its checkpoint")
 
 
 def test_negative_zero_and_nan_are_bits(served_model: Any, make_full: Callable[..., FullUpdate]) -> None:
@@ -80,12 +80,12 @@ def test_negative_zero_and_nan_are_bits(served_model: Any, make_full: Callable[.
     model = served_model()
     mapped = trace_map(model, update.table)
     overwrite(mapped, RegionTensors(update.table, update.region.copy()))
-    attest(mapped, RegionTensors(update.table, update.region.copy()))
+    attest(mapped, RegionTensors(update.table, update.region.copy()), "it")
     assert torch.equal(model.norm.view(torch.int32), norm.view(torch.int32))
     with torch.no_grad():
         model.norm[0] = -0.0
     with pytest.raises(IntegrityError, match="norm"):
-        attest(mapped, RegionTensors(update.table, update.region.copy()))
+        attest(mapped, RegionTensors(update.table, update.region.copy()), "it")
 
 
 def test_overwriting_equals_loading(
