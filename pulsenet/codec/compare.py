@@ -30,10 +30,11 @@ def _sieve_tile(old: Bits, new: Bits, start: int, end: int, masks: npt.NDArray[A
     """Write the masks of a tile, all of its elements, and which of them are not zero; return how many."""
     count = 0
     # Every number is written, and the next one over it unless it counts: a branch would often be mispredicted.
+    # Indices are unsigned, so that none is looked at for being negative.
     for at, first in enumerate(range(start, end, LANE_COUNT)):
         mask = find_differences(old, new, first)
-        masks[at] = mask
-        kept[count] = at
+        masks[np.uint64(at)] = mask
+        kept[np.uint64(count)] = at
         count += mask != np.uint64(0)
     return count
 
@@ -47,10 +48,10 @@ def _find_loop(old: Bits, new: Bits, start: int, out: Indices) -> tuple[int, int
     while start < old.size and count + _TILE_ELEMENTS + LANE_COUNT <= out.size:
         end = min(start + _TILE_ELEMENTS, whole_end)
         for k in range(_sieve_tile(old, new, start, end, masks, kept)):
-            mask = masks[kept[k]]
-            first = start + kept[k] * LANE_COUNT
+            at = kept[np.uint64(k)]
+            mask, first = masks[np.uint64(at)], start + at * LANE_COUNT
             while mask != np.uint64(0):
-                out[count] = first + find_lowest(mask)
+                out[np.uint64(count)] = first + find_lowest(mask)
                 mask &= mask - np.uint64(1)
                 count += 1
         start += _TILE_ELEMENTS
@@ -71,11 +72,11 @@ def _list_loop(old: Bits, new: Bits, start: int, out: Indices, old_bits: Bits, n
     while start < old.size and count + _TILE_ELEMENTS + LANE_COUNT <= out.size:
         end = min(start + _TILE_ELEMENTS, whole_end)
         for k in range(_sieve_tile(old, new, start, end, masks, kept)):
-            mask = masks[kept[k]]
-            first = start + kept[k] * LANE_COUNT
+            at = kept[np.uint64(k)]
+            mask, first = masks[np.uint64(at)], start + at * LANE_COUNT
             while mask != np.uint64(0):
-                position = first + find_lowest(mask)
-                out[count], old_bits[count], new_bits[count] = position, old[position], new[position]
+                source, to = np.uint64(first + find_lowest(mask)), np.uint64(count)
+                out[to], old_bits[to], new_bits[to] = source, old[source], new[source]
                 mask &= mask - np.uint64(1)
                 count += 1
         start += _TILE_ELEMENTS

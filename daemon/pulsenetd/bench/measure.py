@@ -18,9 +18,10 @@ from pulsenetd.bench.entropy import Bounds, compute_bounds
 from pulsenetd.bench.pairs import Bytes, Pair
 from pulsenetd.bench.rates import (
     all_cores,
-    compare_pair,
+    compare_blocks,
     copy_memory,
     count_cores,
+    cut_blocks,
     measure_seconds,
     one_core,
     read_pair,
@@ -119,10 +120,11 @@ def _verify(contender: Contender, pair: Pair, region: Bytes) -> list[bytes]:
 
 
 def _time_memory(pair: Pair, region: Bytes, memory: _Sums, seconds: float) -> None:
+    tasks = cut_blocks(pair)
     works: dict[str, Callable[[RunBlocks], None]] = {
         "copy": lambda run_blocks: copy_memory(pair, region, run_blocks),
         "read": lambda run_blocks: read_pair(pair, run_blocks),
-        "compare": lambda run_blocks: compare_pair(pair, run_blocks),
+        "compare": lambda run_blocks: compare_blocks(tasks, run_blocks),
     }
     for cores, (context, clock) in CORES.items():
         with context() as run_blocks:

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from pulsenet import limits
+from pulsenet.codec.changes import Bits
 from pulsenet.codec.compare import find_changes
 from pulsenet.codec.patch import TASK_SIZE_BYTES, RunBlocks
 from pulsenetd.bench.loops import read_both
@@ -84,23 +85,29 @@ def read_pair(pair: Pair, run_blocks: RunBlocks) -> None:
     list(run_blocks(read, _parts(pair.old.size)))
 
 
-def compare_pair(pair: Pair, run_blocks: RunBlocks) -> None:
-    """Find all changes, block by block and in tasks as encoders do."""
-
-    def find(task: list[tuple[int, int]]) -> None:
-        for tensor_index, start in task:
-            old, new = pair.tensor_views(tensor_index)
-            find_changes(old[start : start + limits.BLOCK_ELEMENTS], new[start : start + limits.BLOCK_ELEMENTS])
-
-    tasks: list[list[tuple[int, int]]] = [[]]
+def cut_blocks(pair: Pair) -> list[list[tuple[Bits, Bits]]]:
+    """Return the blocks of both versions, in tasks as encoders make them."""
+    tasks: list[list[tuple[Bits, Bits]]] = [[]]
     size_bytes = 0
-    for tensor_index, spec in enumerate(pair.table.tensors):
-        for start in range(0, spec.element_count, limits.BLOCK_ELEMENTS):
+    for tensor_index in range(len(pair.table.tensors)):
+        old, new = pair.tensor_views(tensor_index)
+        for start in range(0, old.size, limits.BLOCK_ELEMENTS):
             if size_bytes >= TASK_SIZE_BYTES:
                 tasks.append([])
                 size_bytes = 0
-            tasks[-1].append((tensor_index, start))
-            size_bytes += min(limits.BLOCK_ELEMENTS, spec.element_count - start) * spec.element_size_bytes
+            block = slice(start, start + limits.BLOCK_ELEMENTS)
+            tasks[-1].append((old[block], new[block]))
+            size_bytes += old[block].nbytes
+    return tasks
+
+
+def compare_blocks(tasks: list[list[tuple[Bits, Bits]]], run_blocks: RunBlocks) -> None:
+    """Find all changes of blocks that :func:`cut_blocks` returned."""
+
+    def find(task: list[tuple[Bits, Bits]]) -> None:
+        for old, new in task:
+            find_changes(old, new)
+
     list(run_blocks(find, tasks))
 
 

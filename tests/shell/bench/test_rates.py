@@ -6,16 +6,20 @@ import threading
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
+from pulsenet import limits
 from pulsenet.tensors.params import ParameterTable
+from pulsenetd.bench import rates
 from pulsenetd.bench.pairs import Pair
 from pulsenetd.bench.rates import (
     REPEATS_MAX,
     REPEATS_MIN,
     all_cores,
-    compare_pair,
+    compare_blocks,
     copy_memory,
     count_cores,
+    cut_blocks,
     measure_seconds,
     one_core,
     read_pair,
@@ -66,5 +70,19 @@ def test_memory_work_goes_through_both_versions(
     with all_cores() as run_blocks:
         copy_memory(pair, out, run_blocks)
         read_pair(pair, run_blocks)
-        compare_pair(pair, run_blocks)
+        compare_blocks(cut_blocks(pair), run_blocks)
     assert np.array_equal(out, pair.old)
+
+
+def test_blocks_to_compare_are_all_of_both_versions_in_tasks_of_some_size(
+    mixed_table: ParameterTable, make_pair: Callable[[ParameterTable, float], Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "BLOCK_ELEMENTS", 100)
+    monkeypatch.setattr(rates, "TASK_SIZE_BYTES", 500)
+    pair = make_pair(mixed_table, 0.1)
+    tasks = cut_blocks(pair)
+    assert all(sum(old.nbytes for old, _ in task) >= 500 for task in tasks[:-1])
+    assert max(old.size for task in tasks for old, _ in task) <= 100
+    for version in range(2):
+        assert sum(blocks[version].nbytes for task in tasks for blocks in task) == mixed_table.size_bytes
+    assert any(not np.array_equal(*blocks) for task in tasks for blocks in task)
