@@ -19,10 +19,10 @@ def warm_up() -> int:
     for index in range(len(table.tensors)):
         table.view(new, index)[7::97] += 1
     changed_count = 0
-    for is_sealed in (False, True):
-        # A mirror is writable and a snapshot is not: each is another type to the compiler.
-        for region in (old, new):
-            region.setflags(write=not is_sealed)
+    # A baseline and a mirror are writable and a snapshot is not: each is another type to the compiler.
+    for sealed in ((), (new,), (old, new)):
+        for region in sealed:
+            region.setflags(write=False)
         blob = list(encode_patch(table, old, new))
         compute_region_root(table, new)
         changed_count = sum(len(changes) for changes in decode_patch(blob, table, old))
