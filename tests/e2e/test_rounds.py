@@ -193,3 +193,24 @@ def test_the_rounds_are_shown_and_counted(story: Story) -> None:
     assert f"pulsenet_round_index {float(story.goal)}" in story.seen["metrics"]
     trainers = [node for node in story.seen["status line"]["nodes"] if node["role"] == "trainer"]
     assert {node["round_index"] for node in trainers} == {story.goal}
+
+
+def test_the_private_run_takes_rounds_up_when_a_training_process_asks(swarm: Swarm) -> None:
+    """Two lines and no configuration; the node that was there keeps its address and its process."""
+    node = swarm.add("trainer", "trainer").start().wait_ready()
+    before = node.status
+    assert "round_index" not in before
+    (swarm.directory / "goal").write_text("2")
+    training = Training(swarm, node, seed=3)
+    training.start()
+    try:
+        training.wait_end()
+    finally:
+        training.kill()
+    after = node.wait_status("two rounds are over", lambda status: status.get("round_index") == 2)
+    assert (after["pid"], after["addresses"], after["revision"]) == (before["pid"], before["addresses"], 1)
+    assert training.counted == 2
+    # Rounds this short may overtake the publishing of one; the newest is always published.
+    node.wait_applied(3)
+    shown = run_json("run", "show", "local", home=swarm.home())
+    assert (shown["algorithm"], shown["inner_steps"]) == ("pulseloco", 8)
