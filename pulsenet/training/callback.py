@@ -2,6 +2,7 @@
 
 ::
 
+    exchange = pulsenet.training.join_rounds()
     trainer = Trainer(model, args, callbacks=[PulsenetCallback(exchange)], ...)
     trainer.train()
 
@@ -12,7 +13,9 @@ The learning rate follows the round index only through ``schedule``: give the Tr
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +24,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import TrainerCallback
 
-from pulsenet.errors import ConfigError
+from pulsenet.errors import ConfigError, UnavailableError
 from pulsenet.training.exchange import Exchange
 from pulsenet.training.outer_optimizer import OuterOptimizer
 from pulsenet.training.ranks import is_first_rank
@@ -29,13 +32,22 @@ from pulsenet.training.ranks import is_first_rank
 STATE_FILE: Final = "pulsenet_outer.safetensors"
 """Beside the Trainer's own files in each checkpoint."""
 
+RETRY_SECONDS: Final = 5.0
+"""Between two tries of a round whose exchange is away."""
+
 _SEPARATOR: Final = "|"
 """Between the levels of a flattened state dict; no tensor name of a state dict has it."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class PulsenetCallback(TrainerCallback):  # type: ignore[misc]
     """Makes an :class:`OuterOptimizer` when training starts, calls it after every optimizer step, and keeps its state
     in the Trainer's checkpoints.
+
+    While the daemon or the run is away, training waits and a warning says so: a Trainer that stopped there would lose
+    what it did since its checkpoint.
 
     Args:
         exchange: Way to the other trainers; ``None`` on ranks other than 0.
@@ -63,18 +75,29 @@ class PulsenetCallback(TrainerCallback):  # type: ignore[misc]
                     "checkpoint in the Trainer's output_dir that was saved with PulsenetCallback"
                 )
             self.sync.load_state_dict(load_outer_state(folder / STATE_FILE))
-            self.sync.catch_up()
+            _persist(self.sync.catch_up)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count an inner step."""
         assert self.sync is not None
-        self.sync.step()
+        _persist(self.sync.step)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the state of the rounds beside the Trainer's own."""
         assert self.sync is not None
         if is_first_rank():
             save_outer_state(self.sync.state_dict(), _checkpoint_folder(args, state) / STATE_FILE)
+
+
+def _persist(act: Callable[[], object]) -> None:
+    """Do something that may be done again as long as the exchange is away."""
+    while True:
+        try:
+            act()
+            return
+        except UnavailableError as error:
+            logger.warning("training waits for the other trainers: %s", error)
+            time.sleep(RETRY_SECONDS)
 
 
 def save_outer_state(saved: Mapping[str, Any], path: Path) -> None:

@@ -198,7 +198,8 @@ class DaemonExchange:
         patience = _Patience(self._order_seconds, self._reconnect_seconds)
         while True:
             try:
-                self._ready()
+                # What state it holds is told when it is first asked for: a checkpoint may be loaded before.
+                self._open_rounds(table, self_test)
                 return
             except UnavailableError as error:
                 self._drop()

@@ -25,7 +25,7 @@ from pulsenet.node.effects import Fate
 from pulsenet.outer.settings import OuterSettings
 from pulsenet.training.daemon_exchange import DaemonExchange
 
-SECONDS_MAX = 5.0
+SECONDS_MAX = 30.0
 OWN_KEY = PeerId(bytes([1]) * 32)
 
 
