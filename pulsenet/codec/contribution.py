@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -405,13 +405,41 @@ def _read_record(source: PieceSource, block: Block, codec_id: int) -> tuple[byte
     return body, count
 
 
-def view_weights(table: ParameterTable, theta: Sequence[npt.NDArray[Any]]) -> list[UInt32s]:
-    """Return the weights as bits, after checking that they are the table's."""
+def view_weights(table: ParameterTable, theta: Sequence[npt.NDArray[Any]]) -> Sequence[UInt32s]:
+    """Return the weights as bits; each tensor is taken from ``theta`` when it is asked for, and checked.
+
+    What is in a list or tuple is checked at once.
+
+    Raises:
+        LocalProtocolError: they are not the table's; also while they are read.
+    """
     if len(theta) != len(table.tensors):
         raise LocalProtocolError(f"weights of {len(theta)} tensors, the table has {len(table.tensors)}")
-    for spec, own in zip(table.tensors, theta, strict=True):
+    for spec in table.tensors:
         if spec.dtype != "F32":
             raise LocalProtocolError(f"master {spec.name!r} is {spec.dtype}: masters are F32")
+    weights = _Weights(table, theta)
+    return list(weights) if isinstance(theta, list | tuple) else weights
+
+
+class _Weights(Sequence[UInt32s]):
+    """The bits of tensors that may lie elsewhere until they are needed."""
+
+    def __init__(self, table: ParameterTable, theta: Sequence[npt.NDArray[Any]]) -> None:
+        self._table = table
+        self._theta = theta
+
+    def __len__(self) -> int:
+        return len(self._theta)
+
+    @overload
+    def __getitem__(self, index: int) -> UInt32s: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[UInt32s]: ...
+    def __getitem__(self, index: int | slice) -> UInt32s | Sequence[UInt32s]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(len(self)))]
+        spec, own = self._table.tensors[index], self._theta[index]
         if own.dtype not in (np.dtype(np.float32), np.dtype(np.uint32)) or own.shape != (spec.element_count,):
             raise LocalProtocolError(f"weights {spec.name!r} are {own.dtype} {own.shape}, not flat FP32")
-    return [own.view(np.uint32) for own in theta]
+        return own.view(np.uint32)

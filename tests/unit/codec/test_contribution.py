@@ -1,6 +1,8 @@
 import json
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from pulsenet.codec.contribution import (
     decode_contribution,
     encode_contribution,
     peek_contribution_header,
+    view_weights,
 )
 from pulsenet.codec.patch import PatchTotals
 from pulsenet.codec.varint import encode_varint
@@ -128,6 +131,35 @@ def test_blocks_of_a_large_tensor_are_independent() -> None:
     parts = list(decode_contribution([blob], table, theta, state_root=ROOT))
     assert [part.indices.tolist() for part in parts] == [indices[:2].tolist(), indices[2:].tolist()]
     assert same(collect_entries(table, parts), entries)
+
+
+def test_weights_that_lie_elsewhere_are_taken_when_their_tensor_is_in_work() -> None:
+    theta, entries = state()
+    taken: list[int] = []
+
+    class Elsewhere(Sequence[np.ndarray]):
+        def __len__(self) -> int:
+            return len(theta)
+
+        def __getitem__(self, index: Any) -> Any:
+            taken.append(index)
+            return theta[index].copy()
+
+    away = Elsewhere()
+    blob = b"".join(encode_contribution(TABLE, theta, entries, header=HEADER))
+    assert b"".join(encode_contribution(TABLE, away, entries, header=HEADER)) == blob
+    written = [entry.tensor_index for entry in entries if entry.indices.size]
+    assert set(taken) == set(written)
+    taken.clear()
+    parts = decode_contribution([blob], TABLE, away, state_root=ROOT)
+    assert taken == []
+    next(parts)
+    assert taken == written[:1]
+    assert same(collect_entries(TABLE, decode_contribution([blob], TABLE, away, state_root=ROOT)), entries)
+    assert [one.dtype for one in view_weights(TABLE, away)[0:2]] == [np.dtype(np.uint32)] * 2
+    theta[written[0]] = theta[written[0]][:1]
+    with pytest.raises(LocalProtocolError, match="not flat FP32"):
+        list(encode_contribution(TABLE, away, entries, header=HEADER))
 
 
 def test_misuse_is_refused_before_anything_is_written() -> None:
