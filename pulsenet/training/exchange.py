@@ -111,6 +111,8 @@ class RoundResult:
     """Stable code, if not counted."""
     inner_steps: int = 1
     """If deferred: inner steps after which to offer again."""
+    payload_size_bytes: int = 0
+    """Of the contribution as it travels; 0 if nothing was sent anywhere."""
 
 
 class StateView(Protocol):

@@ -52,6 +52,8 @@ class RoundReport:
     sent_count: int
     """Entries of the own contribution."""
     element_count: int
+    payload_size_bytes: int
+    """Of the own contribution as it travels; 0 within one process."""
     contribution_norm: float
     residual_norm: float
     """After the round."""
@@ -481,6 +483,7 @@ class OuterOptimizer:
             contributor_count=self._stepper.contributor_count if move_count else 0,
             sent_count=0 if sent is None else sent.sent_count,
             element_count=self._masters.table.element_count,
+            payload_size_bytes=result.payload_size_bytes,
             contribution_norm=0.0 if sent is None else compute_norm(sent),
             residual_norm=self.state.residual_norm(),
             resynced=resynced,

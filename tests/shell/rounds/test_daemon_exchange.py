@@ -135,6 +135,7 @@ def test_rounds_have_the_bits_of_rounds_in_one_process(make_run: MakeRun, algori
     together(trainers, lambda trainer: trainer.run_rounds(4))
     assert [trainer.bits() for trainer in trainers] == [trainer.bits() for trainer in run_locally(3, 4, settings)]
     assert {report.outcome for trainer in trainers for report in trainer.reports} == {Outcome.COUNTED}
+    assert all(0 < report.payload_size_bytes < 1_000_000 for trainer in trainers for report in trainer.reports)
     assert {report.contributor_count for trainer in trainers for report in trainer.reports} == {3}
 
 
