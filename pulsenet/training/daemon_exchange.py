@@ -165,6 +165,8 @@ class DaemonExchange:
         """Whether the daemon said of the state held that its inner steps may go on, and nothing since."""
         self._refusal = ""
         """Why the daemon did not take the newest contribution."""
+        self._payload_size_bytes = 0
+        """Of the newest contribution as it travels."""
         self._is_moving = False
         """Whether a move was given out and not reported."""
         self.last_publish: PublishResult | None = None
@@ -211,11 +213,11 @@ class DaemonExchange:
         if found is None:
             reason, self._refusal = self._refusal or "silent", ""
             return RoundResult(Outcome.DEFERRED, reason=reason, inner_steps=self._settings.inner_steps)
-        if not isinstance(found.move, FinalRound):
-            return RoundResult(Outcome.DROPPED, self._moves(found), found.reason)
-        outcome = found.move.outcome
-        reason = "" if outcome is Outcome.COUNTED else found.reason or "late"
-        return RoundResult(outcome, self._moves(found), reason)
+        outcome, reason = Outcome.DROPPED, found.reason
+        if isinstance(found.move, FinalRound):
+            outcome = found.move.outcome
+            reason = "" if outcome is Outcome.COUNTED else found.reason or "late"
+        return RoundResult(outcome, self._moves(found), reason, payload_size_bytes=self._payload_size_bytes)
 
     def abstain(self, round_index: int, reason: str) -> RoundResult:
         """Take part without a contribution; the round's inner steps are run again, unless it is over."""
@@ -304,7 +306,9 @@ class DaemonExchange:
             connection.tell(work)
         else:
             try:
-                connection.tell(self._work.put_contribution(connection, work))
+                offer = self._work.put_contribution(connection, work)
+                self._payload_size_bytes = offer.encoded_size_bytes
+                connection.tell(offer)
             except StorageError as error:
                 self._refusal = error.reason
                 connection.tell(local.AbstainRound(work.round_index, error.reason[:64]))
@@ -318,6 +322,8 @@ class DaemonExchange:
             connection.tell(self._work.check(connection, order))
         elif isinstance(order, local.AnchorOrder):
             connection.tell(self._work.put_anchor(connection, order))
+        elif isinstance(order, local.SumOrder):
+            connection.tell(self._work.sum_slices(connection, order))
         elif isinstance(order, local.StepOrder):
             root = self._state.state_root
             if order.round_index + 1 == self._state.round_index and root is not None:

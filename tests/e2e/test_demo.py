@@ -33,6 +33,35 @@ def test_the_tiny_demo_ends_with_identical_inferencers(tmp_path: Path) -> None:
     assert _processes_of(workdir) == []
 
 
+def test_trainers_that_train_together_outlive_a_kill_of_one(tmp_path: Path) -> None:
+    workdir = tmp_path / "work"
+    command = [sys.executable, "-m", "pulsenetd.cli", "demo", "--trainers", "3", "--model", "tiny", "--json"]
+    finished = subprocess.run(
+        [*command, "--rounds", "10", "--workdir", str(workdir)],
+        capture_output=True,
+        text=True,
+        timeout=220,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    summary = json.loads(finished.stdout)
+    # three state roots, three files of weights and the inferencer's are the same
+    assert summary["identical"] is True
+    assert summary["resumed"]["from"] == 2
+    assert summary["resumed"]["at"] >= 4
+    rounds = summary["rounds"]
+    assert [row["round"] for row in rounds] == list(range(10))
+    assert len(rounds[0]["contributors"]) == 3
+    assert rounds[3]["contributors"] == ["trainer-1", "trainer-2"]
+    assert all(0.005 < row["density"] < 0.12 for row in rounds)
+    assert all(row["residual_norm"] > 0 for row in rounds)
+    for row in rounds:
+        assert row["received_bytes"] < row["diloco_received_bytes"] < row["ddp_received_bytes"]
+    assert summary["payload_ratio"] > 17
+    assert rounds[-1]["loss"] < rounds[0]["loss"]
+    assert _processes_of(workdir) == []
+
+
 def _processes_of(workdir: Path) -> list[str]:
     """Return the command lines of running processes that name the directory: none may be left behind."""
     found = []

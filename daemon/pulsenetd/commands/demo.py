@@ -16,7 +16,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--versions", type=int, default=None, metavar="N", help="optimiser steps, one version each (default 16, tiny 8)"
     )
-    parser.add_argument("--inferencers", type=int, default=2, metavar="N", help="inferencer nodes (default 2)")
+    parser.add_argument("--inferencers", type=int, default=None, metavar="N", help="inferencer nodes (default 2)")
+    parser.add_argument(
+        "--trainers", type=int, default=1, metavar="N", help="more than one: they train together in rounds (PULSELoCo)"
+    )
+    parser.add_argument("--rounds", type=int, default=None, metavar="N", help="with --trainers: rounds (default 12)")
     parser.add_argument("--workdir", default=None, metavar="DIR", help="keep logs, keys and weights here")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.set_defaults(run_command=_demo)
@@ -27,12 +31,41 @@ def _demo(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if value is not None and not 1 <= value <= most:
             raise UsageError(f"--{name}: {value} is not from 1 to {most}")
+    if arguments.trainers != 1:
+        return _demo_together(arguments)
+    if arguments.rounds is not None:
+        raise UsageError("--rounds counts the rounds of several trainers: give --trainers as well")
     from pulsenetd.demo.orchestrator import run_demo
 
     return run_demo(
         model=arguments.model,
         versions=arguments.versions,
-        inferencers=arguments.inferencers,
+        inferencers=2 if arguments.inferencers is None else arguments.inferencers,
+        workdir=Path(arguments.workdir) if arguments.workdir else None,
+        json_output=arguments.json,
+    )
+
+
+def _demo_together(arguments: argparse.Namespace) -> int:
+    from pulsenetd.demo.together import settings
+
+    if not settings.TRAINERS_MIN <= arguments.trainers <= settings.TRAINERS_MAX:
+        raise UsageError(f"--trainers: {arguments.trainers} is not from 1 to {settings.TRAINERS_MAX}")
+    rounds = settings.ROUNDS_DEFAULT if arguments.rounds is None else arguments.rounds
+    if not settings.ROUNDS_MIN <= rounds <= 100_000:
+        raise UsageError(
+            f"--rounds: {rounds} is not from {settings.ROUNDS_MIN} to 100000: "
+            f"a trainer is killed in round {settings.KILL_IN_ROUND} and has to be seen coming back"
+        )
+    for name in ("versions", "inferencers"):
+        if getattr(arguments, name) is not None:
+            raise UsageError(f"--{name} is for one trainer: with --trainers, versions follow the rounds")
+    from pulsenetd.demo.together.orchestrator import run_together_demo
+
+    return run_together_demo(
+        model=arguments.model,
+        trainers=arguments.trainers,
+        rounds=rounds,
         workdir=Path(arguments.workdir) if arguments.workdir else None,
         json_output=arguments.json,
     )

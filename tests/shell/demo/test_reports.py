@@ -4,7 +4,18 @@ import io
 
 import pytest
 
-from pulsenetd.demo.reports import Applied, Finished, Loaded, Published, Report, Sampled, read_report, write_report
+from pulsenetd.demo.reports import (
+    Applied,
+    Finished,
+    Loaded,
+    Published,
+    Report,
+    Resumed,
+    RoundDone,
+    Sampled,
+    read_report,
+    write_report,
+)
 
 PUBLISHED = Published(
     epoch=0,
@@ -26,7 +37,15 @@ PUBLISHED = Published(
 
 @pytest.mark.parametrize(
     "report",
-    [Loaded(1.5), PUBLISHED, Applied(0, 3, 0.1, 13.0), Sampled(3, 16, 0.5, 0.4), Finished(0, 3, "ab" * 32)],
+    [
+        Loaded(1.5),
+        PUBLISHED,
+        Applied(0, 3, 0.1, 13.0),
+        Sampled(3, 16, 0.5, 0.4),
+        Finished(0, 3, "ab" * 32),
+        RoundDone(4, 5, "counted", 3, 10, 1000, 40, 0.5, 2.0, "ab" * 32, 1.5),
+        Resumed(2, 5),
+    ],
 )
 def test_a_report_survives_the_pipe(report: Report) -> None:
     stream = io.StringIO()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+
+from pulsenet.training.callback import load_outer_state, save_outer_state
 
 if TYPE_CHECKING:
     from pulsenet.training.outer_optimizer import OuterOptimizer
@@ -14,21 +15,20 @@ if TYPE_CHECKING:
 
 def save_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync: OuterOptimizer) -> None:
     """Write everything the next life of this process needs; a crash leaves the file of before."""
-    held = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rounds": sync.state_dict()}
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        torch.save(held, file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
+    inner = optimizer.state_dict()
+    # Names are text in a file of tensors.
+    named = {"state": {str(index): held for index, held in inner["state"].items()}, "groups": inner["param_groups"]}
+    save_outer_state({"model": model.state_dict(), "optimizer": named, "rounds": sync.state_dict()}, path)
 
 
 def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync: OuterOptimizer) -> bool:
     """Restore what :func:`save_checkpoint` wrote; return whether there was anything."""
     if not path.exists():
         return False
-    held: dict[str, Any] = torch.load(path, weights_only=True)
+    held = load_outer_state(path)
     model.load_state_dict(held["model"])
-    optimizer.load_state_dict(held["optimizer"])
+    named = held["optimizer"]
+    state = {int(index): values for index, values in named["state"].items()}
+    optimizer.load_state_dict({"state": state, "param_groups": named["groups"]})
     sync.load_state_dict(held["rounds"])
     return True

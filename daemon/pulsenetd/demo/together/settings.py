@@ -10,7 +10,7 @@ KILL_IN_ROUND: Final = 2
 """The round in which one trainer and its node are killed, after some of its inner steps."""
 RETURN_IN_ROUND: Final = 4
 """The round of the others in which they are started again."""
-ROUNDS_DEFAULT: Final = 8
+ROUNDS_DEFAULT: Final = 12
 ROUNDS_MIN: Final = RETURN_IN_ROUND + 2
 """A trainer that returns is seen to contribute again."""
 TRAINERS_MIN: Final = 2
@@ -48,7 +48,7 @@ SETTINGS: Final = {
         element_count=2_365_440,
         batch_size=16,
         operand_max=49,
-        learning_rate=2e-6,
+        learning_rate=2e-7,
         threads_max=1,
     ),
 }
