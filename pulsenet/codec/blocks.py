@@ -199,10 +199,12 @@ def decode_block(block: Block, codec_id: int, body: bytes | bytearray | memoryvi
     """
     reader = PlaneReader(body)
     positions, old_bits, new_bits = _decoder(block, codec_id)(block, reader, old)
-    if np.any(old_bits == new_bits):
+    # No step of *tight* gives the old bits again.
+    if codec_id != Codec.TIGHT and np.any(old_bits == new_bits):
         raise PatchMismatchError(f"tensor {block.spec.name!r} already holds bits that the patch says it changes")
-    indices = positions.astype(block.spec.index_dtype)
-    indices += block.spec.index_dtype.type(block.element_start)
+    indices = positions.astype(block.spec.index_dtype, copy=False)
+    if block.element_start:
+        indices += block.spec.index_dtype.type(block.element_start)
     return Changes(block.tensor_index, indices, old_bits, new_bits)
 
 

@@ -110,6 +110,15 @@ def _write_loop(view: Bits, indices: Indices, bits: Bits) -> None:
         view[indices[i]] = bits[i]
 
 
+@compile_loop
+def _apply_loop(view: Bits, indices: Indices, expected: Bits, bits: Bits) -> tuple[int, int]:
+    """Write ``bits`` if :func:`_check_loop` finds nothing wrong; return what it found."""
+    outcome, position = _check_loop(view, indices, expected)
+    if outcome == 0:
+        _write_loop(view, indices, bits)
+    return outcome, position
+
+
 def apply_changes(view: Bits, changes: Changes) -> None:
     """Overwrite the changed elements of one tensor's ``view`` in place.
 
@@ -118,8 +127,16 @@ def apply_changes(view: Bits, changes: Changes) -> None:
         PatchMismatchError: an element does not hold its old bits.
         In both cases nothing was written.
     """
-    _check(view, changes, expected=changes.old_bits)
-    _write_loop(view, changes.indices, changes.new_bits)
+    _check_view(view, changes)
+    outcome, position = _apply_loop(view, changes.indices, changes.old_bits, changes.new_bits)
+    if outcome == _BAD_INDEX:
+        raise _index_error(view, changes)
+    if outcome == _BAD_BITS:
+        index = int(changes.indices[position])
+        raise PatchMismatchError(
+            f"tensor {changes.tensor_index} holds {int(view[index]):#x} at {index}, "
+            f"the patch expects {int(changes.old_bits[position]):#x}"
+        )
 
 
 def undo_changes(view: Bits, changes: Changes) -> None:
@@ -129,8 +146,11 @@ def undo_changes(view: Bits, changes: Changes) -> None:
         LocalProtocolError: an index outside the tensor, twice or out of order, or another element width.
             Nothing was written.
     """
-    _check(view, changes, expected=None)
-    _write_loop(view, changes.indices, changes.old_bits)
+    _check_view(view, changes)
+    indices = changes.indices
+    if indices.size and (int(indices[-1]) >= view.size or not bool(np.all(indices[1:] > indices[:-1]))):
+        raise _index_error(view, changes)
+    _write_loop(view, indices, changes.old_bits)
 
 
 def compose_changes(first: Changes, second: Changes) -> Changes:
@@ -224,24 +244,14 @@ def _check_indices(changes: Changes, element_count: int) -> None:
         raise RemoteProtocolError("changes-index", f"tensor {changes.tensor_index} of {element_count} elements")
 
 
-def _check(view: Bits, changes: Changes, *, expected: Bits | None) -> None:
+def _check_view(view: Bits, changes: Changes) -> None:
     if view.ndim != 1 or view.dtype != changes.new_bits.dtype:
         raise LocalProtocolError(f"a flat view of {changes.new_bits.dtype} is needed, not {view.ndim}-d {view.dtype}")
     if not view.flags.writeable:
         raise LocalProtocolError("the view is read-only")
-    if expected is None:
-        wide = changes.indices
-        in_order = bool(np.all(wide[1:] > wide[:-1])) and (wide.size == 0 or int(wide[-1]) < view.size)
-        outcome, position = (_FITS if in_order else _BAD_INDEX), 0
-    else:
-        outcome, position = _check_loop(view, changes.indices, expected)
-    if outcome == _BAD_INDEX:
-        raise LocalProtocolError(
-            f"tensor {changes.tensor_index}: an index is outside {view.size} elements, twice or out of order"
-        )
-    if outcome == _BAD_BITS:
-        index = int(changes.indices[position])
-        raise PatchMismatchError(
-            f"tensor {changes.tensor_index} holds {int(view[index]):#x} at {index}, "
-            f"the patch expects {int(changes.old_bits[position]):#x}"
-        )
+
+
+def _index_error(view: Bits, changes: Changes) -> LocalProtocolError:
+    return LocalProtocolError(
+        f"tensor {changes.tensor_index}: an index is outside {view.size} elements, twice or out of order"
+    )

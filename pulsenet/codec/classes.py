@@ -66,16 +66,16 @@ def classify_twin(old: Bits, number_format: FloatFormat) -> UInt8s:
 def classify(old: Bits, number_format: FloatFormat) -> UInt8s:
     """Return the class of each element, from 0 for the largest magnitudes."""
     out = np.empty(old.size, np.uint8)
-    _classify_loop(_upper_half(old), _list_fields(number_format), out)
+    _classify_loop(upper_half(old), list_fields(number_format), out)
     return out
 
 
-def _upper_half(bits: Bits) -> Bits:
+def upper_half(bits: Bits) -> Bits:
     """Return the lower 16 bits of each element, shifted there where it has more: they hold the exponent."""
     return bits >> 16 if bits.dtype.itemsize > 2 else bits
 
 
-def _list_fields(number_format: FloatFormat) -> UInt16s:
+def list_fields(number_format: FloatFormat) -> UInt16s:
     """Return the shift, the mask, and the largest and smallest exponent that classes tell apart."""
     dropped_bits = 16 if number_format.element_bits > 16 else 0
     top = _find_top(number_format)
@@ -89,14 +89,20 @@ def _find_top(number_format: FloatFormat) -> int:
 
 
 @compile_loop
-def _read_classes(bits: Bits, start: int, fields: UInt16s, tile: UInt8s) -> int:
+def _read_classes_loop(bits: Bits, fields: UInt16s, out: UInt8s) -> None:
+    """Write the classes of elements, which may be classes already."""
+    if fields[1] == 0:
+        for i in range(bits.size):
+            out[i] = bits[i]
+    else:
+        _classify_loop(bits, fields, out)
+
+
+@compile_loop
+def _read_tile(bits: Bits, start: int, fields: UInt16s, tile: UInt8s) -> int:
     """Write the classes of a tile, which starts at ``start``; fill up its last span; return how many there are."""
     part = bits[start : start + tile.size]
-    if fields[1] == 0:
-        for i in range(part.size):
-            tile[i] = part[i]
-    else:
-        _classify_loop(part, fields, tile)
+    _read_classes_loop(part, fields, tile)
     count = (part.size + SPAN - 1) // SPAN
     for i in range(part.size, count * SPAN):
         tile[i] = _NO_CLASS
@@ -112,14 +118,15 @@ def _sum_bytes(packed: int) -> int:
 
 
 @compile_loop
-def _count_gaps_loop(
+def count_gaps_loop(
     bits: Bits, fields: UInt16s, positions: UInt32s, changed: Bits, gaps: UInt32s, order: UInt32s, starts: Int64s
 ) -> None:
+    """Write the gaps and the order of changes at ``positions``, where the elements are ``changed``.
+
+    ``starts`` is zero before and then as :func:`count_gaps` returns it.
+    """
     rows = np.empty(positions.size, np.uint8)
-    if fields[1] == 0:
-        rows[:] = changed
-    else:
-        _classify_loop(changed, fields, rows)
+    _read_classes_loop(changed, fields, rows)
     for i in range(rows.size):
         starts[np.int64(rows[i]) + 1] += 1
     for row in range(CLASS_COUNT):
@@ -131,7 +138,7 @@ def _count_gaps_loop(
     passed = np.zeros(CLASS_COUNT, np.int64)
     i = 0
     for tile_start in range(0, bits.size, _TILE):
-        for k in range(_read_classes(bits, tile_start, fields, tile)):
+        for k in range(_read_tile(bits, tile_start, fields, tile)):
             start = tile_start + k * SPAN
             split_span(tile, k * SPAN, masks, counts)
             # A number of rows that compilers do not know: knowing it they unroll the loop and use no vectors.
@@ -183,14 +190,14 @@ def count_float_gaps(
         positions: Ascending positions of the changes.
         old_bits: The elements there.
     """
-    halves = _upper_half(old[: int(positions[-1]) + 1])
-    return _count_gaps(halves, _list_fields(number_format), positions, _upper_half(old_bits))
+    halves = upper_half(old[: int(positions[-1]) + 1])
+    return _count_gaps(halves, list_fields(number_format), positions, upper_half(old_bits))
 
 
 def _count_gaps(bits: Bits, fields: UInt16s, positions: UInt32s, changed: Bits) -> tuple[UInt32s, UInt32s, Int64s]:
     gaps, order = np.empty(positions.size, np.uint32), np.empty(positions.size, np.uint32)
     starts = np.zeros(CLASS_COUNT + 1, np.int64)
-    _count_gaps_loop(bits, fields, positions, changed, gaps, order, starts)
+    count_gaps_loop(bits, fields, positions, changed, gaps, order, starts)
     return gaps, order, starts
 
 
@@ -229,7 +236,7 @@ def _append_sorted(
 
 
 @compile_loop
-def _find_members_loop(
+def _search_members_loop(
     bits: Bits, fields: UInt16s, gaps: UInt32s, starts: Int64s, positions: UInt32s, sources: UInt32s
 ) -> int:
     cursor = starts.copy()
@@ -243,7 +250,7 @@ def _find_members_loop(
     near, near_sources = np.empty(SPAN, np.int64), np.empty(SPAN, np.int64)
     found = 0
     for tile_start in range(0, bits.size, _TILE):
-        for k in range(_read_classes(bits, tile_start, fields, tile)):
+        for k in range(_read_tile(bits, tile_start, fields, tile)):
             start = tile_start + k * SPAN
             split_span(tile, k * SPAN, masks, counts)
             # Which rows have a change here is no branch: it could not be predicted.
@@ -338,17 +345,22 @@ def find_float_members(
     old: Bits, number_format: FloatFormat, gaps: UInt32s, starts: Int64s
 ) -> tuple[UInt32s, UInt32s] | None:
     """Undo :func:`count_float_gaps`: do as :func:`find_members` for the classes of ``old``, without keeping them."""
-    return _find_members(_upper_half(old), _list_fields(number_format), gaps, starts)
+    return _find_members(upper_half(old), list_fields(number_format), gaps, starts)
+
+
+@compile_loop
+def find_members_loop(
+    bits: Bits, fields: UInt16s, gaps: UInt32s, starts: Int64s, positions: UInt32s, sources: UInt32s
+) -> int:
+    """Write where the changes are and which gap each has; return how many were found."""
+    if gaps.size * _DENSE_DIVISOR <= bits.size:
+        return _search_members_loop(bits, fields, gaps, starts, positions, sources)
+    classes = np.empty(bits.size, np.uint8)
+    _read_classes_loop(bits, fields, classes)
+    return _walk_members_loop(classes, gaps, starts, positions, sources)
 
 
 def _find_members(bits: Bits, fields: UInt16s, gaps: UInt32s, starts: Int64s) -> tuple[UInt32s, UInt32s] | None:
     positions, sources = np.empty(gaps.size, np.uint32), np.empty(gaps.size, np.uint32)
-    if gaps.size * _DENSE_DIVISOR > bits.size:
-        classes = bits
-        if fields is not _FIELDS_OF_CLASSES:
-            classes = np.empty(bits.size, np.uint8)
-            _classify_loop(bits, fields, classes)
-        found = _walk_members_loop(classes, gaps, starts, positions, sources)
-    else:
-        found = _find_members_loop(bits, fields, gaps, starts, positions, sources)
+    found = find_members_loop(bits, fields, gaps, starts, positions, sources)
     return (positions, sources) if found == gaps.size else None

@@ -1,8 +1,8 @@
 """Rice codes, and the bit stream of *tight* that is made of them (SPEC codec, "Rice codes", "Tight").
 
 The code of v with parameter k is v // 2^k zeros, a one, then the k low bits of v; bits fill bytes from the lowest.
-Every loop has a numpy twin of the same signature that defines it. All loops that call each other live in this file,
-because numba's cache does not see changes in another.
+Every loop has a numpy twin of the same signature that defines it. Loops that call each other live in one file where
+they can, because numba's cache does not see changes in another: after a change here touch ``tight.py``.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def _list_exceptions_loop(extras: Numbers, rank_gaps: Numbers, rests: Numbers) -
 
 
 @compile_loop
-def _plan_loop(gaps: Numbers, extras: Numbers, starts: Int64s, plans: Int64s) -> int:
+def plan_loop(gaps: Numbers, extras: Numbers, starts: Int64s, plans: Int64s) -> int:
     rank_gaps = np.empty(gaps.size, np.uint32)
     rests = np.empty(gaps.size, np.uint32)
     total_bits = 0
@@ -344,11 +344,11 @@ def plan_stream(gaps: Numbers, extras: Numbers, starts: Int64s) -> tuple[Int64s,
         starts: The numbers of class c are those from ``starts[c]`` up to ``starts[c + 1]``.
     """
     plans = np.empty((starts.size - 1, PLAN_COLUMNS), np.int64)
-    return plans, int(_plan_loop(gaps, extras, starts, plans))
+    return plans, int(plan_loop(gaps, extras, starts, plans))
 
 
 @compile_loop
-def _write_stream_loop(gaps: Numbers, ups: UInt8s, extras: Numbers, starts: Int64s, plans: Int64s, out: UInt8s) -> int:
+def write_stream_loop(gaps: Numbers, ups: UInt8s, extras: Numbers, starts: Int64s, plans: Int64s, out: UInt8s) -> int:
     rank_gaps = np.empty(gaps.size, np.uint32)
     rests = np.empty(gaps.size, np.uint32)
     bit = 0
@@ -392,13 +392,13 @@ def write_stream(gaps: Numbers, ups: UInt8s, extras: Numbers, starts: Int64s, pl
         ups: 1 for a step up, 0 for one down, in the same order.
     """
     out = np.zeros(-(-size_bits // 8), np.uint8)
-    end_bit = _write_stream_loop(gaps, ups, extras, starts, plans, out)
+    end_bit = write_stream_loop(gaps, ups, extras, starts, plans, out)
     assert end_bit == size_bits
     return out
 
 
 @compile_loop
-def _read_stream_loop(
+def read_stream_loop(
     stream: UInt8s, plans: Int64s, gap_max: int, extra_max: int, gaps: Numbers, ups: UInt8s, extras: Numbers
 ) -> int:
     rank_gaps = np.empty(gaps.size, np.uint32)
@@ -480,4 +480,4 @@ def read_stream(stream: UInt8s, plans: Int64s, gap_max: int, extra_max: int) -> 
     """
     count = int(plans[:, COUNT].sum())
     gaps, ups, extras = np.zeros(count, np.uint32), np.zeros(count, np.uint8), np.zeros(count, np.uint32)
-    return int(_read_stream_loop(stream, plans, gap_max, extra_max, gaps, ups, extras)), gaps, ups, extras
+    return int(read_stream_loop(stream, plans, gap_max, extra_max, gaps, ups, extras)), gaps, ups, extras

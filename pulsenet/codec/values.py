@@ -80,7 +80,7 @@ def join_steps(old_bits: Bits, ups: UInt8s) -> Bits:
 
 
 @compile_loop
-def _measure_steps_loop(
+def measure_steps_loop(
     old_bits: Bits, new_bits: Bits, order: UInt32s, element_bits: int, ups: UInt8s, extras: UInt32s
 ) -> None:
     mask = (1 << element_bits) - 1
@@ -116,12 +116,12 @@ def measure_steps(old_bits: Bits, new_bits: Bits, order: UInt32s) -> tuple[UInt8
         order: Which change comes where in the results.
     """
     ups, extras = np.empty(order.size, np.uint8), np.empty(order.size, np.uint32)
-    _measure_steps_loop(old_bits, new_bits, order, _element_bits(old_bits), ups, extras)
+    measure_steps_loop(old_bits, new_bits, order, _element_bits(old_bits), ups, extras)
     return ups, extras
 
 
 @compile_loop
-def _take_steps_loop(
+def take_steps_loop(
     old_bits: Bits, ups: UInt8s, extras: UInt32s, sources: UInt32s, element_bits: int, out: Bits
 ) -> None:
     mask = (1 << element_bits) - 1
@@ -150,7 +150,7 @@ def take_steps(old_bits: Bits, ups: UInt8s, extras: UInt32s, sources: UInt32s) -
         sources: Which of the steps is that of each element.
     """
     out = np.empty_like(old_bits)
-    _take_steps_loop(old_bits, ups, extras, sources, _element_bits(old_bits), out)
+    take_steps_loop(old_bits, ups, extras, sources, _element_bits(old_bits), out)
     return out
 
 

@@ -15,7 +15,15 @@ from pulsenet.codec.rice import (
     STEPS_ARE_SPARSE,
     write_stream,
 )
-from pulsenet.codec.tight import decode_tight, encode_head, encode_head_twin, encode_tight, read_head, read_head_twin
+from pulsenet.codec.tight import (
+    decode_tight,
+    encode_head,
+    encode_head_twin,
+    encode_tight,
+    encode_tight_twin,
+    read_head,
+    read_head_twin,
+)
 from pulsenet.codec.varint import BodyReader, encode_varint
 from pulsenet.errors import PatchMismatchError, RemoteProtocolError
 from pulsenet.tensors.floats import FLOAT_FORMATS, from_ordered, to_ordered
@@ -39,6 +47,8 @@ def all_patterns(dtype: str) -> np.ndarray:
 def check(dtype: str, old: np.ndarray, new: np.ndarray) -> bytes:
     positions = np.flatnonzero(old != new).astype(np.uint32)
     body = encode_tight(FLOAT_FORMATS[dtype], old, positions, old[positions], new[positions])
+    if old.size <= 1 << 16:
+        assert body == encode_tight_twin(FLOAT_FORMATS[dtype], old, positions, old[positions], new[positions])
     found, before, bits = decode_tight(FLOAT_FORMATS[dtype], BodyReader(body), old)
     assert np.array_equal(found, positions)
     assert np.array_equal(before, old[positions])
