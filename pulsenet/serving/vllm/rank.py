@@ -32,8 +32,8 @@ from pulsenet.serving.vllm.exchange import State, UpdateInfo, parse_version
 from pulsenet.serving.vllm.map import EngineMap, LoadWeights, Memory, trace_map
 from pulsenet.tensors.params import ParameterTable
 
-SAMPLE_COUNT_MAX: Final = 1 << 16
-"""Positions of one memory that are read back after a commit, spread evenly: a few milliseconds."""
+SAMPLE_COUNT_MAX: Final = 1 << 10
+"""Positions of one memory that are read back after a commit, spread evenly. Few, because the engine stands still."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +59,8 @@ class StagedUpdate:
     """The whole version, if the update is a full one and the weights are not that version already."""
     full_count: int = 0
     """Elements of this rank that a full update writes."""
+    samples: list[Sample] = field(default_factory=list)
+    """What is read back after the commit, chosen while the engine serves."""
 
     @property
     def changed_count(self) -> int:
@@ -182,12 +184,13 @@ class RankWeights:
         staged = StagedUpdate(version, base_version, order.root, self._route(decode_changes(view, table)))
         for writes in staged.writes:
             found = writes.memory.bits.gather(0, writes.positions)
-            wrong_count = int((found != writes.old_bits).sum())
-            if wrong_count:
+            if not torch.equal(found, writes.old_bits):
+                wrong_count = int((found != writes.old_bits).sum())
                 raise PatchMismatchError(
                     f"{wrong_count} of {found.numel()} positions of {writes.memory.name} do not hold the old bits: "
                     "ask for a full load"
                 )
+            staged.samples.append(Sample.take(writes.memory, writes.positions, writes.new_bits))
         return staged
 
     def _route(self, records: Iterator[Changes]) -> list[Writes]:
@@ -239,7 +242,7 @@ class RankWeights:
             writes.old_bits = writes.memory.bits.gather(0, writes.positions)
         for writes in staged.writes:
             writes.memory.bits.scatter_(0, writes.positions, writes.new_bits)
-        self._samples = [Sample.take(writes.memory, writes.positions, writes.new_bits) for writes in staged.writes]
+        self._samples = staged.samples
         for sample in self._samples:
             sample.check()
 
@@ -338,8 +341,9 @@ class Sample:
         Raises:
             IntegrityError: Other bits are there.
         """
-        wrong_count = int((self.memory.bits.gather(0, self.positions) != self.bits).sum())
-        if wrong_count:
+        found = self.memory.bits.gather(0, self.positions)
+        if not torch.equal(found, self.bits):
+            wrong_count = int((found != self.bits).sum())
             raise IntegrityError(
                 f"{wrong_count} of {self.positions.numel()} positions of {self.memory.name} read back do not hold what "
                 "was written"
