@@ -155,7 +155,9 @@ def measure_others(engine: Engine, expected: Mapping[str, bytes], repeats: int) 
 
     patches = []
     for name, new in engine.new.items():
-        changed = (new.reshape(-1).view(torch.int16) != engine.old[name].reshape(-1).view(torch.int16)).nonzero()[:, 0]
+        differs = new.reshape(-1).view(torch.int16) != engine.old[name].reshape(-1).view(torch.int16)
+        # It takes no NaN, which is its mark for what stays.
+        changed = (differs & ~new.reshape(-1).isnan()).nonzero()[:, 0]
         patches.append(
             CheckpointWeightPatch(name, tuple(new.shape), new.dtype, new.reshape(-1)[changed], changed.to(torch.int32))
         )
