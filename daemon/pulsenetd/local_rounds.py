@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
@@ -16,6 +17,7 @@ from pulsenet.local import rounds_protocol as local
 from pulsenet.local.protocol import Frame, LocalMessage
 from pulsenet.local.shared_memory import Region
 from pulsenet.node.events import ContributionStored
+from pulsenet.outer.floats import fp32_from_bits
 from pulsenet.tensors.params import ParameterTable
 from pulsenetd.handlers.training import TrainingDesk
 from pulsenetd.logs import logger
@@ -50,6 +52,8 @@ class RoundsHook:
     make_blobs: Callable[[], RoundBlobs]
     on_damage: Callable[[], None]
     """Told that a blob of a round lost chunks, which are to be fetched again."""
+    on_residual: Callable[[float], None]
+    """Told the norm of what the gate holds back."""
     threads: Executor
     """Where blobs are written and read."""
     metrics: Metrics
@@ -148,6 +152,11 @@ class RoundsSession:
                 desk.finish_anchor(message)
             case local.AnchorRefused():
                 desk.refuse_anchor(message)
+            case local.TellResidual(norm_bits):
+                norm = fp32_from_bits(norm_bits) if norm_bits < 1 << 32 else -1.0
+                if not 0.0 <= norm < math.inf:
+                    raise RemoteProtocolError("schema", f"a norm of bits {norm_bits:#x}")
+                hook.on_residual(float(norm))
             case _:
                 raise RemoteProtocolError("message-unexpected", type(message).__name__)
 

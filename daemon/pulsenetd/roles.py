@@ -132,7 +132,9 @@ async def build_role(
     mesh = _build_mesh(config, settled, store, trust, addresses)
 
     def build() -> Role:
-        rounds = RoundsPart(store, trust, settled.identity, role=config.role, metrics=metrics, threads=work_threads)
+        rounds = RoundsPart(
+            store, trust, settled.identity, role=config.role, metrics=metrics, threads=work_threads, note=ledger.note
+        )
         parts = Parts(
             config, settled, store, trust, mesh, ledger, metrics, work_threads, block_threads, monotonic, rounds
         )

@@ -76,16 +76,26 @@ class RoundsPart:
         identity: This node's key.
         role: The node's.
         threads: Where blobs are written and read.
+        note: Takes fields for status and metrics that no machine reports.
     """
 
     def __init__(
-        self, store: Store, trust: Trust, identity: Identity, *, role: str, metrics: Metrics, threads: Executor
+        self,
+        store: Store,
+        trust: Trust,
+        identity: Identity,
+        *,
+        role: str,
+        metrics: Metrics,
+        threads: Executor,
+        note: Callable[..., None],
     ) -> None:
         self._store = store
         self._trust = trust
         self._peer_id = identity.peer_id
         self._metrics = metrics
         self._threads = threads
+        self._note = note
         self._driver: Driver | None = None
         self._waiting_count = 0
         self.ledger, is_whole = _restore_ledger(store, trust)
@@ -209,6 +219,7 @@ class RoundsPart:
             check_masters=self._check_masters,
             make_blobs=lambda: RoundBlobs(self._store),
             on_damage=self._begin_again,
+            on_residual=lambda norm: self._note(residual_norm=norm),
             threads=self._threads,
             metrics=self._metrics,
         )

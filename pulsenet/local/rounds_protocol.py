@@ -30,6 +30,7 @@ training process             daemon
 :class:`AnchorStored`        :class:`Waiting`. Answers an :class:`AnchorOrder`; its blob was put before
 :class:`AnchorRefused`       :class:`Waiting`. The same, without a blob
 :class:`FetchBlobPart`       :class:`BlobPart` + memory, or :class:`NoBlobPart`
+:class:`TellResidual`        :class:`Waiting`. For status and metrics only
 ===========================  ===================================================================================
 
 An order is given out once and answered before the next is asked for; :class:`GoOn` needs no answer, the round's
@@ -316,6 +317,14 @@ class NoBlobPart:
     reason: Code
 
 
+@dataclass(frozen=True, slots=True)
+class TellResidual:
+    """What the gate holds back after the newest round, for whoever watches the node."""
+
+    norm_bits: int
+    """Euclidean norm as FP32 bits."""
+
+
 RoundsMessage = (
     GetRoundSettings
     | RoundSettingsReply
@@ -345,6 +354,7 @@ RoundsMessage = (
     | FetchBlobPart
     | BlobPart
     | NoBlobPart
+    | TellResidual
 )
 
 Order = CheckOrder | StepOrder | RestoreOrder | AnchorOrder | GoOn
@@ -379,5 +389,6 @@ ROUNDS_MESSAGE_TYPES: Final[tuple[type[RoundsMessage], ...]] = (
     FetchBlobPart,
     BlobPart,
     NoBlobPart,
+    TellResidual,
 )
 """In the order of their numbers."""

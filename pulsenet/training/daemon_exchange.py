@@ -30,6 +30,7 @@ from pulsenet.local.directories import RUN_NAME_DEFAULT, find_data_directory
 from pulsenet.local.protocol import PublishStatus
 from pulsenet.local.rounds_client import RoundsConnection
 from pulsenet.outer.contribution import Contribution
+from pulsenet.outer.floats import fp32_to_bits
 from pulsenet.outer.settings import Algorithm, OuterSettings
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.exchange import FinalRound, Move, Outcome, RoundResult, StateView
@@ -231,6 +232,15 @@ class DaemonExchange:
         found = self._await(None, linger_seconds=self._linger_seconds)
         if found is not None:
             yield from self._moves(found)
+
+    def note_residual(self, norm: float) -> None:
+        """Tell the daemon, which shows it in its status and metrics."""
+        if self._connection is None:
+            return
+        try:
+            self._connection.tell(local.TellResidual(fp32_to_bits(norm)))
+        except UnavailableError:
+            self._drop()
 
     def publish(self, model: torch.nn.Module, round_index: int) -> None:
         """Hand the weights over as the run's next version; a node that does not coordinate refuses before any copy."""

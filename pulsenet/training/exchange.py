@@ -162,6 +162,10 @@ class Exchange(Protocol):
     def catch_up(self) -> Iterable[Move]:
         """Return the moves from the state held to the newest one of the run, as those of a :class:`RoundResult`."""
 
+    def note_residual(self, norm: float) -> None:
+        """Take the Euclidean norm of what the gate holds back after a round, for whoever watches. Never raises for
+        trouble with the network or the daemon."""
+
     def publish(self, model: torch.nn.Module, round_index: int) -> None:
         """Make the weights after a round the run's next version, if that falls to this trainer. Never raises for
         trouble with the network or the daemon: training goes on, and the next round's version holds the same."""

@@ -326,6 +326,9 @@ class LocalMember:
         assert self._state is not None
         return self._swarm.moves(self._index, self._state)
 
+    def note_residual(self, norm: float) -> None:
+        """Do nothing: nobody watches rounds of one process."""
+
     def publish(self, model: torch.nn.Module, round_index: int) -> None:
         """Do nothing: rounds of one process have no versions."""
 

@@ -355,6 +355,7 @@ class OuterOptimizer:
                 share_news(news, self._masters.tensors)
         if self.round_index != index_before:
             assert self._exchange is not None
+            self._exchange.note_residual(report.residual_norm)
             self._exchange.publish(self._model, self.round_index)
         self._on_round(report)
         return report

@@ -191,6 +191,7 @@ def test_the_rounds_are_shown_and_counted(story: Story) -> None:
     counted = story.training["first"].counted
     assert f'pulsenet_contributions_total{{fate="counted"}} {float(counted)}' in story.seen["metrics"]
     assert f"pulsenet_round_index {float(story.goal)}" in story.seen["metrics"]
+    assert story.seen["status"]["first"]["residual_norm"] > 0.0, "the gate holds something back"
     trainers = [node for node in story.seen["status line"]["nodes"] if node["role"] == "trainer"]
     assert {node["round_index"] for node in trainers} == {story.goal}
 

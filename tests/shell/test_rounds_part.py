@@ -52,10 +52,17 @@ class Scene:
         self.threads = ThreadPoolExecutor(1)
         self.trust = self.run.trust()
         self.taken_up = 0
+        self.noted: dict[str, Any] = {}
 
     def part(self, role: str = "trainer", key: Any = None) -> RoundsPart:
         return RoundsPart(
-            self.store, self.trust, key or self.run.publisher, role=role, metrics=self.metrics, threads=self.threads
+            self.store,
+            self.trust,
+            key or self.run.publisher,
+            role=role,
+            metrics=self.metrics,
+            threads=self.threads,
+            note=lambda **fields: self.noted.update(fields),
         )
 
     async def take_up(self) -> bool:
@@ -292,6 +299,11 @@ def test_a_training_process_is_told_the_constants_and_whose_key_it_has(scene: Sc
     assert (reply.algorithm, reply.constants) == ("pulseloco", (("inner_steps", 4),))
     assert reply.peer_id == scene.run.publisher.peer_id
     assert scene.taken_up == 0
+
+
+def test_what_the_gate_holds_back_is_noted(scene: Scene) -> None:
+    scene.hook(scene.part()).on_residual(0.25)
+    assert scene.noted == {"residual_norm": 0.25}
 
 
 def test_other_masters_are_refused_once_a_round_is_over(scene: Scene) -> None:

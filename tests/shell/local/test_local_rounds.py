@@ -61,6 +61,7 @@ class Daemon:
         self.threads = ThreadPoolExecutor(2)
         self.heard: list[Event] = []
         self.damages = 0
+        self.residuals: list[float] = []
         self.settings: local.RoundSettingsReply | None = local.RoundSettingsReply(
             "pulseloco", (("inner_steps", 4),), run.publisher.peer_id
         )
@@ -80,6 +81,7 @@ class Daemon:
             check_masters=self._check_masters,
             make_blobs=lambda: RoundBlobs(store),
             on_damage=self._note_damage,
+            on_residual=self.residuals.append,
             threads=self.threads,
             metrics=self.metrics,
         )
@@ -327,6 +329,9 @@ def test_nothing_is_taken_before_the_rounds_are_open(process: Process, message: 
         (local.AnchorRefused(0, "enospc"), "message-unexpected"),
         (local.AnchorStored(0, ROOT, ROOT, 10), "not-found"),
         (local.Waiting(), "message-unexpected"),
+        (local.TellResidual(0x7FC0_0000), "schema"),
+        (local.TellResidual(0xBF80_0000), "schema"),
+        (local.TellResidual(1 << 32), "schema"),
     ],
 )
 def test_what_breaks_the_protocol_costs_the_connection_only(
@@ -355,6 +360,12 @@ def test_a_blob_larger_than_any_of_these_masters_is_refused(daemon: Daemon, proc
     process.open()
     assert refusal(process.put(bytes((1 << 20) + 1_000))) == "handoff-size"
     assert daemon.store.usage().chunk_count == 0
+
+
+def test_what_the_gate_holds_back_is_passed_on(daemon: Daemon, process: Process) -> None:
+    process.open()
+    assert process.ask(local.TellResidual(0x3F00_0000)) == local.Waiting()
+    assert daemon.residuals == [0.5]
 
 
 def test_abstaining_is_heard(daemon: Daemon, process: Process) -> None:

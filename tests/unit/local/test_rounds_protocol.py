@@ -51,6 +51,7 @@ EXAMPLES: list[RoundsMessage] = [
     rounds_protocol.FetchBlobPart(BLOB, 0, 1 << 20),
     rounds_protocol.BlobPart(77, True),
     rounds_protocol.NoBlobPart("blob-unknown"),
+    rounds_protocol.TellResidual(0x3F800000),
 ]
 
 
