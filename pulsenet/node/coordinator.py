@@ -173,6 +173,9 @@ class Coordinator:
                 return self._take_receipt(candidacy, event, now)
             case StateReached() | StateLost():
                 self._state = event if isinstance(event, StateReached) else None
+                if self._collection is not None:
+                    # A check that was ordered may have died with its training process.
+                    self._collection.asked.clear()
                 return [] if self._state is None else self._order_anchor(self._state.round_index)
             case StateAnchorStored():
                 return self._take_anchor(event)

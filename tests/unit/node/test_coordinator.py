@@ -30,6 +30,7 @@ from pulsenet.node.events import (
     PeerConnected,
     ReceiptSeen,
     StateAnchorStored,
+    StateLost,
     StateReached,
     StoreFailed,
     TimerFired,
@@ -142,6 +143,17 @@ def test_a_receipt_is_final_with_the_second_of_three_signatures(make_run: Callab
     answer = encode_signed(bench.run.seal(receipt, bench.me, bench.others[0]))
     bench.tell(ReceiptSeen(answer, (), bench.others[0].peer_id))
     assert bench.ledger.final(0) is not None
+
+
+def test_a_check_that_died_with_its_training_process_is_ordered_again(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 1)
+    bench.lead()
+    signed = bench.contribution()
+    assert only(bench.tell(ContributionSeen(encode_signed(signed), None)), CheckContribution)
+    bench.tell(StateLost())
+    assert only(bench.tell(StateReached(0, STATE)), CheckContribution)
+    effects = bench.tell(ContributionChecked(record_digest(signed), ""))
+    assert [effect.record.type for effect in only(effects, StoreRecord)][-1] == Receipt.TYPE
 
 
 def test_nothing_is_closed_without_a_state(make_run: Callable[..., Any]) -> None:
