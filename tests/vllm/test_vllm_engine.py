@@ -223,7 +223,7 @@ def test_a_worker_killed_in_the_commit_is_not_trusted_and_its_successor_starts_f
     """Last: the engine of this module ends here."""
     from vllm_models import save_checkpoint
     from vllm_server import running_server
-    from vllm_swarm import rank_arguments
+    from vllm_swarm import rank_arguments, rank_environment
 
     from pulsenet.serving.vllm.control import HttpControl
     from pulsenet.serving.vllm.engine import VllmEngine
@@ -239,7 +239,8 @@ def test_a_worker_killed_in_the_commit_is_not_trusted_and_its_successor_starts_f
     served.server.stop()
     checkpoint = save_checkpoint(served.model, served.path / "written")
     times: list[Any] = []
-    with running_server(checkpoint, served.path / "successor.log", *rank_arguments(served.ranks)) as server:
+    arguments, environment = rank_arguments(served.ranks), rank_environment(served.ranks)
+    with running_server(checkpoint, served.path / "successor.log", *arguments, **environment) as server:
         engine = VllmEngine(HttpControl(server.url), served.engine.directory, on_times=times.append)
         engine.probe()
         assert engine.version is None

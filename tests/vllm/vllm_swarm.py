@@ -68,7 +68,9 @@ class Served:
     def fresh_engine(self, name: str) -> Iterator[Server]:
         """Run a second engine, started from the version that is held."""
         checkpoint = save_checkpoint(self.model, self.path / name)
-        with running_server(checkpoint, self.path / f"{name}.log", *rank_arguments(self.ranks)) as server:
+        with running_server(
+            checkpoint, self.path / f"{name}.log", *rank_arguments(self.ranks), **rank_environment(self.ranks)
+        ) as server:
             yield server
 
 
@@ -83,12 +85,17 @@ def rank_arguments(ranks: int) -> tuple[str, ...]:
     return (*parallel, "--worker-extension-cls", "vllm_extension.WorkerExtension")
 
 
+def rank_environment(ranks: int) -> dict[str, str]:
+    """Return the variables for that many ranks: each has a core of its own."""
+    return {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, range(ranks)))} if ranks > 1 else {}
+
+
 @contextmanager
 def open_served(family: str, ranks: int, path: Path) -> Iterator[Served]:
     """Start an engine from version 0.0 and attach the node's side."""
     model = make_model(family, SEED)
     checkpoint = save_checkpoint(model, path / "base")
-    with running_server(checkpoint, path / "engine.log", *rank_arguments(ranks)) as server:
+    with running_server(checkpoint, path / "engine.log", *rank_arguments(ranks), **rank_environment(ranks)) as server:
         times: list[UpdateTimes] = []
         engine = VllmEngine(HttpControl(server.url), path / "node", on_times=times.append)
         try:

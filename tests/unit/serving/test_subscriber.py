@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import pulsenet.serving
 from pulsenet.errors import (
     IntegrityError,
     PatchMismatchError,
@@ -38,3 +39,10 @@ def test_each_kind_of_failure_has_a_stable_reason(error: BaseException, reason: 
 def test_the_serving_edge_needs_no_torch() -> None:
     code = "import sys, pulsenet.serving; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_name_of_the_edge_is_there() -> None:
+    for name in pulsenet.serving.__all__:
+        assert getattr(pulsenet.serving, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = pulsenet.serving.nothing

@@ -20,6 +20,7 @@ from pulsenet.errors import (
     LocalProtocolError,
     PatchMismatchError,
     PulsenetError,
+    RemoteProtocolError,
     StorageError,
     StructureError,
     UnavailableError,
@@ -28,9 +29,11 @@ from pulsenet.ids import Digest, Version
 from pulsenet.local.shared_memory import create_memory, write_at
 from pulsenet.serving.engine import FullUpdate, RecordsUpdate, apply_update
 from pulsenet.serving.vllm import engine as engine_module
-from pulsenet.serving.vllm.engine import UpdateTimes, VllmEngine
+from pulsenet.serving.vllm.engine import UpdateTimes, VllmEngine, _make_error
 from pulsenet.serving.vllm.exchange import PAUSED_NAME, State
+from pulsenet.serving.vllm.handover import lend_memory
 from pulsenet.serving.vllm.rank import RankWeights
+from pulsenet.serving.vllm.transaction import Fault
 
 Published = Callable[..., dict[str, torch.Tensor]]
 MakeRecords = Callable[[FullUpdate, FullUpdate], RecordsUpdate]
@@ -476,3 +479,110 @@ def test_an_engine_that_goes_while_it_compares_is_said_to_be_away(
     swarm.vllm.on_call = go_away
     with pytest.raises(UnavailableError, match="connection refused"):
         apply_update(swarm.engine, make_records(swarm.versions[0], swarm.versions[1]))
+
+
+def test_an_update_whose_end_was_done_but_not_answered_is_the_new_version(
+    swarm: Swarm, make_records: MakeRecords, fresh_bits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply_update(swarm.engine, swarm.versions[0])
+    close = swarm.vllm.close
+
+    def close_and_hang(label: str | None) -> None:
+        close(label)
+        if label is not None:
+            raise UnavailableError("timed out")
+
+    monkeypatch.setattr(swarm.vllm, "close", close_and_hang)
+    # vLLM takes no order once the update is closed, so the roll-back is answered by nobody: the next look finds out.
+    with pytest.raises(UnavailableError, match="timed out"):
+        apply_update(swarm.engine, make_records(swarm.versions[0], swarm.versions[1]))
+    monkeypatch.undo()
+    assert swarm.vllm.is_paused
+    swarm.engine.probe()
+    assert swarm.engine.version == Version(0, 1)
+    assert swarm.is_version(1, fresh_bits)
+    assert not swarm.vllm.is_paused
+
+
+def test_a_label_that_did_not_move_is_moved_once_all_ranks_say_the_version(
+    swarm: Swarm, make_records: MakeRecords, fresh_bits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply_update(swarm.engine, swarm.versions[0])
+
+    def finish_and_hang(label: str | None) -> None:
+        for servant in swarm.vllm.servants:
+            servant.note_open(False)
+        raise UnavailableError("timed out")
+
+    monkeypatch.setattr(swarm.vllm, "close", finish_and_hang)
+    # The ranks have let go and say so to the roll-back, which vLLM still takes: it holds the update open.
+    apply_update(swarm.engine, make_records(swarm.versions[0], swarm.versions[1]))
+    assert swarm.engine.version == Version(0, 1)
+    assert swarm.vllm.asked[-3:] == ["rollback", "set_label", "resume"]
+    assert swarm.vllm.weight_label == "0.1"
+    assert swarm.is_version(1, fresh_bits)
+
+
+def test_an_update_that_could_not_be_closed_is_closed_before_the_next(
+    swarm: Swarm, make_records: MakeRecords, fresh_bits: Any
+) -> None:
+    apply_update(swarm.engine, swarm.versions[0])
+    swarm.engine.stage(make_records(swarm.versions[0], swarm.versions[1]))
+    swarm.vllm.failing["close_unchanged"] = UnavailableError("timed out")
+    swarm.engine.rollback()
+    assert swarm.vllm.is_open
+    swarm.vllm.failing.clear()
+    apply_update(swarm.engine, make_records(swarm.versions[0], swarm.versions[2]))
+    assert swarm.vllm.asked[-7:] == ["close_unchanged", "open", "stage", "pause", "commit", "close", "resume"]
+    assert swarm.is_version(2, fresh_bits)
+
+
+def test_an_engine_whose_ranks_disagree_or_whose_table_is_gone_is_not_taken_up(
+    swarm: Swarm, make_records: MakeRecords
+) -> None:
+    apply_update(swarm.engine, swarm.versions[1])
+    swarm.engine.close()
+    directory = swarm.path / "node"
+    table = (directory / "table").read_bytes()
+    answers = {rank: (directory / f"rank-{rank}.json").read_bytes() for rank in range(RANKS)}
+    for name, data in (("table", None), ("table", b"damaged"), ("rank-1.json", None), ("rank-0.json", None)):
+        place = directory / name
+        place.unlink()
+        if data is not None:
+            place.write_bytes(data)
+        engine = swarm.start_node()
+        engine.probe()
+        assert engine.version is None
+        engine.close()
+        (directory / "table").write_bytes(table)
+        for rank, answer in answers.items():
+            (directory / f"rank-{rank}.json").write_bytes(answer)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("structure", StructureError),
+        ("base_mismatch", PatchMismatchError),
+        ("root_mismatch", IntegrityError),
+        ("decode", RemoteProtocolError),
+        ("damaged", StorageError),
+        ("silent", UnavailableError),
+    ],
+)
+def test_a_faults_code_becomes_its_error(code: str, error: type[PulsenetError]) -> None:
+    made = _make_error(Fault(code, "why"))
+    assert type(made) is error
+    assert "why" in str(made)
+
+
+def test_memory_shorter_than_announced_is_not_copied(swarm: Swarm) -> None:
+    descriptor = create_memory("short", 8)
+    update = replace(swarm.versions[0], descriptor=descriptor)
+    with (
+        pytest.raises(StorageError, match="shorter than announced"),
+        lend_memory(update, swarm.path / "node", must_copy=True),
+    ):
+        pass
+    os.close(descriptor)
+    assert not (swarm.path / "node" / "memory").exists()

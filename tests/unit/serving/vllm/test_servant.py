@@ -140,9 +140,10 @@ def test_a_refusal_is_an_answer_with_a_reason(desk: Desk, versions: list[FullUpd
     assert answer is not None
     assert (answer.outcome, answer.code, answer.state) == (Outcome.REFUSED, "root_mismatch", State.READY)
     assert "do not have their digest" in answer.reason
-    answer = desk.give(Order.COMMIT)
-    assert answer is not None
-    assert (answer.outcome, answer.code) == (Outcome.REFUSED, "order")
+    for order in (Order.COMMIT, Order.FINISH):
+        answer = desk.give(order)
+        assert answer is not None
+        assert (answer.outcome, answer.code) == (Outcome.REFUSED, "order")
 
 
 def test_an_error_after_the_first_write_is_a_failure(
