@@ -63,3 +63,27 @@ def test_tables_are_written_between_their_marks(tmp_path: Path) -> None:
     document.write_text(f"before\n{bench.BEGIN}\nold\n{bench.END}\nafter\n")
     bench.write_markdown(document, "new")
     assert document.read_text() == f"before\n{bench.BEGIN}\nnew\n{bench.END}\nafter\n"
+
+
+def test_figures_of_cores_that_others_used_are_not_measured() -> None:
+    figures: dict[str, Any] = {
+        "cores": 2,
+        "codecs": [
+            {
+                "name": name,
+                "encode_mb_s": 4000.0,
+                "decode_mb_s": 4000.0,
+                "encode_all_cores_mb_s": 7000.0,
+                "decode_all_cores_mb_s": 7000.0,
+            }
+            for name in ("plain", "tight")
+        ],
+        "memory": {
+            f"{kind}_mb_s{cores}": rate
+            for kind, rate in (("copy", 9000.0), ("read", 20_000.0), ("compare", 19_000.0))
+            for cores in ("", "_all_cores")
+        },
+    }
+    assert [line.passed for line in bench.speed_lines(figures)] == [True] * 8
+    bench.drop_busy_figures(figures)
+    assert [line.passed for line in bench.speed_lines(figures)] == [True] * 5 + [None] * 3
