@@ -325,6 +325,17 @@ def make_state_anchor(**changes):
     }
 
 
+def make_aggregate(**changes):
+    return {
+        "run_id": RUN_ID,
+        "revision": 0,
+        "round_index": 7,
+        "outcome": name("outcome 7"),
+        "slices": [{"blob_id": name(f"slice {index}"), "encoded_size_bytes": 90 * index} for index in range(3)],
+        **changes,
+    }
+
+
 # The vectors.
 
 
@@ -392,6 +403,8 @@ def make_frames():
         23: {"receipt": b"record", "votes": []},
         24: {"round_index": 7},
         25: {"round_index": 9, "votes": [b"one"], "receipts": [b"seven", b"eight"], "state_anchor": None},
+        26: {"round_index": 7},
+        27: {"aggregates": [b"nine", b"ten"]},
     }
     for number in reference.MESSAGES:
         stream = reference.encode_frame(number, bodies.get(number, {}))
@@ -496,6 +509,7 @@ def make_records():
     yield case("receipt-void", "receipt", sign("receipt", start, PUBLISHER), "Round 0, all rejected.")
     anchor = sign("stateanchor", make_state_anchor(), PUBLISHER)
     yield case("stateanchor", "stateanchor", anchor, "State 10, after ten rounds.")
+    yield case("aggregate", "aggregate", sign("aggregate", make_aggregate(), SECOND), "Three slices; one is empty.")
     member = make_receipt()["members"]
     same = [{**make_receipt()["rejected"][0], "peer_id": member[0]["peer_id"]}]
     late = {**make_vote()["newest"], "term": 4}
@@ -513,6 +527,14 @@ def make_records():
         ("receipt-previous", "receipt", make_receipt(previous=None), PUBLISHER, "Only round 0 has none."),
         ("scale-zero", "receipt", make_receipt(members=[{**member[0], "scale_bits": 0}]), PUBLISHER, "Above 0."),
         ("scale-above", "receipt", make_receipt(members=[{**member[0], "scale_bits": 0x3F800001}]), PUBLISHER, "To 1."),
+        ("aggregate-empty", "aggregate", make_aggregate(slices=[]), SECOND, "No slice."),
+        (
+            "aggregate-large",
+            "aggregate",
+            make_aggregate(slices=[{"blob_id": name("slice"), "encoded_size_bytes": 1 << 39}]),
+            SECOND,
+            "Larger than all elements.",
+        ),
         ("anchor-outcome", "stateanchor", make_state_anchor(outcome=None), PUBLISHER, "Only the start has none."),
     ):
         yield case(title, record_type, sign(record_type, record, key), comment, "schema")
@@ -833,6 +855,14 @@ def make_rounds_trust():
         ("state_anchor", anchor, [SECOND], "ok"),
         ("state_anchor", anchor, [TRAINER], "untrusted"),
         ("state_anchor", {**anchor, "revision": 1}, [SECOND], "revision-unknown"),
+    )
+    aggregate = without_run(make_aggregate())
+    yield case(
+        "aggregate",
+        "An authority states what it summed.",
+        ("aggregate", aggregate, [SECOND], "ok"),
+        ("aggregate", aggregate, [TRAINER], "untrusted"),
+        ("aggregate", {**aggregate, "revision": 1}, [SECOND], "revision-unknown"),
     )
 
 

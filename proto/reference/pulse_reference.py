@@ -119,6 +119,8 @@ MESSAGES = {
         "receipts": ("list", 64, RECORD),
         "state_anchor": ("opt", RECORD),
     },
+    26: {"round_index": "u"},
+    27: {"aggregates": ("list", 64, RECORD)},
 }
 KEYS = ("list", 1024, "=32")
 ENTRY = {
@@ -247,6 +249,13 @@ RECORDS = {
         "previous": ("opt", "=32"),
         "members": ("list", 1024, {"peer_id": "=32", "contribution_digest": "=32", "scale_bits": "u"}),
         "rejected": ("list", 1024, {"peer_id": "=32", "contribution_digest": "=32", "reason": "s128"}),
+    },
+    "aggregate": {
+        "run_id": "=32",
+        "revision": "u",
+        "round_index": "u",
+        "outcome": "=32",
+        "slices": ("list", 1024, {"blob_id": "=32", "encoded_size_bytes": "u"}),
     },
     "stateanchor": {
         "run_id": "=32",
@@ -477,6 +486,12 @@ def rule_receipt(record):
     require(ok, "schema", "receipt rule")
 
 
+def rule_aggregate(record):
+    largest = (4 * (1 << 36) * 101 + 99) // 100 + 64 * TENSORS_MAX + 1024
+    ok = len(record["slices"]) > 0 and all(name["encoded_size_bytes"] <= largest for name in record["slices"])
+    require(ok, "schema", "aggregate rule")
+
+
 def rule_stateanchor(record):
     ok = (record["round_index"] == 0) == (record["outcome"] is None)
     ok &= record["encoded_size_bytes"] <= LIST_ENTRIES_MAX * CHUNK_MAX
@@ -492,6 +507,7 @@ RULES = {
     "vote": rule_vote,
     "contribution": rule_contribution,
     "receipt": rule_receipt,
+    "aggregate": rule_aggregate,
     "stateanchor": rule_stateanchor,
     "descriptor": rule_descriptor,
     "epoch": rule_epoch,

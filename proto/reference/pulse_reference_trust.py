@@ -188,6 +188,11 @@ class Trust:
         require(record["revision"] <= self.known()["revision"], "revision-unknown")
         return record
 
+    def accept_aggregate(self, signed):
+        record = open_record("aggregate", signed, self.run_id, self.known()["authorities"])
+        require(record["revision"] <= self.known()["revision"], "revision-unknown")
+        return record
+
     def accept_fork_proof(self, first, second):
         version = contradiction(self.open_claimant(first), self.open_claimant(second))
         require(version is not None, "mismatch")

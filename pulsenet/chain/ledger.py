@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Self
 
 from pulsenet import limits
+from pulsenet.chain.aggregates import Aggregates
 from pulsenet.chain.ballot import is_majority
 from pulsenet.chain.outcome import outcome_of
-from pulsenet.chain.records import Contribution, Receipt, SignedRecord, StateAnchor
+from pulsenet.chain.records import Aggregate, Contribution, Receipt, SignedRecord, StateAnchor
 from pulsenet.chain.rules import check_record
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import IntegrityError, RemoteProtocolError, StorageError, TrustError
 from pulsenet.ids import Digest, PeerId, short
-from pulsenet.wire.messages import RoundsReply, Votes
+from pulsenet.wire.messages import AggregatesReply, RoundsReply, Votes
 from pulsenet.wire.schema import CountMax, decode_value, encode_value
 
 LEDGER_KEY: Final = "rounds/ledger"
@@ -81,6 +82,7 @@ class _State:
     finals: Annotated[tuple[Digest, ...], CountMax(FINALS_MAX)]
     contributions: Annotated[tuple[Digest, ...], CountMax(CONTRIBUTIONS_MAX)]
     anchors: Annotated[tuple[Digest, ...], CountMax(ANCHORS_KEPT)]
+    aggregates: Annotated[tuple[Digest, ...], CountMax(2 * FINALS_MAX)]
     fork: Annotated[tuple[Digest, ...], CountMax(2)]
 
 
@@ -99,6 +101,7 @@ class Ledger:
         self._anchors: tuple[tuple[StateAnchor, SignedRecord], ...] = ()
         self._replaced: list[tuple[StateAnchor, SignedRecord]] = []
         self._fork: tuple[SignedRecord, SignedRecord] | None = None
+        self._aggregates = Aggregates()
         self.is_changed = False
         """Whether something is not saved yet; :meth:`save` clears it."""
 
@@ -156,8 +159,22 @@ class Ledger:
             if entry.contribution.round_index == round_index
         }
 
+    def aggregate(self, round_index: int) -> Aggregate | None:
+        """Return what a round adds up to; ``None`` before an authority said so, or if two say different things."""
+        return self._aggregates.get(round_index)
+
+    def aggregate_signer(self, round_index: int) -> PeerId | None:
+        """Return who signed what :meth:`aggregate` returns."""
+        signed = self._aggregates.signed(round_index)
+        return signed[0].signers[0] if len(signed) == 1 else None
+
+    def is_disputed(self, round_index: int) -> bool:
+        """Say whether authorities signed different sums of one round."""
+        return self._aggregates.is_disputed(round_index)
+
     def records(self) -> Iterator[SignedRecord]:
         """Yield every record that what :meth:`save` writes names."""
+        yield from self._aggregates.records()
         yield from (signed for _, signed in self._anchors)
         yield from (entry.signed for entry in self._contributions.values())
         yield from (final.signed for final in self._finals.values())
@@ -186,6 +203,10 @@ class Ledger:
             receipts=tuple(receipts),
             state_anchor=encode_signed(self._anchors[-1][1]) if self._anchors else None,
         )
+
+    def reply_aggregates(self, round_index: int) -> AggregatesReply:
+        """Answer ``GetAggregates``."""
+        return AggregatesReply(tuple(encode_signed(signed) for signed in self._aggregates.signed(round_index)))
 
     # What may change it
 
@@ -302,6 +323,24 @@ class Ledger:
         self.is_changed = True
         return True
 
+    def accept_aggregate(self, signed: SignedRecord) -> bool:
+        """Take what an authority says that a round adds up to, and say whether it is news.
+
+        Raises:
+            TrustError: ``mismatch`` when the round is not known as final, or its receipt is another or has another
+                number of members; or a code of ``Trust.accept_aggregate``.
+            RemoteProtocolError: ``decode`` or ``schema``.
+        """
+        aggregate = self._trust.accept_aggregate(signed)
+        final = self._finals.get(aggregate.round_index)
+        if final is None or final.outcome != aggregate.outcome:
+            raise TrustError("mismatch", f"sums of a receipt of round {aggregate.round_index} that is not final here")
+        if len(aggregate.slices) != len(final.receipt.members):
+            raise TrustError("mismatch", f"{len(aggregate.slices)} slices of {len(final.receipt.members)} members")
+        is_news = self._aggregates.add(aggregate, signed)
+        self.is_changed |= is_news
+        return is_news
+
     def forget_old(self, round_index_min: int) -> Forgotten | None:
         """Drop what lies before the older of two state anchors and before ``round_index_min``, replaced anchors too."""
         if len(self._anchors) < ANCHORS_KEPT:
@@ -314,13 +353,14 @@ class Ledger:
             return None
         records = [record_digest(self._finals.pop(index).signed) for index in finals]
         records += [record_digest(signed) for _, signed in replaced]
+        slice_ids, aggregates = self._aggregates.forget_before(oldest)
         gone = [self._contributions.pop(digest) for digest in contributions]
         used = {entry.contribution.blob_id for entry in self._contributions.values()}
         used |= {anchor.blob_id for anchor in self.anchors}
         blob_ids = {entry.contribution.blob_id for entry in gone} | {anchor.blob_id for anchor, _ in replaced}
-        blob_ids -= used
+        blob_ids = (blob_ids | slice_ids) - used
         self.is_changed = True
-        return Forgotten(tuple(sorted(blob_ids)), (*records, *contributions))
+        return Forgotten(tuple(sorted(blob_ids)), (*records, *aggregates, *contributions))
 
     @property
     def authority_count(self) -> int:
@@ -338,6 +378,7 @@ class Ledger:
             finals=tuple(record_digest(final.signed) for final in self._finals.values())[-FINALS_MAX:],
             contributions=tuple(self._contributions)[-CONTRIBUTIONS_MAX:],
             anchors=tuple(record_digest(signed) for _, signed in self._anchors),
+            aggregates=self._aggregates.digests()[-2 * FINALS_MAX :],
             fork=() if self._fork is None else tuple(record_digest(signed) for signed in self._fork),
         )
         return encode_value(state)
@@ -361,6 +402,9 @@ class Ledger:
             for digest in state.anchors:
                 signed = _read(read, digest)
                 ledger._anchors += ((decode_value(StateAnchor, signed.payload), signed),)
+            for digest in state.aggregates:
+                signed = _read(read, digest)
+                ledger._aggregates.add(decode_value(Aggregate, signed.payload), signed)
             for digest in state.contributions:
                 signed = _read(read, digest)
                 contribution = decode_value(Contribution, signed.payload)

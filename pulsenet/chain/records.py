@@ -316,6 +316,29 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceName:
+    """The blob of one slice of an aggregate; whoever sums it makes the same blob."""
+
+    blob_id: Digest
+    encoded_size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """What a round's contributions add up to, by slice. Signed by an authority that summed all of it."""
+
+    TYPE: ClassVar[str] = "aggregate"
+
+    run_id: RunId
+    revision: int
+    round_index: int
+    outcome: Digest
+    """Of the final receipt of the round."""
+    slices: Annotated[tuple[SliceName, ...], CountMax(limits.ROUND_MEMBERS_MAX)]
+    """As many as the receipt has members; the member at the same place sums and serves it."""
+
+
+@dataclass(frozen=True, slots=True)
 class StateAnchor:
     """A whole outer state: master weights, momentum, round index. Signed by an authority that holds it."""
 

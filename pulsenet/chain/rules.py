@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pulsenet import limits
 from pulsenet.chain.records import (
+    Aggregate,
     Catalogue,
     CatalogueEntry,
     Contribution,
@@ -39,6 +40,7 @@ Signable = (
     | Vote
     | Contribution
     | Receipt
+    | Aggregate
     | StateAnchor
 )
 """Every record a run signs."""
@@ -74,6 +76,8 @@ def check_record(record: Signable) -> None:
         _check_contribution(record)
     elif isinstance(record, Receipt):
         _check_receipt(record)
+    elif isinstance(record, Aggregate):
+        _check_aggregate(record)
     elif isinstance(record, StateAnchor):
         _check_state_anchor(record)
     else:
@@ -199,6 +203,13 @@ def _check_receipt(record: Receipt) -> None:
     _require(bool(members or rejected), "receipt: nobody contributed")
     for member in record.members:
         _require(0 < member.scale_bits <= FP32_ONE_BITS, "receipt: a scale outside 0..1")
+
+
+def _check_aggregate(record: Aggregate) -> None:
+    _require(bool(record.slices), "aggregate: no slice")
+    size_bytes_max = compute_encoded_size_bytes_max(4 * limits.CONTRIBUTION_ELEMENTS_MAX)
+    for name in record.slices:
+        _require(name.encoded_size_bytes <= size_bytes_max, "aggregate: a slice above the limit")
 
 
 def _check_state_anchor(record: StateAnchor) -> None:

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 from pulsenet import limits
 from pulsenet.chain import rules
 from pulsenet.chain.records import (
+    Aggregate,
     Catalogue,
     Contribution,
     Descriptor,
@@ -56,6 +57,7 @@ R = TypeVar(
     Vote,
     Contribution,
     Receipt,
+    Aggregate,
     StateAnchor,
 )
 

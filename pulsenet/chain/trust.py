@@ -14,6 +14,7 @@ from pulsenet.chain.ballot import is_majority
 from pulsenet.chain.beliefs import EPOCH_RECORDS_MAX, Beliefs, may_open_epoch
 from pulsenet.chain.evidence import Claimant, Evidence, ForkProof, find_contradiction
 from pulsenet.chain.records import (
+    Aggregate,
     Catalogue,
     CatalogueEntry,
     Contribution,
@@ -273,6 +274,13 @@ class Trust(Beliefs):
         anchor = open_record(StateAnchor, signed, self._verify, run_id=self.run_id, signers=authorities)
         self._check_revision(anchor.revision)
         return anchor
+
+    def accept_aggregate(self, signed: SignedRecord) -> Aggregate:
+        """Open an authority's statement of what a round adds up to; errors as of :meth:`accept_state_anchor`."""
+        authorities = self._descriptors.require().authorities
+        aggregate = open_record(Aggregate, signed, self._verify, run_id=self.run_id, signers=authorities)
+        self._check_revision(aggregate.revision)
+        return aggregate
 
     def is_final(self, signed: SignedRecord) -> bool:
         """Say whether more than half of the authorities signed an accepted receipt."""

@@ -1,4 +1,4 @@
-"""What a node answers about rounds: the serving rule for messages 20 to 25, pure (SPEC section 3)."""
+"""What a node answers about rounds: the serving rule for messages 20 to 27, pure (SPEC section 3)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pulsenet.ids import PeerId
 from pulsenet.node.events import ContributionSeen, ReceiptSeen, TermSeen, VoteSeen
 from pulsenet.node.verdicts import RoundPush
 from pulsenet.wire.messages import (
+    GetAggregates,
     GetRounds,
     Message,
     PushContribution,
@@ -18,7 +19,7 @@ from pulsenet.wire.messages import (
     PushVote,
 )
 
-ROUND_REQUESTS = (PushVote, PushTerm, PushContribution, PushReceipt, GetRounds)
+ROUND_REQUESTS = (PushVote, PushTerm, PushContribution, PushReceipt, GetRounds, GetAggregates)
 """Requests this module answers."""
 
 
@@ -36,7 +37,7 @@ def event_of(push: RoundPush, source: PeerId) -> VoteSeen | TermSeen | Contribut
 
 
 def respond_to_round(
-    request: RoundPush | GetRounds, ledger: Ledger, find_verdict: Callable[[RoundPush], str] | None
+    request: RoundPush | GetRounds | GetAggregates, ledger: Ledger, find_verdict: Callable[[RoundPush], str] | None
 ) -> Message:
     """Return the reply to one request, after the machines saw what it pushed.
 
@@ -46,6 +47,8 @@ def respond_to_round(
     match request:
         case GetRounds(round_index):
             return ledger.reply(round_index)
+        case GetAggregates(round_index):
+            return ledger.reply_aggregates(round_index)
         case PushVote() | PushContribution() if find_verdict is None:
             return PushReply(accepted=False, reason="not-authority")
         case _:

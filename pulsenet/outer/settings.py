@@ -35,8 +35,8 @@ class Combination(StrEnum):
 _REALS: Final = ("learning_rate", "momentum_factor", "clip_norm_ratio", "norm_max")
 _COMBINATIONS: Final = tuple(Combination)
 
-_OTHERS_NAMES: Final = frozenset({"contributions_min", "contribution_wait_seconds"})
-"""Constants in the same list that govern when a round closes, not what it computes."""
+_OTHERS_NAMES: Final = frozenset({"contributions_min", "contribution_wait_seconds", "all_gather_ratio_min"})
+"""Constants in the same list that govern when a round closes and what travels, not what it computes."""
 
 
 @dataclass(frozen=True, slots=True)

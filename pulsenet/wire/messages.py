@@ -237,6 +237,20 @@ class RoundsReply:
     """The newest state anchor the provider holds."""
 
 
+@dataclass(frozen=True, slots=True)
+class GetAggregates:
+    """Ask what the contributions of a final receipt add up to; answered by :class:`AggregatesReply`."""
+
+    round_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatesReply:
+    """What authorities signed of it, as far as the provider knows; empty before that."""
+
+    aggregates: Annotated[tuple[Record, ...], CountMax(limits.SIGNATURES_MAX)]
+
+
 Message = (
     Hello
     | GetHead
@@ -263,6 +277,8 @@ Message = (
     | PushReceipt
     | GetRounds
     | RoundsReply
+    | GetAggregates
+    | AggregatesReply
 )
 """Anything a frame may hold."""
 
@@ -292,5 +308,7 @@ MESSAGE_TYPES: dict[int, type[Message]] = {
     23: PushReceipt,
     24: GetRounds,
     25: RoundsReply,
+    26: GetAggregates,
+    27: AggregatesReply,
 }
 """Message number on the wire (one byte before the msgpack body); numbers are never reused."""

@@ -25,7 +25,7 @@ from pulsenet.codec.contribution import (
     peek_contribution_header,
 )
 from pulsenet.codec.patch import decode_patch, encode_absolute, encode_patch
-from pulsenet.codec.sections import SectionCutter, SectionMap
+from pulsenet.codec.sections import SectionMap
 from pulsenet.codec.slices import SliceHeader, decode_slice, make_plane_encoder, write_slice
 from pulsenet.errors import PatchMismatchError, RemoteProtocolError
 from pulsenet.ids import Digest
@@ -33,6 +33,7 @@ from pulsenet.tensors.bf16 import cast_to_bf16_bits
 from pulsenet.tensors.digest import compute_region_root, compute_root, hash_tensor
 from pulsenet.tensors.floats import from_ordered, to_ordered
 from pulsenet.tensors.params import ParameterTable, TensorSpec
+from pulsenet.wire.sections import SectionCutter
 
 PROTO = Path(__file__).parents[2] / "proto"
 FILES = sorted((PROTO / "vectors" / "codec").glob("*.json"))

@@ -47,6 +47,7 @@ RECORD_TYPES: dict[str, Any] = {
         records.Vote,
         records.Contribution,
         records.Receipt,
+        records.Aggregate,
         records.StateAnchor,
     )
 }

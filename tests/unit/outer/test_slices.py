@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from pulsenet import limits
 from pulsenet.codec.contribution import HEADER_SIZE_BYTES
-from pulsenet.codec.sections import SectionCutter, find_slice_chunks
 from pulsenet.codec.slices import SliceHeader
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import Digest
@@ -21,6 +20,7 @@ from pulsenet.outer.reduce import Counted, reduce_mean, reduce_median, reduce_tr
 from pulsenet.outer.settings import Algorithm, Combination, OuterSettings
 from pulsenet.outer.slices import SlicePart, compute_trim_count, read_slices, sum_slice
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
+from pulsenet.wire.sections import SectionCutter, find_slice_chunks
 
 ROOT = Digest(bytes(range(32)))
 BLOCK_ELEMENTS = 16
