@@ -138,6 +138,14 @@ class RoundsSession:
                 desk.abstain(round_index, reason)
             case local.Checked():
                 desk.finish_check(message)
+            case local.Summed():
+                stored = desk.stored_slices()
+                for each in message.slices:
+                    if each.slice_index in stored:
+                        self._check_put(blobs, each.blob_id, each.encoded_size_bytes)
+                desk.finish_sum(message)
+            case local.SumRefused():
+                desk.refuse_sum(message)
             case local.Stepped():
                 desk.finish_step(message)
                 await self._run(hook, blobs.let_go)

@@ -51,6 +51,8 @@ WASTES: Final = frozenset({Fate.REJECTED, Fate.DROPPED, "diverged", "outdated"})
 """Why inner steps were for nothing."""
 VOTES: Final = frozenset({"stood", "term", "voted", "stale", "lease"})
 """Candidacies of this authority, and why it refused its vote to others."""
+SLICES: Final = frozenset({"summed", "failed", "astray"})
+"""Slices that were summed here, sums that failed, and rounds whose slices led to another state than everybody's."""
 KINDS: Final = frozenset({*streams.KINDS.values(), "other"})
 """What bytes on streams are counted as."""
 # fmt: on
@@ -90,6 +92,9 @@ class Metrics:
         self.votes = Counter(
             "pulsenet_votes", "Candidacies, and votes refused, of an authority.", ["outcome"], registry=self.registry
         )
+        self.slices = Counter(
+            "pulsenet_slices", "Slices of rounds: summed here, failed, led astray.", ["outcome"], registry=self.registry
+        )
         self.update_seconds = Histogram(
             "pulsenet_update_seconds",
             "Seconds one stage of an update took.",
@@ -116,6 +121,8 @@ class Metrics:
             self.wasted_inner_steps.labels(closed(label, WASTES)).inc(value)
         elif name == "votes":
             self.votes.labels(closed(label, VOTES)).inc(value)
+        elif name == "slices":
+            self.slices.labels(closed(label, SLICES)).inc(value)
         elif name.startswith("bytes_"):
             self.bytes.labels(name.removeprefix("bytes_"), closed(label, KINDS)).inc(value)
         else:

@@ -32,7 +32,7 @@ from pulsenet.node.rounds_respond import event_of, respond_to_round
 from pulsenet.node.verdicts import RoundPush
 from pulsenet.outer.self_test import SELF_TEST_DIGEST
 from pulsenet.tensors.params import ParameterTable
-from pulsenet.wire.messages import GetRounds, Message, Refusal
+from pulsenet.wire.messages import GetAggregates, GetRounds, Message, Refusal
 from pulsenet.wire.schema import decode_value
 from pulsenetd.driver import Driver, Handler
 from pulsenetd.handlers.training import TrainingDesk
@@ -247,11 +247,11 @@ class RoundsPart:
 
     # What peers ask
 
-    async def answer(self, peer_id: PeerId, request: RoundPush | GetRounds) -> Message:
+    async def answer(self, peer_id: PeerId, request: RoundPush | GetRounds | GetAggregates) -> Message:
         """Answer a peer's request about rounds: what it pushes is shown to the machines first."""
         if not self.shape:
             return Refusal("unavailable", "this run has no rounds", retry_after_ms=UNAVAILABLE_RETRY_MS)
-        if not isinstance(request, GetRounds):
+        if not isinstance(request, GetRounds | GetAggregates):
             if self._waiting_count >= PUSHES_WAITING_MAX:
                 return Refusal("busy", "others are being heard", retry_after_ms=BUSY_RETRY_MS)
             self._waiting_count += 1

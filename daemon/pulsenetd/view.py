@@ -17,6 +17,7 @@ from pulsenet.node.respond import Push, respond
 from pulsenet.node.verdicts import RoundPush
 from pulsenet.wire.messages import (
     ExchangeHave,
+    GetAggregates,
     GetChunks,
     GetRounds,
     Message,
@@ -123,7 +124,7 @@ class Responder:
         driver: Driver,
         threads: Executor,
         take_rollouts: Callable[[bytes], Awaitable[str]] | None,
-        answer_round: Callable[[PeerId, RoundPush | GetRounds], Awaitable[Message]],
+        answer_round: Callable[[PeerId, RoundPush | GetRounds | GetAggregates], Awaitable[Message]],
     ) -> None:
         self._view = view
         self._driver = driver
@@ -144,7 +145,7 @@ class Responder:
             case PushRollouts(batch) if self._take_rollouts is not None:
                 reason = await self._take_rollouts(batch)
                 return [PushReply(accepted=not reason, reason=reason)]
-            case PushVote() | PushTerm() | PushContribution() | PushReceipt() | GetRounds():
+            case PushVote() | PushTerm() | PushContribution() | PushReceipt() | GetRounds() | GetAggregates():
                 return [await self._answer_round(peer_id, request)]
             case _:
                 pass

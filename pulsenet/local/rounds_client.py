@@ -79,9 +79,7 @@ class RoundsConnection:
         message = self._receive(request, wait_seconds + REPLY_SECONDS_MAX).message
         if isinstance(message, local.NoOrder):
             return None
-        if isinstance(
-            message, local.CheckOrder | local.StepOrder | local.RestoreOrder | local.AnchorOrder | local.GoOn
-        ):
+        if isinstance(message, local.Order):
             return message
         self.close()
         return expect(message, local.GoOn)
@@ -124,12 +122,18 @@ class RoundsConnection:
         Raises:
             StorageError: while iterating, the daemon cannot read it; ``reason`` is its code. The connection stays.
         """
-        offset_bytes = 0
-        while offset_bytes < size_bytes:
-            wanted = min(local.PART_SIZE_BYTES_MAX, size_bytes - offset_bytes)
+        yield from self.fetch_range(blob_id, size_bytes, 0, size_bytes)
+
+    def fetch_range(
+        self, blob_id: Digest, blob_size_bytes: int, offset_bytes: int, size_bytes: int
+    ) -> Iterator[memoryview]:
+        """Yield a part of a blob; as :meth:`fetch_blob`."""
+        end_bytes = offset_bytes + size_bytes
+        while offset_bytes < end_bytes:
+            wanted = min(local.PART_SIZE_BYTES_MAX, end_bytes - offset_bytes)
             request = local.FetchBlobPart(blob_id, offset_bytes, wanted)
             frame = self._receive(request, BLOB_SECONDS_MAX)
-            region = self._open_part(frame, wanted, is_end=offset_bytes + wanted == size_bytes)
+            region = self._open_part(frame, wanted, is_end=offset_bytes + wanted == blob_size_bytes)
             offset_bytes += region.size_bytes
             try:
                 yield region.bytes.data

@@ -21,10 +21,13 @@ training process             daemon
                              that round before, or the round is final, or not due
 :class:`AbstainRound`        :class:`Waiting`. The same without a contribution
 :class:`AwaitOrder`          the oldest order, or :class:`NoOrder` when the time is up: :class:`CheckOrder`,
-                             :class:`StepOrder`, :class:`RestoreOrder`, :class:`AnchorOrder`, :class:`GoOn`
+                             :class:`SumOrder`, :class:`StepOrder`, :class:`RestoreOrder`, :class:`AnchorOrder`,
+                             :class:`GoOn`
 :class:`Checked`             :class:`Waiting`. Answers a :class:`CheckOrder`
 :class:`Stepped`             :class:`Waiting`. Answers a :class:`StepOrder`
 :class:`StepFailed`          :class:`Waiting`. The same, and nothing moved: the daemon orders it again later
+:class:`Summed`              :class:`Waiting`. Answers a :class:`SumOrder`; blobs to be stored were put before
+:class:`SumRefused`          :class:`Waiting`. The same, and nothing was summed
 :class:`Restored`            :class:`Waiting`. Answers a :class:`RestoreOrder`
 :class:`RestoreRefused`      :class:`Waiting`. The same; the state is what it was
 :class:`AnchorStored`        :class:`Waiting`. Answers an :class:`AnchorOrder`; its blob was put before
@@ -202,6 +205,62 @@ class CountedMember:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceBlob:
+    """The blob of one slice."""
+
+    slice_index: int
+    blob_id: Digest
+    encoded_size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """A part of a blob."""
+
+    offset_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WantedSlice:
+    """A slice to be summed."""
+
+    slice_index: int
+    is_stored: bool
+    """Whether its blob is put; else only its name is asked."""
+    ranges: Annotated[tuple[ByteRange, ...], CountMax(limits.ROUND_MEMBERS_MAX)]
+    """Where it lies in each member's blob, behind the header; none if all slices are wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class SumOrder:
+    """Sum slices of a round, of which there are as many as members; nothing moves."""
+
+    round_index: int
+    base_state_root: Digest
+    members: Annotated[tuple[CountedMember, ...], CountMax(limits.ROUND_MEMBERS_MAX)]
+    """Ascending by key."""
+    slices: Annotated[tuple[WantedSlice, ...], CountMax(limits.ROUND_MEMBERS_MAX)]
+    """Ascending: some, or all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """The blobs of all slices of an order."""
+
+    round_index: int
+    slices: Annotated[tuple[SliceBlob, ...], CountMax(limits.ROUND_MEMBERS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class SumRefused:
+    """The slices were not summed; ``reason`` is a stable code."""
+
+    round_index: int
+    reason: Code
+
+
+@dataclass(frozen=True, slots=True)
 class StepOrder:
     """Do the outer step of a final receipt and settle the residual, both or neither."""
 
@@ -213,6 +272,8 @@ class StepOrder:
     """Why it is not counted, if the receipt says so; else empty."""
     members: Annotated[tuple[CountedMember, ...], CountMax(limits.ROUND_MEMBERS_MAX)]
     """Ascending by key. With none the state stays, and only the round index rises."""
+    slices: Annotated[tuple[SliceBlob, ...], CountMax(limits.ROUND_MEMBERS_MAX)] = ()
+    """If any, all slices of the aggregate, ascending: they are read, and of the members' blobs only the own one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,9 +416,12 @@ RoundsMessage = (
     | BlobPart
     | NoBlobPart
     | TellResidual
+    | SumOrder
+    | Summed
+    | SumRefused
 )
 
-Order = CheckOrder | StepOrder | RestoreOrder | AnchorOrder | GoOn
+Order = CheckOrder | SumOrder | StepOrder | RestoreOrder | AnchorOrder | GoOn
 """What a daemon may want done."""
 
 ROUNDS_MESSAGE_TYPES: Final[tuple[type[RoundsMessage], ...]] = (
@@ -390,5 +454,8 @@ ROUNDS_MESSAGE_TYPES: Final[tuple[type[RoundsMessage], ...]] = (
     BlobPart,
     NoBlobPart,
     TellResidual,
+    SumOrder,
+    Summed,
+    SumRefused,
 )
 """In the order of their numbers."""

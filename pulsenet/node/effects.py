@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pulsenet.chain.records import Contribution, Kind, Manifest, Member, SignedRecord, StateAnchor
+from pulsenet.chain.records import Contribution, Kind, Manifest, Member, SignedRecord, SliceName, StateAnchor
 from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.node.events import ContributionSeen, ReceiptSeen, StateLost, StateReached, TermSeen
 from pulsenet.wire.messages import Message
@@ -265,11 +265,32 @@ class CheckContribution:
 
 
 @dataclass(frozen=True, slots=True)
+class SumSlices:
+    """Sum some slices of what a final receipt lists; answered by ``SlicesSummed`` or ``SumFailed``.
+
+    There are as many slices as members, and those parts of every blob are here. Nothing moves. Ordered again, it is
+    done again, to the same end.
+    """
+
+    round_index: int
+    members: tuple[tuple[Member, Contribution], ...]
+    """Ascending by key."""
+    slices: tuple[int, ...]
+    """Ascending."""
+    stored: tuple[int, ...]
+    """Those of them whose blobs are stored; of the others only the names are asked."""
+    ranges: tuple[tuple[tuple[int, int], ...], ...] = ()
+    """For each member, where each of the slices lies in its blob: offset and size in bytes. Empty if all slices are
+    summed, because then all blobs are whole."""
+
+
+@dataclass(frozen=True, slots=True)
 class ApplyAggregate:
     """Do the outer step of a final receipt, and settle the residual in the same breath.
 
-    All blobs are whole. Inner steps still running end first. Answered by ``AggregateApplied`` or
-    ``AggregateFailed``; ordered again for a round that is done, it is only answered again.
+    All blobs are whole, or with ``slices`` those and the own contribution. Inner steps still running end first.
+    Answered by ``AggregateApplied`` or ``AggregateFailed``; ordered again for a round that is done, it is only
+    answered again.
 
     Of the own contribution the training process may hold the corrected pseudo-gradient or not: without it,
     ``COUNTED`` means zero wherever its blob sent, and the others leave the residual as it is.
@@ -279,6 +300,8 @@ class ApplyAggregate:
     members: tuple[tuple[Member, Contribution], ...]
     """Ascending by key; the state stays as it is if there is none."""
     fate: Fate
+    slices: tuple[SliceName, ...] = ()
+    """If any, all slices of the aggregate, in order: they are read, and not what the members sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +355,7 @@ Effect = (
     | RunInnerSteps
     | StoreContribution
     | CheckContribution
+    | SumSlices
     | ApplyAggregate
     | RestoreState
     | StoreStateAnchor
@@ -358,6 +382,7 @@ EXECUTION_ORDER: dict[type[Effect], int] = {
     RunInnerSteps: 1,
     StoreContribution: 1,
     CheckContribution: 1,
+    SumSlices: 1,
     ApplyAggregate: 1,
     RestoreState: 1,
     ShowToMachines: 2,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pulsenet.chain.records import SliceName
 from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.wire.messages import Message
 
@@ -290,6 +291,23 @@ class ContributionChecked:
 
 
 @dataclass(frozen=True, slots=True)
+class SlicesSummed:
+    """The slices that ``SumSlices`` asked for; those to be stored are durable and can be served."""
+
+    round_index: int
+    slices: tuple[tuple[int, SliceName], ...]
+    """Place and name of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class SumFailed:
+    """The slices were not summed; ``reason`` is a stable code."""
+
+    round_index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class AggregateApplied:
     """The outer step of ``round_index - 1`` is done, residual included."""
 
@@ -376,6 +394,8 @@ Event = (
     | ContributionStored
     | ContributionFailed
     | ContributionChecked
+    | SlicesSummed
+    | SumFailed
     | AggregateApplied
     | AggregateFailed
     | StateRestored

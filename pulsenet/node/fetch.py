@@ -14,6 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from pulsenet import limits
+from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest, PeerId, compute_digest
 from pulsenet.node.effects import Count, Effect, SendRequest, StoreChunk, StoreChunkList, StrikePeer
 from pulsenet.node.events import ChunkStored, Event, ReplyReceived, RequestDone, RequestFailed, StoreFailed
@@ -86,7 +87,7 @@ class _Blob:
 
     @property
     def is_whole(self) -> bool:
-        return self.chunk_list is not None and not self.unfinished
+        return self.chunk_list is not None and not self.unfinished and not self.refused
 
 
 @dataclass(slots=True, eq=False)
@@ -138,6 +139,11 @@ class Fetcher:
             if blob is None:
                 blob = _Blob(want)
                 effects += self._open_known_list(blob)
+            elif blob.want != want:
+                # Another part of it, or another that serves it first; what is on its way still counts.
+                blob.want = want
+                if blob.chunk_list is not None:
+                    self._begin(blob, blob.chunk_list)
             blobs[blob.blob_id] = blob
         self._blobs = blobs
         self._sources.keep_misses(blobs)
@@ -285,8 +291,11 @@ class Fetcher:
             self._begin(blob, outcome.chunk_list)
 
     def _begin(self, blob: _Blob, chunk_list: ChunkList) -> None:
-        blob.chunk_list = chunk_list
-        blob.sizes = {digest: size_bytes for size_bytes, digest in chunk_list.entries}
+        blob.chunk_list, blob.refused, blob.sizes = chunk_list, "", {}
+        try:
+            blob.sizes = blob.want.pick(chunk_list)
+        except RemoteProtocolError as error:
+            blob.refused = error.code
         blob.unfinished = {digest for digest in blob.sizes if not self._index.has_chunk(digest)}
         blob.pending = deque(digest for digest in blob.sizes if digest in blob.unfinished)
 
@@ -298,6 +307,7 @@ class Fetcher:
             asked_any = False
             for source in self._sources.candidates(blob.blob_id, now, partial(BlobWant.claim_of, blob.want)):
                 room = min(source.room_chunks, CHUNKS_IN_FLIGHT_MAX - self.chunks_in_flight)
+                room = room if blob.want.may_ask(source) else 0
                 digests = self._take_pending(blob, source, room)
                 if not digests:
                     continue

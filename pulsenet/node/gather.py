@@ -1,4 +1,4 @@
-"""Getting hold of what receipts and state anchors name: contribution records first, then every blob.
+"""Getting hold of what receipts and state anchors name: contribution records first, then every blob, or slices of them.
 
 Thin: records come by :class:`RecordsFetcher`, blobs by :class:`Fetcher`, and what is known is the ledger's.
 """
@@ -6,21 +6,34 @@ Thin: records come by :class:`RecordsFetcher`, blobs by :class:`Fetcher`, and wh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from pulsenet import limits
 from pulsenet.chain.ledger import Ledger
-from pulsenet.chain.records import StateAnchor
+from pulsenet.chain.records import SliceName, StateAnchor
 from pulsenet.chain.signing import decode_signed, record_digest
 from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.effects import Count, Effect, StoreRecord, StrikePeer
 from pulsenet.node.events import Event, PeerConnected, PeerLost, StoreFailed
 from pulsenet.node.fetch import Fetcher, FetchProgress, StoreIndex
-from pulsenet.node.list_fetch import BlobWant
+from pulsenet.node.list_fetch import BlobWant, SliceChoice
 from pulsenet.node.machine import Draw
 from pulsenet.node.records_fetch import Need, RecordsArrived, RecordsFetcher
 from pulsenet.node.sources import Sources
 from pulsenet.wire.messages import GetRecords
+
+
+@dataclass(frozen=True, slots=True)
+class SliceWants:
+    """What is wanted of a round that is summed by slice."""
+
+    choice: SliceChoice
+    """Slices of every contribution."""
+    whole: frozenset[Digest] = frozenset()
+    """Contributions of which everything is wanted."""
+    named: tuple[tuple[SliceName, PeerId, bool], ...] = ()
+    """Slices of the aggregate, each with its owner, and whether nobody else is asked for it."""
 
 
 class Gatherer:
@@ -43,20 +56,40 @@ class Gatherer:
         self._wanted: dict[Digest, PeerId | None] = {}
         self._known: frozenset[Digest] = frozenset()
         self._anchor: StateAnchor | None = None
+        self._slices: SliceWants | None = None
 
-    def set_wants(self, contributions: Mapping[Digest, PeerId | None], anchor: StateAnchor | None) -> list[Effect]:
-        """Replace what is wanted: contributions by digest, each with a peer that knows it, and one state anchor."""
+    def set_wants(
+        self,
+        contributions: Mapping[Digest, PeerId | None],
+        anchor: StateAnchor | None,
+        slices: SliceWants | None = None,
+    ) -> list[Effect]:
+        """Replace what is wanted: contributions by digest, each with a peer that knows it, and one state anchor.
+
+        Args:
+            contributions: Of all of them the records.
+            anchor: Its blob.
+            slices: Which parts of the contributions' blobs, and which slices; ``None`` means all of every blob.
+        """
         known = frozenset(digest for digest in contributions if self._ledger.contribution(digest) is not None)
-        if dict(contributions) == self._wanted and known == self._known and anchor == self._anchor:
+        wanted = (dict(contributions), known, anchor, slices)
+        if wanted == (self._wanted, self._known, self._anchor, self._slices):
             return []
-        self._wanted = dict(contributions)
-        self._anchor = anchor
+        self._wanted, self._anchor, self._slices = dict(contributions), anchor, slices
         return self._renew()
 
     def holds_contributions(self, digests: Sequence[Digest]) -> bool:
-        """Say whether all these wanted contributions are here, record and blob."""
+        """Say whether all these wanted contributions are here, record and blob, or what is wanted of it."""
         entries = [self._ledger.contribution(digest) for digest in digests]
         return all(entry is not None and self._blobs.is_whole(entry.contribution.blob_id) for entry in entries)
+
+    def knows_contributions(self, digests: Sequence[Digest]) -> bool:
+        """Say whether the records of all these contributions are here."""
+        return all(self._ledger.contribution(digest) is not None for digest in digests)
+
+    def holds_slice(self, name: SliceName) -> bool:
+        """Say whether a wanted slice is here."""
+        return self._blobs.is_whole(name.blob_id)
 
     def holds_anchor(self, anchor: StateAnchor) -> bool:
         """Say whether this wanted state anchor's blob is whole."""
@@ -91,7 +124,7 @@ class Gatherer:
         """Begin again from what the store holds: lists, chunks and records may be known here and not be on disk."""
         effects = [effect for source in self._sources for effect in self._blobs.lose_peer(source.peer_id, now)]
         self._blobs = Fetcher(self._sources, self._take_request_id, self._index)
-        self._wanted, self._known, self._anchor = {}, frozenset(), None
+        self._wanted, self._known, self._anchor, self._slices = {}, frozenset(), None, None
         return effects
 
     def pump(self, now: float) -> list[Effect]:
@@ -116,8 +149,13 @@ class Gatherer:
             wants.append(BlobWant(self._anchor, self._ledger.anchor_signer(self._anchor)))
         for digest in self._wanted:
             entry = self._ledger.contribution(digest)
-            if entry is not None:
-                wants.append(BlobWant(entry.contribution, entry.peer_id))
+            if entry is None:
+                continue
+            choice = None if self._slices is None or digest in self._slices.whole else self._slices.choice
+            if choice is None or choice.slices:
+                wants.append(BlobWant(entry.contribution, entry.peer_id, choice))
+        if self._slices is not None:
+            wants += [BlobWant(name, owner, None, is_exclusive) for name, owner, is_exclusive in self._slices.named]
         return self._blobs.set_wants(wants)
 
     def _take_records(self, arrived: RecordsArrived) -> list[Effect]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pulsenet import limits
-from pulsenet.chain.records import Contribution, Manifest, StateAnchor
+from pulsenet.chain.records import Contribution, Manifest, SliceName, StateAnchor
 from pulsenet.errors import IntegrityError, RemoteProtocolError
 from pulsenet.ids import Digest, PeerId, compute_digest
 from pulsenet.node.effects import Count, Effect, SendRequest, StoreChunkList, StrikePeer
@@ -18,6 +18,7 @@ from pulsenet.node.events import Event, ReplyReceived, RequestDone, RequestFaile
 from pulsenet.node.sources import Claim, Source, Sources, claim_of
 from pulsenet.wire.chunks import ChunkList, compute_list_size_bytes_max, open_chunk_list
 from pulsenet.wire.messages import ChunkListReply, GetChunkList, Refusal
+from pulsenet.wire.sections import find_slice_chunks
 
 LISTS_IN_FLIGHT_MAX = 4
 """Chunk lists being paged in at one time."""
@@ -29,12 +30,47 @@ GRACE_SECONDS = 10.0
 """If the shell stays silent this long after its own deadline, a request is given up here."""
 
 
+Naming = Manifest | Contribution | StateAnchor | SliceName
+"""What says a blob's id and size, and was verified."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceChoice:
+    """Some slices of a contribution."""
+
+    slices: frozenset[int]
+    slice_count: int
+
+
 @dataclass(frozen=True, slots=True)
 class BlobWant:
-    """A blob to fetch: the verified record that names it, and who signed that."""
+    """A blob to fetch: the verified record that names it, and who signed that or serves it first."""
 
-    manifest: Manifest | Contribution | StateAnchor
+    manifest: Naming
     publisher: PeerId | None
+    choice: SliceChoice | None = None
+    """What is wanted of it; ``None`` means all."""
+    is_exclusive: bool = False
+    """Whether nobody but ``publisher`` is asked: the others want it from there too."""
+
+    def may_ask(self, source: Source) -> bool:
+        """Say whether ``source`` may be asked for this blob at all."""
+        return not self.is_exclusive or source.peer_id == self.publisher
+
+    def pick(self, chunk_list: ChunkList) -> dict[Digest, int]:
+        """Return the chunks that are wanted, each once with its size, in the order of their first use.
+
+        Raises:
+            RemoteProtocolError: ``chunk-list`` for a part of a blob that was not cut so that it has parts.
+        """
+        places = range(len(chunk_list.entries))
+        if self.choice is None:
+            return {chunk_list.entries[place][1]: chunk_list.entries[place][0] for place in places}
+        wanted: set[int] = set()
+        for slice_index in self.choice.slices:
+            header, body = find_slice_chunks(chunk_list, slice_index, self.choice.slice_count)
+            wanted |= {*header, *body}
+        return {chunk_list.entries[place][1]: chunk_list.entries[place][0] for place in sorted(wanted)}
 
     def claim_of(self, source: Source) -> Claim:
         """Return what ``source`` says about holding this blob."""
@@ -125,7 +161,8 @@ class ListFetcher:
 
     def _ask(self, paging: _Paging, now: float) -> list[Effect]:
         blob_id = paging.want.manifest.blob_id
-        candidates = self._sources.candidates(blob_id, now, partial(BlobWant.claim_of, paging.want))
+        found = self._sources.candidates(blob_id, now, partial(BlobWant.claim_of, paging.want))
+        candidates = [source for source in found if paging.want.may_ask(source)]
         if not candidates:
             return []
         source = next((s for s in candidates if s.peer_id == paging.source), None)
@@ -191,7 +228,7 @@ class ListFetcher:
         return request
 
 
-def open_list(manifest: Manifest | Contribution | StateAnchor, data: bytes) -> tuple[ListOutcome, list[Effect]]:
+def open_list(manifest: Naming, data: bytes) -> tuple[ListOutcome, list[Effect]]:
     """Open a list whose digest is the one ``manifest`` names; what is wrong with it is then its signer's fault."""
     try:
         chunk_list = open_chunk_list(data, blob_id=manifest.blob_id, size_bytes=manifest.encoded_size_bytes)

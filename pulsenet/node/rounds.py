@@ -7,9 +7,8 @@ receipts alone, one after another, so a restart at any time goes on from the las
 
 from __future__ import annotations
 
-from pulsenet.chain.ledger import LEDGER_KEY, Ledger
-from pulsenet.chain.outcome import listed_by
-from pulsenet.chain.records import Contribution, Member, Receipt, StateAnchor
+from pulsenet.chain.ledger import LEDGER_KEY, FinalReceipt, Ledger
+from pulsenet.chain.records import StateAnchor
 from pulsenet.chain.round_settings import RoundSettings
 from pulsenet.chain.signing import Sign, decode_signed, encode_signed, record_digest, seal
 from pulsenet.chain.trust import Trust
@@ -17,7 +16,6 @@ from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.courier import Courier
 from pulsenet.node.effects import (
-    ApplyAggregate,
     Count,
     Effect,
     Fate,
@@ -55,7 +53,7 @@ from pulsenet.node.events import (
     TrainingLost,
 )
 from pulsenet.node.fetch import StoreIndex
-from pulsenet.node.gather import Gatherer
+from pulsenet.node.gathering import Gathering
 from pulsenet.node.machine import Draw
 from pulsenet.node.own_work import OwnWork, make_contribution
 from pulsenet.node.rounds_contact import Contact
@@ -65,9 +63,6 @@ from pulsenet.wire.messages import RoundsReply
 
 RETRY_SECONDS = 5.0
 """Wait after the training process failed at something, before it is asked again."""
-
-GATHER_SECONDS_MAX = 30.0
-"""Without progress for so long, what a receipt lists counts as gone, if a later state anchor is there instead."""
 
 EXTENSIONS_MAX = 2
 """While no coordinator is heard of, a round's inner steps go on for at most this many times their number."""
@@ -106,7 +101,7 @@ class Rounds:
         self._sign = sign
         self._courier = Courier()
         self._contact = Contact(ledger, peer_id, draw, self._courier)
-        self._gatherer = Gatherer(ledger, draw, index, self._courier.take_request_id)
+        self._gathering = Gathering(trust, ledger, peer_id, sign, draw, index, self._courier)
         self._own = OwnWork(peer_id, self._settings.missed_rounds_max, own)
         self._phase = Phase.IDLE
         self._round_index = 0
@@ -114,8 +109,6 @@ class Rounds:
         self._extension_count = 0
         self._drops_residual = False
         self._is_cut_off = False
-        self._gathered = (-1, 0)
-        self._gathered_at = 0.0
         self._bad_anchors: set[Digest] = set()
         self._retry_at = 0.0
         self._is_unsaved = False
@@ -141,7 +134,7 @@ class Rounds:
         """Take in one event; see :class:`pulsenet.node.machine.Machine`."""
         if self._timer_at is not None and now >= self._timer_at:
             self._timer_at = None
-        effects = self._gatherer.handle(event, now)
+        effects = self._gathering.handle(event, now)
         if isinstance(event, StoreFailed) and event.digest is None:
             # Nothing may be said that is not stored: whatever comes next begins with storing all of it again.
             self._is_unsaved = True
@@ -226,6 +219,7 @@ class Rounds:
                 return self._settle(round_index, state_root)
             case AggregateFailed(round_index, reason) if self._is_due(Phase.APPLYING, round_index):
                 self._move(Step.FAILED)
+                self._gathering.note_failed(reason)
                 self._retry_at = now + RETRY_SECONDS
                 return [Log("warning", f"round {round_index} was not applied: {reason}")]
             case StateRestored() if self._phase is Phase.RESTORING:
@@ -330,13 +324,16 @@ class Rounds:
     def _go_on(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         if self._ledger.fork is None:
-            self._note_gathered(now)
+            # While nothing more comes of what a receipt lists, it may be gone: then a later anchor is the way on.
+            if self._phase is Phase.GATHERING:
+                self._is_cut_off = self._gathering.is_stalled(now)
             effects += self._check_state()
             if self._phase in (Phase.TRAINING, Phase.PENDING) and self._ledger.final(self._round_index) is not None:
                 self._move(Step.FINAL)
-            effects += self._gatherer.set_wants(self._wanted(), self._wanted_anchor())
+            if self._phase is not Phase.APPLYING:
+                effects += self._gathering.update(now, final=self._due_final, anchor=self._wanted_anchor())
             effects += self._use_what_is_whole(now)
-        effects += self._gatherer.pump(now)
+        effects += self._gathering.pump(now)
         effects += self._send_contribution(now)
         effects += self._contact.poll(
             now, from_round_index=self._poll_from, is_waiting=self._phase in (Phase.JOINING, Phase.PENDING)
@@ -369,41 +366,26 @@ class Rounds:
         self._drops_residual = True
         wasted = Count("wasted_inner_steps", reason, float(self._settings.inner_steps))
         text = f"the state of round {self._round_index} is {reason}: it is restored from a state anchor"
-        return [ShowToMachines(StateLost()), wasted, Log("warning", text)]
-
-    def _note_gathered(self, now: float) -> None:
-        """Notice when nothing more comes of what a receipt lists: everybody may have let it go."""
-        if self._phase is not Phase.GATHERING:
-            self._gathered = (-1, 0)
-            return
-        gathered = (self._round_index, self._gatherer.progress().held_size_bytes)
-        if gathered != self._gathered:
-            self._gathered, self._gathered_at = gathered, now
-        self._is_cut_off = now >= self._gathered_at + GATHER_SECONDS_MAX
+        blamed = self._gathering.note_astray(self._round_index) if has_diverged else []
+        return [ShowToMachines(StateLost()), wasted, Log("warning", text), *blamed]
 
     def _use_what_is_whole(self, now: float) -> list[Effect]:
         if now < self._retry_at:
             return []
         if self._phase is Phase.JOINING:
             anchor = self._anchor()
-            if anchor is None or not self._gatherer.holds_anchor(anchor):
+            if anchor is None or not self._gathering.holds_anchor(anchor):
                 return []
             self._move(Step.WHOLE)
             return self._order_again()
-        if self._phase is not Phase.GATHERING:
-            return []
-        final = self._ledger.final(self._round_index)
-        assert final is not None
-        if not self._gatherer.holds_contributions(listed_by(final.receipt)):
+        final = self._due_final
+        if final is None or not self._gathering.is_whole(final):
             return []
         self._move(Step.WHOLE)
         return self._order_again()
 
     def _order_again(self) -> list[Effect]:
-        """Return what the training process is to do now; it does nothing twice that bears a round's number.
-
-        What an outer step rests on is stored in the same breath, so a full disk holds the step back as well.
-        """
+        """Return what the training process is to do now; it does nothing twice that bears a round's number."""
         match self._phase:
             case Phase.STORING:
                 return [StoreContribution(self._round_index)]
@@ -412,21 +394,11 @@ class Rounds:
             case Phase.APPLYING:
                 final = self._ledger.final(self._round_index)
                 assert final is not None
-                kept: list[Effect] = [StoreRecord(final.signed), SaveState(LEDGER_KEY, self._ledger.save())]
-                fate = self._own.judge(final.receipt)
-                return [*kept, ApplyAggregate(self._round_index, self._members(final.receipt), fate)]
+                return self._gathering.order(final, self._own.judge(final.receipt))
             case Phase.RESTORING:
                 anchor = self._anchor()
                 return [] if anchor is None else [RestoreState(anchor, self._drops_residual)]
         return []
-
-    def _members(self, receipt: Receipt) -> tuple[tuple[Member, Contribution], ...]:
-        members = []
-        for member in receipt.members:
-            entry = self._ledger.contribution(member.contribution_digest)
-            assert entry is not None
-            members.append((member, entry.contribution))
-        return tuple(members)
 
     def _send_contribution(self, now: float) -> list[Effect]:
         if self._phase is not Phase.PENDING:
@@ -441,12 +413,10 @@ class Rounds:
             return [ShowToMachines(ContributionSeen(record, None))]
         return self._contact.send(record)
 
-    def _wanted(self) -> dict[Digest, PeerId | None]:
-        if self._phase is not Phase.GATHERING:
-            return {}
-        final = self._ledger.final(self._round_index)
-        assert final is not None
-        return dict.fromkeys(listed_by(final.receipt), final.receipt.coordinator)
+    @property
+    def _due_final(self) -> FinalReceipt | None:
+        """The receipt whose contents are being gathered."""
+        return self._ledger.final(self._round_index) if self._phase is Phase.GATHERING else None
 
     def _wanted_anchor(self) -> StateAnchor | None:
         return self._anchor() if self._phase in (Phase.JOINING, Phase.RESTORING) else None
@@ -480,7 +450,7 @@ class Rounds:
             round_index=self._round_index,
             has_anchor=self._anchor() is not None,
             contact=self._contact,
-            progress=self._gatherer.progress(),
+            progress=self._gathering.progress(),
         )
         if report == self._told:
             return []
@@ -488,9 +458,7 @@ class Rounds:
         return [report]
 
     def _set_timer(self, now: float) -> list[Effect]:
-        times = [self._gatherer.next_wake(now), self._retry_at, self._contact.next_wake(now)]
-        if self._phase is Phase.GATHERING:
-            times.append(self._gathered_at + GATHER_SECONDS_MAX)
+        times = [self._gathering.next_wake(now), self._retry_at, self._contact.next_wake(now)]
         at = min((time for time in times if time is not None and time > now), default=None)
         if at is None or at == self._timer_at:
             return []

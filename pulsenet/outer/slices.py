@@ -8,7 +8,7 @@ places of their weights stay whole, and cost half of what a quotient costs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -81,28 +81,110 @@ def sum_slice(
         RemoteProtocolError: while iterating, a contribution that breaks the specification, or that leaves elements
             out where all are agreed (``shape``).
     """
-    if not parts:
-        raise LocalProtocolError("a round without contributions has no aggregate")
-    weights = view_weights(table, theta)
-    keys = sorted(parts)
-    scales = [parts[key].scale for key in keys]
-    sections = header.sections(SectionMap(table))
-    trim_count = compute_trim_count(settings, len(keys))
-    encoder = make_plane_encoder()
+    summer = _Summer(parts, table, theta, header, settings, run_blocks, header.sections(SectionMap(table)))
+    return summer.write(header.slice_index, totals)
 
-    def weigh(job: _Job) -> int:
+
+def sum_all_slices(
+    parts: Mapping[bytes, SlicePart],
+    table: ParameterTable,
+    theta: Sequence[npt.NDArray[Any]],
+    *,
+    header: SliceHeader,
+    settings: OuterSettings,
+    run_blocks: RunBlocks = map,
+) -> Iterator[tuple[int, Iterator[bytes]]]:
+    """Yield the place and the pieces of every slice, reading each contribution once.
+
+    A slice's pieces are used up before the next is asked for. Arguments and errors as of :func:`sum_slice`.
+
+    Args:
+        parts: Whole blobs.
+        table: FP32 masters.
+        theta: As there.
+        header: Of any slice of the round.
+        settings: The run's.
+        run_blocks: As there.
+    """
+    summer = _Summer(parts, table, theta, header, settings, run_blocks, sections=None)
+    for slice_index in range(header.slice_count):
+        yield slice_index, summer.write(slice_index, None)
+    summer.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    block: Block
+    block_index: int
+    records: list[tuple[int, EncodedEntries]]
+    """The place of each contribution in ascending order of keys, and its record of this block."""
+
+
+class _Summer:
+    """Walks all contributions together, block by block."""
+
+    def __init__(
+        self,
+        parts: Mapping[bytes, SlicePart],
+        table: ParameterTable,
+        theta: Sequence[npt.NDArray[Any]],
+        header: SliceHeader,
+        settings: OuterSettings,
+        run_blocks: RunBlocks,
+        sections: range | None,
+    ) -> None:
+        if not parts:
+            raise LocalProtocolError("a round without contributions has no aggregate")
+        self._table = table
+        self._weights = view_weights(table, theta)
+        self._header = header
+        self._settings = settings
+        self._run_blocks = run_blocks
+        self._blocks, self._section_map = BlockMap(table), SectionMap(table)
+        keys = sorted(parts)
+        self._scales = [parts[key].scale for key in keys]
+        self._trim_count = compute_trim_count(settings, len(keys))
+        self._encoder = make_plane_encoder()
+        self._sources = [
+            read_contribution(parts[key].pieces, table, state_root=header.state_root, sections=sections) for key in keys
+        ]
+        self._waiting: list[EncodedEntries | None] | None = None
+
+    def write(self, slice_index: int, totals: PatchTotals | None) -> Iterator[bytes]:
+        """Return the pieces of a slice; slices ascend."""
+        header = replace(self._header, slice_index=slice_index)
+        jobs = self._jobs(self._section_map.blocks_of(header.sections(self._section_map)).stop)
+        records = run_in_batches(self._run_blocks, self._work, jobs, self._weigh)
+        return write_slice(self._table, records, header, totals)
+
+    def finish(self) -> None:
+        """Read every contribution to its end: only then its records count."""
+        for _ in self._jobs(self._blocks.block_count + 1):
+            raise AssertionError("a block beyond the last slice")
+
+    def _jobs(self, stop_block: int) -> Iterator[_Job]:
+        if self._waiting is None:
+            self._waiting = [next(source, None) for source in self._sources]
+        waiting = self._waiting
+        while True:
+            heads = [record.block_index for record in waiting if record is not None]
+            block_index = min(heads, default=stop_block)
+            if block_index >= stop_block:
+                return
+            found = []
+            for place, record in enumerate(waiting):
+                if record is not None and record.block_index == block_index:
+                    found.append((place, record))
+                    waiting[place] = next(self._sources[place], None)
+            yield _Job(self._blocks.block(block_index), block_index, found)
+
+    def _weigh(self, job: _Job) -> int:
         return job.block.size_bytes * (2 + len(job.records))
 
-    def work(job: _Job) -> tuple[int, EncodedBlock]:
-        theta_bits = job.block.cut(weights[job.block.tensor_index])
-        positions, sums = _sum_block(job, theta_bits, scales, trim_count, is_dense=settings.is_dense)
-        return job.block_index, encode_entries(theta_bits, positions, sums.view(np.uint32), encoder)
-
-    records = [
-        read_contribution(parts[key].pieces, table, state_root=header.state_root, sections=sections) for key in keys
-    ]
-    jobs = _join_records(records, BlockMap(table))
-    return write_slice(table, run_in_batches(run_blocks, work, jobs, weigh), header, totals)
+    def _work(self, job: _Job) -> tuple[int, EncodedBlock]:
+        theta_bits = job.block.cut(self._weights[job.block.tensor_index])
+        positions, sums = _sum_block(job, theta_bits, self._scales, self._trim_count, is_dense=self._settings.is_dense)
+        return job.block_index, encode_entries(theta_bits, positions, sums.view(np.uint32), self._encoder)
 
 
 def read_slices(
@@ -145,27 +227,6 @@ def read_slices(
         if settings.is_dense and found.size != spec.element_count:
             raise RemoteProtocolError("shape", f"{spec.name}: {found.size} of {spec.element_count}")
         yield Entries(tensor_index, None if settings.is_dense else np.concatenate(indices), found)
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    block: Block
-    block_index: int
-    records: list[tuple[int, EncodedEntries]]
-    """The place of each contribution in ascending order of keys, and its record of this block."""
-
-
-def _join_records(sources: Sequence[Iterator[EncodedEntries]], blocks: BlockMap) -> Iterator[_Job]:
-    """Walk all contributions together, block by block."""
-    waiting = [next(source, None) for source in sources]
-    while any(record is not None for record in waiting):
-        block_index = min(record.block_index for record in waiting if record is not None)
-        found = []
-        for place, record in enumerate(waiting):
-            if record is not None and record.block_index == block_index:
-                found.append((place, record))
-                waiting[place] = next(sources[place], None)
-        yield _Job(blocks.block(block_index), block_index, found)
 
 
 def _sum_block(

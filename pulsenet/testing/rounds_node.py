@@ -35,6 +35,7 @@ from pulsenet.node.effects import (
     StoreRecord,
     StoreStateAnchor,
     StrikePeer,
+    SumSlices,
 )
 from pulsenet.node.events import (
     ChunkStored,
@@ -54,6 +55,7 @@ from pulsenet.node.rounds_respond import event_of, respond_to_round
 from pulsenet.testing.fakes import Chance, FakeStore, make_sign, verify
 from pulsenet.testing.toy_training import SIZE, Exact, ToyTraining, TrainingDisk, start_state
 from pulsenet.wire.messages import (
+    GetAggregates,
     GetRounds,
     Message,
     PeerAddress,
@@ -64,13 +66,16 @@ from pulsenet.wire.messages import (
     Refusal,
 )
 
-TrainingOrder = RunInnerSteps | StoreContribution | CheckContribution | ApplyAggregate | RestoreState | StoreStateAnchor
+TrainingOrder = (
+    RunInnerSteps | StoreContribution | CheckContribution | SumSlices | ApplyAggregate | RestoreState | StoreStateAnchor
+)
 """What the training process does, in the order in which it is told."""
 
 TRAINING_ORDERS = (
     RunInnerSteps,
     StoreContribution,
     CheckContribution,
+    SumSlices,
     ApplyAggregate,
     RestoreState,
     StoreStateAnchor,
@@ -147,6 +152,8 @@ class RoundsNode:
         self.training_free_at = 0.0
         self.is_damaged = False
         """Whether its state was damaged on purpose; nothing is asked of it until it has everybody's again."""
+        self.received_size_bytes = 0
+        """Content of chunks that peers sent it."""
         self.is_full = False
         """Whether the node's disk refuses everything; the training disk is another."""
         self.keeps_books = True
@@ -274,7 +281,7 @@ class RoundsNode:
             return [Refusal("busy", "an outer step runs", round(1000 * (self.busy_until - self._world.now)))]
         if isinstance(request, PushVote | PushTerm | PushContribution | PushReceipt):
             self.deliver_to_all(event_of(request, asker))
-        if isinstance(request, PushVote | PushTerm | PushContribution | PushReceipt | GetRounds):
+        if isinstance(request, PushVote | PushTerm | PushContribution | PushReceipt | GetRounds | GetAggregates):
             find_verdict = None if self.coordinator is None else self.coordinator.verdicts.find
             return [respond_to_round(request, self.ledger, find_verdict)]
         return respond(request, self._view())
@@ -294,6 +301,8 @@ class RoundsNode:
                 return training.store_contribution()
             case CheckContribution():
                 return training.check(order)
+            case SumSlices():
+                return training.sum_slices(order)
             case ApplyAggregate():
                 return training.apply(order)
             case RestoreState(anchor, drops_residual):

@@ -30,7 +30,7 @@ from pulsenet.testing.network import CALM, Faults, Network
 from pulsenet.testing.rounds_checkers import RoundsChecker
 from pulsenet.testing.rounds_node import RoundsNode, TrainingOrder
 from pulsenet.testing.toy_training import Exact
-from pulsenet.wire.messages import GetChunks, PushVote
+from pulsenet.wire.messages import ChunkReply, GetChunks, PushVote
 from pulsenet.wire.schema import decode_value
 
 EVENTS_MAX = 1_000_000
@@ -324,6 +324,8 @@ class RoundsWorld:
         last_seconds = 0.0
         for reply in receiver.answer(request.message, node.peer_id):
             received = self.network.corrupt(receiver.peer_id, reply)
+            if isinstance(received, ChunkReply):
+                node.received_size_bytes += len(received.data or b"")
             delay_seconds = self.network.latency_seconds()
             last_seconds = max(last_seconds, delay_seconds)
             self.schedule(node, machine, ReplyReceived(request.request_id, receiver.peer_id, received), delay_seconds)
@@ -357,6 +359,8 @@ class RoundsWorld:
     ) -> SignedRecord:
         owner = make_key("owner")
         constants = {"contribution_wait_seconds": 5, "inner_steps": 2, "state_anchor_interval": 4, **changes}
+        # Whole contributions, unless a scenario is about slices.
+        constants.setdefault("all_gather_ratio_min", 0)
         descriptor = Descriptor(
             name="simulated",
             nonce=bytes(16),

@@ -12,23 +12,32 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from pulsenet.chain.records import Contribution
+from pulsenet.chain.records import Contribution, SliceName
+from pulsenet.codec.sections import find_slice_sections
 from pulsenet.ids import Digest, PeerId, compute_digest
 from pulsenet.node.closing import bits_of, float_of
-from pulsenet.node.effects import ApplyAggregate, CheckContribution, Fate
+from pulsenet.node.effects import ApplyAggregate, CheckContribution, Fate, SumSlices
 from pulsenet.node.events import (
     AggregateApplied,
     ContributionChecked,
     ContributionStored,
     RestoreFailed,
+    SlicesSummed,
     StateRestored,
+    SumFailed,
     TrainingAttached,
 )
 from pulsenet.testing.fakes import Chance, FakeStore
-from pulsenet.wire.chunks import ChunkCutter
+from pulsenet.wire.chunks import ChunkCutter, ChunkList
+from pulsenet.wire.sections import find_slice_chunks
 
 SIZE = 6
-"""Elements of the toy model."""
+"""Elements of the toy model; each is a section of its own."""
+
+SALT_SIZE_BYTES = 3
+
+HEADER_SIZE_BYTES = 4
+"""First chunk of a contribution, and of a slice."""
 
 CHUNK_SIZE_BYTES = 16
 
@@ -84,24 +93,56 @@ def start_state() -> OuterState:
 def write_blob(store: FakeStore, data: bytes) -> tuple[Digest, int]:
     """Store a blob in small chunks; return its id and size."""
     cutter = ChunkCutter(CHUNK_SIZE_BYTES)
-    chunks = [*cutter.feed(data), *cutter.finish()]
-    for digest, chunk in chunks:
-        store.chunks[digest] = bytes(chunk)
-    store.lists[cutter.chunk_list.blob_id] = cutter.chunk_list.encode()
-    return cutter.chunk_list.blob_id, len(data)
+    return _store_blob(store, cutter, [*cutter.feed(data), *cutter.finish()])
 
 
-def encode_entries(sent: npt.NDArray[np.bool_], values: Vector) -> bytes:
-    """Return the toy form of a contribution: positions, then values."""
-    return np.flatnonzero(sent).astype("<u4").tobytes() + values[sent].astype("<f4").tobytes()
+def write_pieces(store: FakeStore | None, pieces: list[bytes]) -> tuple[Digest, int]:
+    """Store a blob with one chunk for each piece, or only name it."""
+    cutter = ChunkCutter()
+    chunks = [chunk for piece in pieces for chunk in (*cutter.feed(piece), *cutter.boundary())]
+    return _store_blob(store, cutter, [*chunks, *cutter.finish()])
+
+
+def _store_blob(store: FakeStore | None, cutter: ChunkCutter, chunks: list[tuple[Digest, bytes]]) -> tuple[Digest, int]:
+    chunk_list = cutter.chunk_list
+    if store is not None:
+        store.chunks |= {digest: bytes(chunk) for digest, chunk in chunks}
+        store.lists[chunk_list.blob_id] = chunk_list.encode()
+    return chunk_list.blob_id, chunk_list.size_bytes
+
+
+def encode_entries(sent: npt.NDArray[np.bool_], values: Vector, salt: bytes, first: int = 0) -> list[bytes]:
+    """Return the toy form of some elements, one piece each: its entry, or that there is none.
+
+    Args:
+        sent: Which have an entry.
+        values: Of all of them.
+        salt: ``SALT_SIZE_BYTES`` bytes that make pieces of different blobs different, as real ones are.
+        first: Place of the first of them in the model.
+    """
+    assert len(salt) == SALT_SIZE_BYTES
+    return [
+        bytes([is_sent, first + place]) + salt + (value.tobytes() if is_sent else b"")
+        for place, (is_sent, value) in enumerate(zip(sent.tolist(), values.astype("<f4"), strict=True))
+    ]
 
 
 def decode_entries(data: bytes) -> Vector:
-    """Return a contribution as a dense vector."""
-    count = len(data) // 8
-    dense = np.zeros(SIZE, np.float32)
-    dense[np.frombuffer(data, "<u4", count)] = np.frombuffer(data, "<f4", count, 4 * count)
-    return dense
+    """Return a whole contribution as a dense vector."""
+    found = decode_elements(data[HEADER_SIZE_BYTES:])
+    assert len(found) == SIZE
+    return np.array([0.0 if value is None else value for value in found], np.float32)
+
+
+def decode_elements(data: bytes) -> list[np.float32 | None]:
+    """Return some elements of a contribution or a slice, ``None`` where there is no entry."""
+    found: list[np.float32 | None] = []
+    place = 0
+    while place < len(data):
+        is_sent, place = data[place], place + 2 + SALT_SIZE_BYTES
+        found.append(np.frombuffer(data, "<f4", 1, place)[0] if is_sent else None)
+        place += 4 if is_sent else 0
+    return found
 
 
 class ToyTraining:
@@ -162,9 +203,10 @@ class ToyTraining:
         chance = self._draw("gate")
         sent = np.array([chance(3) > 0 for _ in range(SIZE)]) & (corrected != 0)
         values = np.full_like(corrected, np.nan) if self.poison == "finite" else corrected
-        data = encode_entries(sent, values)
+        salt = self._peer_id[:2] + bytes([state.round_index % 256])
+        pieces = [b"c" + salt, *encode_entries(sent, values, salt)]
         norm = float(np.linalg.norm(corrected[sent].astype(np.float64)))
-        blob_id, size_bytes = write_blob(self._store, data)
+        blob_id, size_bytes = write_pieces(self._store, pieces)
         announced = ContributionStored(
             round_index=state.round_index,
             base_state_root=state.root,
@@ -193,10 +235,7 @@ class ToyTraining:
         if order.round_index == state.round_index - 1:
             return AggregateApplied(state.round_index, state.root)
         assert order.round_index == state.round_index
-        total = np.zeros(SIZE, np.float32)
-        for member, contribution in order.members:
-            scale = np.float32(float_of(member.scale_bits))
-            total = total + scale * decode_entries(self._read(contribution))
+        total = self._read_slices(order.slices) if order.slices else self._sum(order)
         if order.members:
             mean = np.divide(total, np.full_like(total, len(order.members)))
             state.momentum = np.float32(0.5) * state.momentum + mean
@@ -208,6 +247,54 @@ class ToyTraining:
         self.disk.state = state.copy()
         self.disk.stored.pop(order.round_index, None)
         return AggregateApplied(state.round_index, state.root)
+
+    def _sum(self, order: ApplyAggregate) -> Vector:
+        total = np.zeros(SIZE, np.float32)
+        for member, contribution in order.members:
+            scale = np.float32(float_of(member.scale_bits))
+            total = total + scale * decode_entries(self._read(contribution))
+        return total
+
+    def _read_slices(self, slices: tuple[SliceName, ...]) -> Vector:
+        found: list[np.float32 | None] = []
+        for place, name in enumerate(slices):
+            data = b"".join(self._store.read_blob(name.blob_id))
+            assert data[:HEADER_SIZE_BYTES] == self._slice_header(place, len(slices))
+            found += decode_elements(data[HEADER_SIZE_BYTES:])
+        return np.array([0.0 if value is None else value for value in found], np.float32)
+
+    def sum_slices(self, order: SumSlices) -> SlicesSummed | SumFailed:
+        """Sum some slices of the members' contributions, of which no more than these need to be here."""
+        if self.state is None or self.state.round_index != order.round_index:
+            return SumFailed(order.round_index, "round")
+        names = []
+        for place in order.slices:
+            elements = find_slice_sections(SIZE, place, len(order.members))
+            sums: list[np.float32 | None] = [None] * len(elements)
+            for member, contribution in order.members:
+                scale = np.float32(float_of(member.scale_bits))
+                part = decode_elements(self._read_part(contribution, place, len(order.members)))
+                for index, value in enumerate(part):
+                    if value is not None:
+                        before = sums[index]
+                        sums[index] = (np.float32(0) if before is None else before) + scale * value
+            sent = np.array([value is not None for value in sums], np.bool_)
+            values = np.array([0.0 if value is None else value for value in sums], np.float32)
+            salt = b"s" + struct.pack("<H", order.round_index)
+            pieces = [self._slice_header(place, len(order.members))]
+            pieces += encode_entries(sent, values, salt, elements.start)
+            blob_id, size_bytes = write_pieces(self._store if place in order.stored else None, pieces)
+            names.append((place, SliceName(blob_id, size_bytes)))
+        return SlicesSummed(order.round_index, tuple(names))
+
+    def _slice_header(self, slice_index: int, slice_count: int) -> bytes:
+        return struct.pack("<HBB", self._require().round_index, slice_index, slice_count)
+
+    def _read_part(self, contribution: Contribution, slice_index: int, slice_count: int) -> bytes:
+        chunk_list = ChunkList.decode(self._store.lists[contribution.blob_id])
+        header, body = find_slice_chunks(chunk_list, slice_index, slice_count)
+        assert b"".join(self._store.chunks[chunk_list.entries[place][1]] for place in header)[:1] == b"c"
+        return b"".join(self._store.chunks[chunk_list.entries[place][1]] for place in body)
 
     def _settle(self, state: OuterState, order: ApplyAggregate) -> None:
         work = self.disk.stored.get(order.round_index)

@@ -13,21 +13,23 @@ from typing import Final, TypeVar
 
 from pulsenet.codec.contribution import decode_contribution
 from pulsenet.codec.patch import PatchTotals, RunBlocks
-from pulsenet.errors import RemoteProtocolError, StorageError, UnavailableError
+from pulsenet.errors import LocalProtocolError, RemoteProtocolError, StorageError, UnavailableError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.local import rounds_protocol as local
 from pulsenet.local.rounds_client import RoundsConnection, StoredBlob
 from pulsenet.node.effects import Fate
 from pulsenet.outer.aggregate import AggregateReader, MemberParts, list_parts
-from pulsenet.outer.blob import decode_blob, encode_blob, inspect_blob
+from pulsenet.outer.blob import BlobContent, decode_blob, encode_blob, inspect_blob
 from pulsenet.outer.checks import Expected, compute_norm
 from pulsenet.outer.contribution import Contribution
 from pulsenet.outer.floats import FP32s, fp32_from_bits, fp32_to_bits
 from pulsenet.outer.settings import OuterSettings
 from pulsenet.outer.state_anchor import StateHeader, check_state_size, decode_state, encode_state, hash_state
 from pulsenet.tensors.params import ParameterTable
-from pulsenet.training.exchange import FinalRound, Outcome, Restoration, StateView
+from pulsenet.training.exchange import Aggregate, FinalRound, Outcome, Restoration, StateView
 from pulsenet.training.round_blobs import BlobSpool, HostTheta, SpooledBlob
+from pulsenet.training.slice_work import SliceWork, is_content_fault
+from pulsenet.wire.sections import BlobCutter
 
 READ_TRIES_MAX: Final = 3
 """A blob that lost a chunk on the disk is fetched again by the daemon; after so many tries it is asked for later."""
@@ -77,6 +79,7 @@ class RoundWork:
         self._sound: tuple[Digest | None, set[Digest]] = (None, set())
         """Blobs found fit to be counted, of contributions to the state with this root."""
         self._spool: BlobSpool | None = None
+        self._slices = SliceWork(table, settings, spool_directory=spool_directory, run_blocks=run_blocks)
 
     def put_contribution(self, connection: RoundsConnection, contribution: Contribution) -> local.OfferContribution:
         """Encode the own contribution into a blob, and return what to say of it.
@@ -106,6 +109,24 @@ class RoundWork:
             UnavailableError: its blob cannot be read now.
         """
         return local.Checked(order.contribution_digest, self._find_fault(connection, order))
+
+    def sum_slices(self, connection: RoundsConnection, order: local.SumOrder) -> local.Summed | local.SumRefused:
+        """Sum slices of a round, put those that this node serves, and say what all of them are called.
+
+        Raises:
+            UnavailableError: a blob cannot be read now.
+        """
+        root = self._state.state_root
+        if root is None or (order.round_index, order.base_state_root) != (self._state.round_index, root):
+            return local.SumRefused(order.round_index, "base")
+        try:
+            return local.Summed(order.round_index, tuple(self._slices.sum(connection, order, root, self._theta())))
+        except StorageError as error:
+            return local.SumRefused(order.round_index, error.reason)
+        except RemoteProtocolError as error:
+            if not is_content_fault(error.code):
+                raise
+            return local.SumRefused(order.round_index, "decode")
 
     def prepare_step(
         self, connection: RoundsConnection, order: local.StepOrder
@@ -186,22 +207,38 @@ class RoundWork:
         if self._own is not None and order.blob_id == self._own.blob.blob_id:
             # Made and checked here.
             return ""
-        content = _read_again(
-            lambda: inspect_blob(
-                connection.fetch_blob(order.blob_id, order.encoded_size_bytes),
-                self._expected(root),
-                self._theta(),
-                run_blocks=self._run_blocks,
-            )
-        )
+        content, blob_id = _read_again(lambda: self._inspect(connection, order, root))
         if content.reason:
             return content.reason
+        if blob_id != order.blob_id:
+            # Cut otherwise than at its sections, it could not be summed by slice.
+            return "decode"
         if content.entry_count != order.entry_count:
             return "shape"
         if fp32_to_bits(content.norm) != order.norm_bits:
             return "norm"
         self._sound_blobs(root).add(order.blob_id)
         return ""
+
+    def _inspect(
+        self, connection: RoundsConnection, order: local.CheckOrder, root: Digest
+    ) -> tuple[BlobContent, Digest | None]:
+        """Return what is in a contribution, and the id it has when it is cut as it must be."""
+        cutter = BlobCutter()
+
+        def read() -> Iterator[memoryview]:
+            for piece in connection.fetch_blob(order.blob_id, order.encoded_size_bytes):
+                cutter.feed(piece)
+                yield piece
+
+        try:
+            content = inspect_blob(read(), self._expected(root), self._theta(), run_blocks=self._run_blocks)
+            if content.reason:
+                return content, None
+            cutter.finish()
+        except LocalProtocolError as error:
+            return BlobContent("decode", str(error), 0, 0.0, 0), None
+        return content, cutter.chunk_list.blob_id
 
     def _prepare_step(self, connection: RoundsConnection, order: local.StepOrder) -> FinalRound:
         root = self._state.state_root
@@ -217,6 +254,8 @@ class RoundWork:
                 raise RemoteProtocolError("scale", f"{scale}")
             is_own = member.peer_id == self._peer_id
             contribution: Contribution | None = None
+            if order.slices and not is_own:
+                continue
             if self._own is not None and self._own.blob.blob_id == member.blob_id:
                 contribution = self._own.contribution
                 members[member.peer_id] = MemberParts(list_parts(contribution), scale)
@@ -233,7 +272,9 @@ class RoundWork:
                 own, own_scale = contribution, float(scale)
         if (own is None) == (order.fate is Fate.COUNTED):
             raise RemoteProtocolError("members", f"the own work is {order.fate} but its contribution is not listed so")
-        aggregate = AggregateReader(members, self._table, self._settings) if members else None
+        aggregate: Aggregate | None = AggregateReader(members, self._table, self._settings) if members else None
+        if order.slices:
+            aggregate = self._slices.open(connection, spool, order, root, self._theta())
         return FinalRound(order.round_index, root, aggregate, own, own_scale, Outcome(order.fate))
 
     def _look_into(self, spool: BlobSpool, spooled: SpooledBlob, member: local.CountedMember, root: Digest) -> None:
@@ -269,7 +310,7 @@ class RoundWork:
         )
 
 
-_STEP_FAULTS: Final = frozenset({"base", "shape", "finite", "norm", "decode", "scale", "members"})
+_STEP_FAULTS: Final = frozenset({"base", "shape", "finite", "norm", "decode", "scale", "members", "slices"})
 """What may be wrong with a round; other codes are the connection's."""
 
 _STATE_FAULTS: Final = frozenset({"state-header", "mismatch", "state-truncated", "state-trailing"})

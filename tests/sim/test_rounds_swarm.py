@@ -15,13 +15,17 @@ CLIP_RATIO_BITS = 0x3F80_0000
 """1.0: every norm above the median is scaled down."""
 
 
-def make_world(seed: int) -> RoundsWorld:
+ALWAYS_SLICED_BITS = 0x7149_F2CA
+"""1e30: no round's contributions are small enough to be fetched whole."""
+
+
+def make_world(seed: int, *, is_sliced: bool = False) -> RoundsWorld:
     chance = Chance(seed ^ 0xC0FFEE)
     authority_count = (1, 2, 3, 3, 3, 5)[chance(6)]
     return RoundsWorld(
         seed,
         authority_count=authority_count,
-        trainer_count=1 + chance(2),
+        trainer_count=(3 if is_sliced else 1) + chance(2),
         voter_count=chance(2) if authority_count > 2 else 0,
         joiner_count=chance(2),
         faults=draw_faults(chance),
@@ -30,14 +34,15 @@ def make_world(seed: int) -> RoundsWorld:
             "state_anchor_interval": 2 + chance(4),
             "missed_rounds_max": 1 + chance(3),
             "clip_norm_ratio": CLIP_RATIO_BITS * chance(2),
+            "all_gather_ratio_min": ALWAYS_SLICED_BITS * is_sliced,
         },
     )
 
 
-def run_story(seed: int, step_count: int = 40) -> RoundsWorld:
+def run_story(seed: int, step_count: int = 40, *, is_sliced: bool = False) -> RoundsWorld:
     """Train, crash, kill, part and join at random, then heal and wait until everybody is equal."""
     chance = Chance(seed ^ 0x5EED)
-    world = make_world(seed)
+    world = make_world(seed, is_sliced=is_sliced)
     nodes = list(world.nodes.values())
     for _ in range(step_count):
         world.run_for(chance.between(0.05, 6.0))
@@ -82,6 +87,15 @@ def test_trainers_under_faults_end_equal_and_lose_nothing(seed: int) -> None:
     roots = {node.rounds.state_root for node in trainers if node.rounds is not None}
     assert len(roots) == 1
     assert world.round_index == len(world.receipts)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_trainers_that_sum_by_slice_end_equal_and_lose_nothing(seed: int) -> None:
+    world = run_story(seed, is_sliced=True)
+    trainers = [node for node in world.nodes.values() if node.rounds is not None]
+    roots = {node.rounds.state_root for node in trainers if node.rounds is not None}
+    assert len(roots) == 1
+    assert any(("slices", "summed") in node.counts for node in trainers)
 
 
 def test_the_same_seed_gives_the_same_trace() -> None:

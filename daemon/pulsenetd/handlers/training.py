@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from pulsenet.chain.ledger import Ledger
+from pulsenet.chain.records import Contribution, Member, SliceName
 from pulsenet.chain.rules import check_record
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import RemoteProtocolError
@@ -25,6 +26,7 @@ from pulsenet.node.effects import (
     RunInnerSteps,
     StoreContribution,
     StoreStateAnchor,
+    SumSlices,
 )
 from pulsenet.node.events import (
     AggregateApplied,
@@ -35,8 +37,10 @@ from pulsenet.node.events import (
     Event,
     InnerStepsDone,
     RestoreFailed,
+    SlicesSummed,
     StateAnchorStored,
     StateRestored,
+    SumFailed,
     TrainingAttached,
     TrainingLost,
 )
@@ -48,7 +52,7 @@ from pulsenetd.metrics import Metrics
 CHECK_REASONS: Final = frozenset({"", "base", "shape", "finite", "norm", "decode"})
 """What a check may find (SPEC section 6.9)."""
 
-Given = TypeVar("Given", local.CheckOrder, local.StepOrder, local.RestoreOrder, local.AnchorOrder)
+Given = TypeVar("Given", local.CheckOrder, local.SumOrder, local.StepOrder, local.RestoreOrder, local.AnchorOrder)
 
 
 @dataclass(slots=True)
@@ -123,6 +127,7 @@ class TrainingDesk:
             RunInnerSteps: self._run_inner_steps,
             StoreContribution: self._store_contribution,
             CheckContribution: self._check_contribution,
+            SumSlices: self._sum_slices,
             ApplyAggregate: self._apply_aggregate,
             RestoreState: self._restore_state,
             StoreStateAnchor: self._store_state_anchor,
@@ -215,6 +220,18 @@ class TrainingDesk:
         self._orders.append(_Order(message, post))
         self._has_orders.set()
 
+    async def _sum_slices(self, effect: SumSlices, post: Post) -> None:
+        final = self._ledger.final(effect.round_index)
+        if not self._holds(effect.round_index) or final is None:
+            return
+        self._take_back(local.GoOn)
+        wanted = []
+        for position, place in enumerate(effect.slices):
+            ranges = tuple(local.ByteRange(*member[position]) for member in effect.ranges)
+            wanted.append(local.WantedSlice(place, place in effect.stored, ranges))
+        members = _list_members(effect.members)
+        self._put(local.SumOrder(effect.round_index, final.receipt.base_state_root, members, tuple(wanted)), post)
+
     async def _apply_aggregate(self, effect: ApplyAggregate, post: Post) -> None:
         round_index, held = effect.round_index, self.held
         self._drop_checks(round_index)
@@ -227,29 +244,25 @@ class TrainingDesk:
         self._offer = self._steps_due = None
         self._take_back(local.GoOn)
         rejected = {rejection.peer_id: rejection.reason for rejection in final.receipt.rejected}
-        members = tuple(
-            local.CountedMember(
-                peer_id=member.peer_id,
-                scale_bits=member.scale_bits,
-                blob_id=contribution.blob_id,
-                encoded_size_bytes=contribution.encoded_size_bytes,
-            )
-            for member, contribution in effect.members
-        )
         order = local.StepOrder(
             round_index=round_index,
             base_state_root=final.receipt.base_state_root,
             fate=effect.fate,
             reason=rejected.get(self._peer_id, ""),
-            members=members,
+            members=_list_members(effect.members),
+            slices=tuple(
+                local.SliceBlob(place, name.blob_id, name.encoded_size_bytes)
+                for place, name in enumerate(effect.slices)
+            ),
         )
+        self._take_back(local.SumOrder)
         self._put(order, post)
 
     async def _restore_state(self, effect: RestoreState, post: Post) -> None:
         if self._owner is None:
             return
         self._offer = self._steps_due = None
-        self._take_back(local.GoOn, local.StepOrder)
+        self._take_back(local.GoOn, local.SumOrder, local.StepOrder)
         anchor = effect.anchor
         order = local.RestoreOrder(
             round_index=anchor.round_index,
@@ -354,6 +367,29 @@ class TrainingDesk:
             raise RemoteProtocolError("message-unexpected", "the check of another contribution")
         post(ContributionChecked(checked.contribution_digest, checked.reason))
 
+    def finish_sum(self, summed: local.Summed) -> None:
+        """Take the blobs of slices; those to be stored are durable."""
+        order, post = self._take_given(local.SumOrder)
+        wanted = [each.slice_index for each in order.slices]
+        if summed.round_index != order.round_index or [each.slice_index for each in summed.slices] != wanted:
+            raise RemoteProtocolError("message-unexpected", "other slices than were ordered")
+        names = tuple((each.slice_index, SliceName(each.blob_id, each.encoded_size_bytes)) for each in summed.slices)
+        post(SlicesSummed(summed.round_index, names))
+
+    def stored_slices(self) -> frozenset[int]:
+        """Return which slices of the order that is being answered must have been put."""
+        message = None if self._given is None else self._given.message
+        wanted = message.slices if isinstance(message, local.SumOrder) else ()
+        return frozenset(each.slice_index for each in wanted if each.is_stored)
+
+    def refuse_sum(self, refused: local.SumRefused) -> None:
+        """Take why slices were not summed."""
+        order, post = self._take_given(local.SumOrder)
+        if refused.round_index != order.round_index:
+            raise RemoteProtocolError("message-unexpected", f"round {refused.round_index} was not ordered")
+        self._metrics.count("rejected", refused.reason)
+        post(SumFailed(refused.round_index, refused.reason))
+
     def finish_step(self, stepped: local.Stepped) -> None:
         """Take the state that an outer step led to."""
         order, post = self._take_given(local.StepOrder)
@@ -406,3 +442,15 @@ class TrainingDesk:
             raise RemoteProtocolError("message-unexpected", f"no {kind.__name__} was given out")
         self._given = None
         return given.message, given.post
+
+
+def _list_members(members: tuple[tuple[Member, Contribution], ...]) -> tuple[local.CountedMember, ...]:
+    return tuple(
+        local.CountedMember(
+            peer_id=member.peer_id,
+            scale_bits=member.scale_bits,
+            blob_id=contribution.blob_id,
+            encoded_size_bytes=contribution.encoded_size_bytes,
+        )
+        for member, contribution in members
+    )

@@ -14,9 +14,11 @@ from pulsenet.errors import PulsenetError, RemoteProtocolError, StorageError
 from pulsenet.ids import PeerId, RunId, short
 from pulsenet.wire.messages import (
     Ack,
+    AggregatesReply,
     ChunkListReply,
     ChunkReply,
     ExchangeHave,
+    GetAggregates,
     GetChunkList,
     GetChunks,
     GetDescriptors,
@@ -71,6 +73,7 @@ REPLY_TYPES: Final[dict[type[Message], type[Message]]] = {
     PushContribution: PushReply,
     PushReceipt: PushReply,
     GetRounds: RoundsReply,
+    GetAggregates: AggregatesReply,
 }
 """Every request, and what answers it; a :class:`Refusal` may answer any."""
 

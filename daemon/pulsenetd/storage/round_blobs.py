@@ -7,10 +7,11 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pulsenet.errors import RemoteProtocolError, StorageError
+from pulsenet.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from pulsenet.ids import Digest
 from pulsenet.local.shared_memory import Bytes, create_memory, seal_snapshot, write_at
 from pulsenet.wire.chunks import ChunkList
+from pulsenet.wire.sections import BlobCutter
 from pulsenetd.storage.store import BlobWriter, Store
 
 MEMORY_NAME = "pulsenet-blob-part"
@@ -54,7 +55,8 @@ class RoundBlobs:
 
         Raises:
             StorageError: The disk refused; nothing of the blob stays.
-            RemoteProtocolError: ``handoff-size``: it outgrows its limit; nothing of it stays either.
+            RemoteProtocolError: ``handoff-size``: it outgrows its limit, or ``decode``: it begins like a contribution
+                and is none; nothing of it stays either.
         """
         with self._mutex:
             try:
@@ -62,7 +64,7 @@ class RoundBlobs:
                     raise RemoteProtocolError("handoff-size", f"a blob of more than {size_bytes_max} bytes")
                 self._store.require_space(data.size)
                 if self._writer is None:
-                    self._writer = self._store.begin_blob()
+                    self._writer = self._store.begin_blob(BlobCutter())
                 self._writer.feed(data.data)
                 self._size_bytes += data.size
                 size_bytes = self._size_bytes
@@ -72,6 +74,9 @@ class RoundBlobs:
             except (StorageError, RemoteProtocolError):
                 self._abandon()
                 raise
+            except LocalProtocolError as error:
+                self._abandon()
+                raise RemoteProtocolError("decode", str(error)) from error
             self._writer, self._size_bytes = None, 0
             self._made[blob_id] = size_bytes
             return blob_id, size_bytes

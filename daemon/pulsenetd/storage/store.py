@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pulsenet.chain.records import Contribution, Manifest, SignedRecord, StateAnchor
+from pulsenet.chain.records import Aggregate, Contribution, Manifest, SignedRecord, StateAnchor
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.errors import IntegrityError, RemoteProtocolError, StorageError
 from pulsenet.ids import Digest, short
 from pulsenet.wire.chunks import ChunkCutter, ChunkList
 from pulsenet.wire.schema import decode_value
+from pulsenet.wire.sections import BlobCutter
 from pulsenetd.storage.chunk_files import ChunkFiles
 from pulsenetd.storage.database import Database
 from pulsenetd.storage.disk import (
@@ -45,9 +46,9 @@ CREATE TABLE IF NOT EXISTS blobs (
 );
 """
 
-_Naming = Manifest | Contribution | StateAnchor
-_NAMING: Final[tuple[type[_Naming], ...]] = (Manifest, Contribution, StateAnchor)
-"""Records that name a blob."""
+_Naming = Manifest | Contribution | Aggregate | StateAnchor
+_NAMING: Final[tuple[type[_Naming], ...]] = (Manifest, Contribution, Aggregate, StateAnchor)
+"""Records that name blobs."""
 
 DATABASE_NAME = "store.sqlite"
 FREE_SIZE_BYTES_MIN = 64 << 20
@@ -137,9 +138,7 @@ class Store:
             database.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", state)
         with self._mutex:
             for record in records:
-                blob_id = _find_named_blob(record)
-                if blob_id is not None:
-                    self._uncommitted.discard(blob_id)
+                self._uncommitted -= _find_blobs_of(record)
         return tuple(Digest(row[0]) for row in rows)
 
     def record(self, digest: Digest) -> bytes | None:
@@ -272,9 +271,13 @@ class Store:
             writer.abandon()
             raise
 
-    def begin_blob(self) -> BlobWriter:
-        """Begin a blob made here; whoever begins it finishes or abandons it."""
-        return BlobWriter(self, self._chunks)
+    def begin_blob(self, cutter: BlobCutter | None = None) -> BlobWriter:
+        """Begin a blob made here; whoever begins it finishes or abandons it.
+
+        Args:
+            cutter: Says where chunks begin; ``None`` cuts every MiB.
+        """
+        return BlobWriter(self, self._chunks, ChunkCutter() if cutter is None else cutter)
 
     def discard_blob(self, blob_id: Digest) -> None:
         """Delete a blob made here that no record will name; one that a record names stays."""
@@ -370,7 +373,7 @@ class Store:
 
     def _find_named_blobs(self) -> set[Digest]:
         records = (decode_signed(data) for kind in _NAMING for data in self.records_of_type(kind.TYPE))
-        return {blob_id for record in records if (blob_id := _find_named_blob(record)) is not None}
+        return {blob_id for record in records for blob_id in _find_blobs_of(record)}
 
     def _check_chunks(self, chunk_list: ChunkList) -> None:
         """Drop chunks of a wrong size; read every chunk of a blob a crash may have interrupted."""
@@ -420,10 +423,10 @@ class Store:
 class BlobWriter:
     """Cuts the bytes fed to it into chunks and keeps each; made by :meth:`Store.writing_blob`."""
 
-    def __init__(self, store: Store, chunks: ChunkFiles) -> None:
+    def __init__(self, store: Store, chunks: ChunkFiles, cutter: ChunkCutter | BlobCutter) -> None:
         self._store = store
         self._chunks = chunks
-        self._cutter = ChunkCutter()
+        self._cutter = cutter
         self._held: set[Digest] = set()
 
     def feed(self, piece: bytes | bytearray | memoryview) -> None:
@@ -436,6 +439,7 @@ class BlobWriter:
 
     def boundary(self) -> None:
         """Let the next byte start a new chunk."""
+        assert not isinstance(self._cutter, BlobCutter)
         self._keep(self._cutter.boundary())
 
     def finish(self) -> ChunkList:
@@ -467,13 +471,13 @@ class BlobWriter:
         self._store._drop_references(held)
 
 
-def _find_named_blob(record: SignedRecord) -> Digest | None:
-    """Return the blob that a record stands for."""
+def _find_blobs_of(record: SignedRecord) -> set[Digest]:
+    """Return the blobs that a record stands for."""
     for kind in _NAMING:
         if record.type == kind.TYPE:
             named: _Naming = decode_value(kind, record.payload)
-            return named.blob_id
-    return None
+            return {each.blob_id for each in (named.slices if isinstance(named, Aggregate) else (named,))}
+    return set()
 
 
 def _decode_own_list(data: bytes) -> ChunkList | None:

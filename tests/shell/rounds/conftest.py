@@ -24,9 +24,21 @@ from pulsenet.local.sockets import receive_part, socket_path
 from pulsenet.node.effects import Fate
 from pulsenet.outer.settings import OuterSettings
 from pulsenet.training.daemon_exchange import DaemonExchange
+from pulsenet.wire.sections import BlobCutter
 
 SECONDS_MAX = 30.0
 OWN_KEY = PeerId(bytes([1]) * 32)
+
+
+def name_blob(data: bytes) -> Digest:
+    """Return the id of a blob that is cut as it must be; of what cannot be cut so, any digest."""
+    cutter = BlobCutter()
+    try:
+        cutter.feed(data)
+        cutter.finish()
+    except PulsenetError:
+        return compute_digest(data)
+    return cutter.chunk_list.blob_id
 
 
 class HangUp(Exception):
@@ -85,7 +97,7 @@ class ScriptedDaemon:
 
     def put(self, data: bytes) -> Digest:
         """Hold a blob."""
-        blob_id = compute_digest(data)
+        blob_id = name_blob(data)
         self.blobs[blob_id] = data
         return blob_id
 

@@ -39,6 +39,15 @@ EXAMPLES: list[RoundsMessage] = [
     rounds_protocol.Checked(Digest(b"c" * 32), ""),
     rounds_protocol.StepOrder(3, ROOT, Fate.COUNTED, "", (MEMBER,)),
     rounds_protocol.StepOrder(3, ROOT, Fate.REJECTED, "norm", ()),
+    rounds_protocol.StepOrder(3, ROOT, Fate.MISSED, "", (MEMBER,), (rounds_protocol.SliceBlob(0, BLOB, 9),)),
+    rounds_protocol.SumOrder(
+        3,
+        ROOT,
+        (MEMBER,),
+        (rounds_protocol.WantedSlice(0, True, (rounds_protocol.ByteRange(84, 9),)),),
+    ),
+    rounds_protocol.Summed(3, (rounds_protocol.SliceBlob(0, BLOB, 9),)),
+    rounds_protocol.SumRefused(3, "decode"),
     rounds_protocol.Stepped(4, ROOT),
     rounds_protocol.StepFailed(3, "blob-unknown"),
     rounds_protocol.RestoreOrder(20, ROOT, BLOB, 77, True),
@@ -86,7 +95,8 @@ def test_every_message_is_in_the_table_of_the_documentation() -> None:
 
 def test_the_largest_step_order_fits_a_frame() -> None:
     members = (MEMBER,) * limits.ROUND_MEMBERS_MAX
-    order = rounds_protocol.StepOrder(1 << 40, ROOT, Fate.DROPPED, "x" * 64, members)
+    slices = (rounds_protocol.SliceBlob(1 << 40, BLOB, 1 << 40),) * limits.ROUND_MEMBERS_MAX
+    order = rounds_protocol.StepOrder(1 << 40, ROOT, Fate.DROPPED, "x" * 64, members, slices)
     assert read(encode_frame(order)) == [order]
     with pytest.raises(LocalProtocolError):
         encode_frame(rounds_protocol.StepOrder(0, ROOT, Fate.COUNTED, "", (*members, MEMBER)))

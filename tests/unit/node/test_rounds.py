@@ -46,8 +46,9 @@ from pulsenet.node.events import (
     TrainingAttached,
     TrainingLost,
 )
+from pulsenet.node.gathering import GATHER_SECONDS_MAX
 from pulsenet.node.own_work import OWN_KEY
-from pulsenet.node.rounds import EXTENSIONS_MAX, GATHER_SECONDS_MAX, RETRY_SECONDS, Rounds
+from pulsenet.node.rounds import EXTENSIONS_MAX, RETRY_SECONDS, Rounds
 from pulsenet.node.rounds_phase import Phase
 from pulsenet.testing.fakes import FakeStore
 from pulsenet.testing.toy_training import write_blob
