@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from collections.abc import Mapping
 from typing import Any, Final
@@ -15,8 +16,17 @@ WORKER_CLASS: Final = "PulsenetTransferEngine"
 
 
 def register() -> None:
-    """Make the adapter known to vLLM, and keep linear weights of its users plain. A second call does nothing."""
-    factory = importlib.import_module("vllm.distributed.weight_transfer.factory").WeightTransferEngineFactory
+    """Make the adapter known to vLLM, and keep linear weights of its users plain. A second call does nothing.
+
+    A vLLM without the interface starts as if nothing were installed: an error here would end it, used or not.
+    """
+    try:
+        factory = importlib.import_module("vllm.distributed.weight_transfer.factory").WeightTransferEngineFactory
+    except (ImportError, AttributeError) as error:
+        logging.getLogger("pulsenet").warning(
+            "this vLLM takes no weights from pulsenet (%s): releases from 0.29 to 0.32 do", error
+        )
+        return
     if BACKEND not in factory._registry:
         factory.register_engine(BACKEND, WORKER_MODULE, WORKER_CLASS)
     hide_dictionary_of_llvm(sys.modules)

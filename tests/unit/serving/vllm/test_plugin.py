@@ -56,6 +56,20 @@ def test_registering_twice_is_registering_once(vllm: SimpleNamespace) -> None:
     assert vllm.layers.dispatch_cpu_unquantized_gemm is once
 
 
+@pytest.mark.parametrize("module", [None, SimpleNamespace()])
+def test_a_vllm_without_the_interface_starts_all_the_same(
+    module: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def import_module(name: str) -> Any:
+        if module is None:
+            raise ImportError(f"No module named {name!r}")
+        return module
+
+    monkeypatch.setattr(plugin.importlib, "import_module", import_module)
+    plugin.register()
+    assert "releases from 0.29 to 0.32" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("config", "is_plain"),
     [
