@@ -43,6 +43,10 @@ CODE_PLACES = {
 }
 
 
+REASONED = ("rejected", "retries", "wasted_bytes")
+"""Counters whose labels are reasons."""
+
+
 def read_spec_codes() -> set[str]:
     """Return the codes of SPEC section 9, and of the refusals in the codec's specification."""
     table = (ROOT / "proto" / "SPEC.md").read_text().split("## 9. Error codes")[1].split("## 10")[0]
@@ -67,6 +71,9 @@ def read_code_literals() -> set[str]:
             index = CODE_PLACES.get(node.func.id)
             if index is None or len(node.args) <= index:
                 continue
+            first = node.args[0]
+            if node.func.id == "Count" and isinstance(first, ast.Constant) and first.value not in REASONED:
+                continue  # a fate or an outcome; these counters have labels of their own
             argument = node.args[index]
             if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
                 found.add(argument.value)
