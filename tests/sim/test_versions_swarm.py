@@ -85,7 +85,7 @@ def check_story(seed: int) -> None:
     assert roots == {world.versions[world.newest]}
 
 
-# 135: an anchor that two authorities had signed, listed twice in a have record; 283: a check that died with its process.
+# 135: an anchor that two authorities had signed, listed twice; 283: a check that died with its training process.
 @pytest.mark.parametrize("seed", [*range(14), 135, 283])
 def test_versions_go_on_whoever_dies(seed: int) -> None:
     check_story(seed)
