@@ -77,7 +77,7 @@ time.sleep(60)
 
 
 def read_worker(log: Path) -> int:
-    give_up_at = time.monotonic() + 20
+    give_up_at = time.monotonic() + 60
     while "worker" not in (text := log.read_text()):
         assert time.monotonic() < give_up_at
         time.sleep(0.01)
