@@ -161,6 +161,11 @@ class Fetcher:
         blob = self._blobs.get(blob_id)
         return blob is not None and blob.is_whole
 
+    def list_of(self, blob_id: Digest) -> ChunkList | None:
+        """Return a wanted blob's chunk list once it is known; it may be on its way to the disk."""
+        blob = self._blobs.get(blob_id)
+        return None if blob is None else blob.chunk_list
+
     def is_arriving(self, blob_id: Digest) -> bool:
         """Say whether a wanted blob's list is known and chunks of it are still to come."""
         blob = self._blobs.get(blob_id)
@@ -404,13 +409,7 @@ class Fetcher:
 
     # Requests
 
-    def _send(
-        self,
-        source: Source,
-        blob: _Blob,
-        digests: tuple[Digest, ...],
-        now: float,
-    ) -> Effect:
+    def _send(self, source: Source, blob: _Blob, digests: tuple[Digest, ...], now: float) -> Effect:
         timeout_seconds = limits.REQUEST_OPEN_SECONDS_MAX + CHUNK_TIMEOUT_SECONDS * len(digests)
         request_id = self._take_request_id()
         request = _Request(

@@ -21,6 +21,7 @@ from pulsenet.node.list_fetch import BlobWant, SliceChoice
 from pulsenet.node.machine import Draw
 from pulsenet.node.records_fetch import Need, RecordsArrived, RecordsFetcher
 from pulsenet.node.sources import Sources
+from pulsenet.wire.chunks import ChunkList
 from pulsenet.wire.messages import GetRecords
 
 
@@ -86,6 +87,10 @@ class Gatherer:
     def knows_contributions(self, digests: Sequence[Digest]) -> bool:
         """Say whether the records of all these contributions are here."""
         return all(self._ledger.contribution(digest) is not None for digest in digests)
+
+    def list_of(self, blob_id: Digest) -> ChunkList | None:
+        """Return a wanted blob's chunk list once it is known."""
+        return self._blobs.list_of(blob_id)
 
     def holds_slice(self, name: SliceName) -> bool:
         """Say whether a wanted slice is here."""

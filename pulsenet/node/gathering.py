@@ -31,7 +31,6 @@ from pulsenet.node.fetch import FetchProgress, StoreIndex
 from pulsenet.node.gather import Gatherer
 from pulsenet.node.machine import Draw
 from pulsenet.node.slices import ASK_SECONDS, SliceRound, Way, is_sliced
-from pulsenet.wire.chunks import ChunkList
 from pulsenet.wire.messages import AggregatesReply, GetAggregates
 from pulsenet.wire.sections import find_slice_range
 
@@ -68,7 +67,6 @@ class Gathering:
         self._sign = sign
         self._draw = draw
         self._courier = courier
-        self._index = index
         self._gatherer = Gatherer(ledger, draw, index, courier.take_request_id)
         self._slices: SliceRound | None = None
         self._naming = False
@@ -224,9 +222,8 @@ class Gathering:
         count = len(final.receipt.members)
         ranges = []
         for _, contribution in self._members(final):
-            data = self._index.chunk_list(contribution.blob_id)
-            assert data is not None
-            chunk_list = ChunkList.decode(data)
+            chunk_list = self._gatherer.list_of(contribution.blob_id)
+            assert chunk_list is not None
             ranges.append(tuple(find_slice_range(chunk_list, place, count) for place in due))
         return tuple(ranges)
 
