@@ -284,9 +284,8 @@ class Rounds:
         if fate in (Fate.REJECTED, Fate.DROPPED):
             effects.append(Count("wasted_inner_steps", fate, float(self._settings.inner_steps)))
         self._round_index, self._state_root = round_index, state_root
-        self._move(Step.DONE)
         effects += [ShowToMachines(self._state_event), *self._forget()]
-        return [self._own.save(), *effects, *self._start_inner_steps()]
+        return [self._own.save(), *effects, *self._take_part(Step.DONE)]
 
     def _forget(self) -> list[Effect]:
         gone = self._ledger.forget_old(self._round_index)
@@ -301,15 +300,18 @@ class Rounds:
             return self._refuse_anchor("root_mismatch", now)
         self._round_index, self._state_root = event.round_index, event.state_root
         self._is_cut_off = self._drops_residual = False
-        shown = ShowToMachines(self._state_event)
-        sent = self._own.sent_to(event.round_index)
-        if sent is not None:
-            # What was sent for this round, perhaps from another state, still stands: nothing else may be sent.
-            self._move(Step.STORED)
-            self._contact.begin(sent)
-            return [shown]
-        self._move(Step.DONE)
-        return [shown, *self._start_inner_steps()]
+        return [ShowToMachines(self._state_event), *self._take_part(Step.DONE)]
+
+    def _take_part(self, step: Step) -> list[Effect]:
+        """Begin the round of the state that is held; ``step`` leads to its inner steps."""
+        sent = self._own.sent_to(self._round_index)
+        if sent is None:
+            self._move(step)
+            return self._start_inner_steps()
+        # What an earlier life sent for this round, perhaps from another state, still stands: nothing else may be sent.
+        self._move(Step.STORED)
+        self._contact.begin(sent)
+        return []
 
     def _refuse_anchor(self, reason: str, now: float) -> list[Effect]:
         anchor = self._anchor()

@@ -60,6 +60,7 @@ TRANSITIONS: dict[tuple[Phase, Step], Phase] = {
     (Phase.GATHERING, Step.WHOLE): Phase.APPLYING,
     (Phase.GATHERING, Step.ASTRAY): Phase.JOINING,
     (Phase.APPLYING, Step.DONE): Phase.TRAINING,
+    (Phase.APPLYING, Step.STORED): Phase.PENDING,
     (Phase.APPLYING, Step.FAILED): Phase.GATHERING,
     **{(phase, Step.LOST): Phase.IDLE for phase in Phase},
 }

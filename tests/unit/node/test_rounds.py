@@ -229,6 +229,23 @@ def test_a_returning_trainer_replays_what_it_missed_before_it_trains(bench: Benc
     assert (order.round_index, order.fate) == (0, Fate.COUNTED)
 
 
+def test_from_a_checkpoint_before_what_was_sent_nothing_else_is_sent(bench: Bench) -> None:
+    """The process died after it had sent, and its newest checkpoint is of the round before."""
+    bench.attach()
+    bench.contribute()
+    bench.finish()
+    bench.tell(AggregateApplied(1, root(1)))
+    (first,) = pushed(bench.contribute(1))
+    bench.begin()
+    bench.attach()
+    effects = bench.tell(AggregateApplied(1, root(1)))
+    assert bench.machine.phase is Phase.PENDING
+    assert only(effects, RunInnerSteps) == []
+    assert pushed(effects) == [first]
+    (order,) = only(bench.finish(1), ApplyAggregate)
+    assert order.fate is Fate.COUNTED
+
+
 def test_failed_work_is_tried_again(bench: Bench) -> None:
     bench.attach()
     bench.tell(InnerStepsDone(0))
