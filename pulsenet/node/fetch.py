@@ -127,6 +127,8 @@ class Fetcher:
         self._store_failure_count = 0
         self._store_failure = ""
         self._chunk_seconds = 0.0
+        self._lost_wants: Sequence[BlobWant] = ()
+        """What is wanted, while the disk has refused a chunk list of it."""
 
     # What the owner asks
 
@@ -145,7 +147,7 @@ class Fetcher:
                 if blob.chunk_list is not None:
                     self._begin(blob, blob.chunk_list)
             blobs[blob.blob_id] = blob
-        self._blobs = blobs
+        self._blobs, self._lost_wants = blobs, ()
         self._sources.keep_misses(blobs)
         self._lists.set_wants([b.want for b in blobs.values() if b.chunk_list is None and not b.refused])
         return effects
@@ -187,21 +189,20 @@ class Fetcher:
         """Return how far the wanted blobs are."""
         sizes: dict[Digest, int] = {}
         unfinished: set[Digest] = set()
-        listless_size_bytes = 0
         for blob in self._blobs.values():
             sizes.update(blob.sizes)
             unfinished |= blob.unfinished
-            if blob.chunk_list is None:
-                listless_size_bytes += blob.want.manifest.encoded_size_bytes
+        listless = [blob.want.manifest for blob in self._blobs.values() if blob.chunk_list is None]
+        listless_size_bytes = sum(manifest.encoded_size_bytes for manifest in listless)
         source_count = sum(1 for source in self._sources if not source.is_parked)
         waits = bool(unfinished) or listless_size_bytes > 0
-        reason = self._store_failure or ("no-source" if waits and not source_count else "")
+        reason = self._store_failure or ("" if source_count else "no-source")
         return FetchProgress(
             wanted_size_bytes=sum(sizes.values()) + listless_size_bytes,
             held_size_bytes=sum(size for digest, size in sizes.items() if digest not in unfinished),
             requests_in_flight=len(self._requests) + self._lists.requests_in_flight,
             source_count=source_count,
-            reason=reason,
+            reason=reason if waits else "",
         )
 
     @property
@@ -246,6 +247,8 @@ class Fetcher:
         effects = self._expire(now)
         if now < self._paused_until:
             return effects
+        if self._lost_wants:
+            effects += self.set_wants(self._lost_wants)
         effects += self._lists.pump(now)
         for blob in self._blobs.values():
             if blob.pending:
@@ -260,7 +263,7 @@ class Fetcher:
         times += [request.idle_at for request in self._requests.values() if not request.is_stalled]
         open_blobs = [blob for blob in self._blobs.values() if not blob.is_whole and not blob.refused]
         times += [blob.missed_since + UNAVAILABLE_SECONDS for blob in open_blobs if blob.missed_since is not None]
-        if open_blobs:
+        if open_blobs or self._lost_wants:
             times.append(self._paused_until)
             retry_at = self._sources.next_retry_at(now)
             times += [] if retry_at is None else [retry_at]
@@ -309,18 +312,15 @@ class Fetcher:
     def _ask_chunks(self, blob: _Blob, now: float) -> list[Effect]:
         effects: list[Effect] = []
         while blob.pending:
-            asked_any = False
             for source in self._sources.candidates(blob.blob_id, now, partial(BlobWant.claim_of, blob.want)):
                 room = min(source.room_chunks, CHUNKS_IN_FLIGHT_MAX - self.chunks_in_flight)
-                room = room if blob.want.may_ask(source) else 0
-                digests = self._take_pending(blob, source, room)
+                digests = self._take_pending(blob, source, room if blob.want.may_ask(source) else 0)
                 if not digests:
                     continue
                 effects.append(self._send(source, blob, digests, now))
-                asked_any = True
                 # The order changes with the load, so choose again for the next request.
                 break
-            if not asked_any:
+            else:
                 break
         return effects
 
@@ -348,10 +348,8 @@ class Fetcher:
             size_bytes = 0 if reply.data is None else len(reply.data)
             return [Count("wasted_bytes", "duplicate", float(size_bytes))]
         self._stop_awaiting(request, reply.digest)
-        chunk_seconds = now - request.progress_at
-        self._chunk_seconds += (chunk_seconds - self._chunk_seconds) / 8
-        request.progress_at = now
-        request.idle_at = now + self._stall_seconds()
+        self._chunk_seconds += (now - request.progress_at - self._chunk_seconds) / 8
+        request.progress_at, request.idle_at = now, now + self._stall_seconds()
         if reply.data is None:
             self._requeue(reply.digest)
             self._note_request_miss(request, now)
@@ -384,8 +382,7 @@ class Fetcher:
         source = self._sources.get(peer_id)
         if source is None:
             return
-        if blob.missed_since is None:
-            blob.missed_since = now
+        blob.missed_since = now if blob.missed_since is None else blob.missed_since
         # The publisher may be replacing the blob; anybody else who claimed it was wrong.
         claimed = peer_id != blob.want.publisher and blob.want.claim_of(source) is Claim.HOLDS
         self._sources.note_miss(peer_id, blob.blob_id, now, claimed=claimed)
@@ -399,13 +396,22 @@ class Fetcher:
             blob.unfinished.discard(digest)
 
     def _note_store_failure(self, digest: Digest | None, reason: str, now: float) -> None:
-        if digest is not None and self._storing.pop(digest, None) is None:
+        if digest is None:
+            self._forget_lost_lists()
+        elif self._storing.pop(digest, None) is None:
             return
-        if digest is not None:
+        else:
             self._requeue(digest)
         self._store_failure_count += 1
         self._store_failure = reason
         self._paused_until = now + self._sources.backoff_seconds(self._store_failure_count)
+
+    def _forget_lost_lists(self) -> None:
+        """Begin blobs anew whose chunk list is known here and not on disk."""
+        blobs = self._blobs
+        kept = {b: blob for b, blob in blobs.items() if blob.chunk_list is None or self._index.chunk_list(b)}
+        if len(kept) < len(blobs):
+            self._blobs, self._lost_wants = kept, [blob.want for blob in blobs.values()]
 
     # Requests
 
@@ -488,10 +494,7 @@ class Fetcher:
     def _requeue(self, digest: Digest, *, first: bool = False) -> None:
         for blob in self._blobs.values():
             if digest in blob.unfinished:
-                if first:
-                    blob.pending.appendleft(digest)
-                else:
-                    blob.pending.append(digest)
+                (blob.pending.appendleft if first else blob.pending.append)(digest)
 
     def _stall_seconds(self) -> float:
         return max(STALL_SECONDS_MIN, STALL_RATIO * self._chunk_seconds)

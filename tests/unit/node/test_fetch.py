@@ -128,6 +128,7 @@ class Bench:
         self.log: list[Effect] = []
         self.received_size_bytes = 0
         self.store_fails: list[str] = []
+        self.list_fails: list[str] = []
         for peer_id in providers:
             self.sources.connect(peer_id)
 
@@ -141,6 +142,10 @@ class Bench:
             if isinstance(effect, SendRequest):
                 self.send(effect)
             elif isinstance(effect, StoreChunkList):
+                if self.list_fails:
+                    # As the driver does: what comes after it in the call is given up as well.
+                    self.push(0.001, StoreFailed(None, self.list_fails.pop()))
+                    return
                 self.index.lists[effect.blob_id] = effect.data
             elif isinstance(effect, StoreChunk):
                 if self.store_fails:
@@ -490,6 +495,21 @@ def test_a_full_disk_pauses_the_fetch_and_loses_no_chunk() -> None:
     assert bench.fetcher.progress().reason == "enospc"
     bench.run(blob)
     assert bench.data(blob) == payload(16 * 1024)
+    assert bench.fetcher.progress().reason == ""
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1024, 16 * 1024])
+def test_a_list_the_full_disk_refused_is_stored_once_there_is_room(size_bytes: int) -> None:
+    blob = make_blob(payload(size_bytes), 1024)
+    bench = Bench({PUBLISHER: Provider({blob.blob_id: blob})})
+    bench.list_fails = ["enospc"] * 3
+    bench.want(blob)
+    while bench.list_fails:
+        bench.step()
+    bench.run_for(0.01)
+    bench.run(blob)
+    assert bench.index.lists[blob.blob_id] == blob.chunk_list.encode()
+    assert bench.data(blob) == payload(size_bytes)
     assert bench.fetcher.progress().reason == ""
 
 
