@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pulsenet.chain.ledger import FinalReceipt, Ledger
-from pulsenet.chain.records import Contribution, Member, Receipt, Rejection, StateAnchor
+from pulsenet.chain.records import Contribution, Member, Receipt, Rejection, SliceName, StateAnchor
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest, PeerId, compute_digest
 from pulsenet.local import rounds_protocol as local
@@ -23,6 +23,7 @@ from pulsenet.node.effects import (
     RunInnerSteps,
     StoreContribution,
     StoreStateAnchor,
+    SumSlices,
 )
 from pulsenet.node.events import (
     AggregateApplied,
@@ -33,8 +34,10 @@ from pulsenet.node.events import (
     Event,
     InnerStepsDone,
     RestoreFailed,
+    SlicesSummed,
     StateAnchorStored,
     StateRestored,
+    SumFailed,
     TrainingAttached,
     TrainingLost,
 )
@@ -532,3 +535,74 @@ def test_who_waits_for_an_order_gets_it_when_it_comes(scene: Scene, hands: Any) 
         return [first, await scene.desk.next_order(60.0)]
 
     assert hands.run_quickly(wait) == [local.AnchorOrder(0), None]
+
+
+# Slices
+
+
+def make_sum(scene: Scene, slices: tuple[int, ...] = (1,), stored: tuple[int, ...] = (1,)) -> SumSlices:
+    """Return the order to sum slices of a round that is final."""
+    effect = scene.close_round()
+    ranges = () if len(slices) > 1 else (((84, 9),),) * len(effect.members)
+    return SumSlices(0, effect.members, slices, stored, ranges)
+
+
+def test_sums_are_ordered_once_and_their_names_passed_on(scene: Scene) -> None:
+    scene.attach()
+    scene.take()
+    effect = make_sum(scene)
+    scene.order(effect)
+    scene.order(effect)
+    order = scene.next()
+    member = local.CountedMember(scene.me, 0x3F80_0000, BLOB, 80)
+    wanted = local.WantedSlice(1, True, (local.ByteRange(84, 9),))
+    assert order == local.SumOrder(0, root(0), (member,), (wanted,))
+    assert scene.desk.stored_slices() == {1}
+    summed = local.Summed(0, (local.SliceBlob(1, BLOB, 9),))
+    assert refusal(lambda: scene.desk.finish_sum(replace(summed, round_index=1))) == "message-unexpected"
+    scene.order(effect)
+    assert isinstance(scene.next(), local.SumOrder)
+    scene.desk.finish_sum(summed)
+    assert scene.take() == [SlicesSummed(0, ((1, SliceName(BLOB, 9)),))]
+    assert scene.next() is None
+    assert scene.desk.stored_slices() == frozenset()
+
+
+def test_all_slices_are_ordered_without_ranges(scene: Scene) -> None:
+    scene.attach()
+    scene.order(make_sum(scene, slices=(0, 1), stored=(0,)))
+    order = scene.next()
+    assert isinstance(order, local.SumOrder)
+    assert order.slices == (local.WantedSlice(0, True, ()), local.WantedSlice(1, False, ()))
+    assert scene.desk.stored_slices() == {0}
+
+
+def test_a_sum_that_failed_is_counted(scene: Scene) -> None:
+    scene.attach()
+    scene.take()
+    scene.order(make_sum(scene))
+    scene.next()
+    refused = local.SumRefused(0, "decode")
+    assert refusal(lambda: scene.desk.refuse_sum(replace(refused, round_index=1))) == "message-unexpected"
+    scene.order(make_sum(scene))
+    scene.next()
+    scene.desk.refuse_sum(refused)
+    assert scene.take() == [SumFailed(0, "decode")]
+    assert scene.metrics.registry.get_sample_value("pulsenet_rejected_total", {"reason": "decode"}) == 1.0
+
+
+def test_sums_nobody_can_make_are_not_ordered(scene: Scene) -> None:
+    effect = make_sum(scene)
+    scene.order(effect)
+    scene.attach(3)
+    scene.order(effect)
+    assert scene.next() is None
+
+
+def test_a_step_by_slices_names_them_and_replaces_a_sum_that_waits(scene: Scene) -> None:
+    scene.attach()
+    scene.order(make_sum(scene))
+    scene.order(replace(scene.close_round(), slices=(SliceName(BLOB, 9), SliceName(root(1), 8))))
+    order = scene.next()
+    assert isinstance(order, local.StepOrder)
+    assert order.slices == (local.SliceBlob(0, BLOB, 9), local.SliceBlob(1, root(1), 8))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pulsenet.chain.ledger import Ledger
-from pulsenet.chain.records import Contribution, StateAnchor
+from pulsenet.chain.records import Contribution, SliceName, StateAnchor
 from pulsenet.errors import RemoteProtocolError, StorageError, UnavailableError
 from pulsenet.ids import Digest, PeerId, RunId, compute_digest
 from pulsenet.local import protocol
@@ -30,8 +30,9 @@ from pulsenet.node.effects import (
     RestoreState,
     RunInnerSteps,
     StoreStateAnchor,
+    SumSlices,
 )
-from pulsenet.node.events import Event, InnerStepsDone, TrainingAttached, TrainingLost
+from pulsenet.node.events import Event, InnerStepsDone, SlicesSummed, TrainingAttached, TrainingLost
 from pulsenet.outer.self_test import SELF_TEST_DIGEST
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
 from pulsenetd.handlers.training import TrainingDesk
@@ -431,6 +432,7 @@ def test_every_answer_of_an_order_is_passed_on(daemon: Daemon, process: Process)
     step, restore = ApplyAggregate(0, (), Fate.MISSED), RestoreState(ANCHOR, True)
     for effect, kind, answer in (
         (CheckContribution(CONTRIBUTION, ROOT), local.CheckOrder, local.Checked(ROOT, "")),
+        (SumSlices(0, (), (0, 1), ()), local.SumOrder, local.SumRefused(0, "decode")),
         (step, local.StepOrder, local.StepFailed(0, "memory")),
         (step, local.StepOrder, local.Stepped(1, ROOT)),
         (restore, local.RestoreOrder, local.RestoreRefused("decode")),
@@ -441,3 +443,31 @@ def test_every_answer_of_an_order_is_passed_on(daemon: Daemon, process: Process)
         assert process.ask(answer) == local.Waiting()
     assert daemon.desk.held is not None
     assert daemon.desk.held.round_index == 4
+
+
+def test_a_slice_counts_as_stored_only_if_it_was_put(daemon: Daemon, process: Process) -> None:
+    process.open()
+    daemon.ledger._finals[0] = SimpleNamespace(  # type: ignore[assignment]
+        receipt=SimpleNamespace(base_state_root=ROOT, members=(), rejected=())
+    )
+    daemon.order(SumSlices(0, (), (0, 1), (0,)))
+    assert isinstance(process.ask(local.AwaitOrder(5_000)), local.SumOrder)
+    taken = process.put(b"a slice")
+    names = (local.SliceBlob(0, taken.blob_id, taken.encoded_size_bytes), local.SliceBlob(1, ROOT, 9))
+    assert process.ask(local.Summed(0, names)) == local.Waiting()
+    assert SlicesSummed(0, tuple((n.slice_index, SliceName(n.blob_id, n.encoded_size_bytes)) for n in names)) in (
+        daemon.heard
+    )
+    daemon.order(SumSlices(0, (), (0, 1), (0,)))
+    process.ask(local.AwaitOrder(5_000))
+    reply = process.ask(local.Summed(0, (local.SliceBlob(0, ROOT, 9), names[1])))
+    assert isinstance(reply, protocol.LocalRefusal)
+    assert reply.code == "not-found"
+
+
+def test_what_begins_like_a_contribution_and_is_none_is_refused(daemon: Daemon, process: Process) -> None:
+    process.open()
+    reply = process.put(b"PLSC but nothing of the kind")
+    assert isinstance(reply, protocol.LocalRefusal)
+    assert reply.code == "decode"
+    assert daemon.store.usage().blob_count == 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pulsenet.errors import RemoteProtocolError, StorageError, UnavailableError
-from pulsenet.ids import Digest, compute_digest
+from pulsenet.ids import Digest
 from pulsenet.local import protocol
 from pulsenet.local import rounds_protocol as local
 from pulsenet.local.client import Client

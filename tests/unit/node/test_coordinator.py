@@ -11,6 +11,7 @@ from pulsenet.chain.ledger import LEDGER_KEY, Ledger
 from pulsenet.chain.records import Contribution, Member, Receipt, SignedRecord, Vote
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.ids import compute_digest
+from pulsenet.limits import VOTE_RENEW_SECONDS
 from pulsenet.node.candidacy import BALLOT_KEY, decode_ballot
 from pulsenet.node.coordinator import STORE_RETRY_SECONDS, Coordinator
 from pulsenet.node.effects import (
@@ -161,6 +162,20 @@ def test_nothing_is_closed_without_a_state(make_run: Callable[..., Any]) -> None
     bench.now = 1e6
     assert bench.tell(TimerFired()) == []
     assert not bench.machine.is_leading(bench.now)
+
+
+def test_a_coordinator_without_a_training_process_lets_its_term_end(make_run: Callable[..., Any]) -> None:
+    """Else a process that ended for good would stop the rounds of everybody."""
+    bench = Bench(make_run, 3)
+    bench.lead()
+    bench.now += VOTE_RENEW_SECONDS
+    assert pushed(bench.tell(TimerFired()), PushVote), "it renews while it holds a state"
+    bench.tell(StateLost())
+    for _ in range(4):
+        bench.now += VOTE_RENEW_SECONDS
+        assert not pushed(bench.tell(TimerFired()), PushVote)
+    assert not bench.machine.is_leading(bench.now)
+    assert pushed(bench.tell(StateReached(0, STATE)), PushVote), "back, it asks for the term again"
 
 
 def test_a_contribution_elsewhere_is_answered_with_why_not(make_run: Callable[..., Any]) -> None:

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -16,6 +16,7 @@ from pulsenet.ids import Digest, PeerId, RunId, Version, compute_digest
 from pulsenet.node.effects import Count, Effect, SendRequest, StoreChunk, StoreChunkList, StrikePeer
 from pulsenet.node.events import ChunkStored, Event, ReplyReceived, RequestDone, RequestFailed, StoreFailed
 from pulsenet.node.fetch import CHUNKS_IN_FLIGHT_MAX, STALL_SECONDS_MIN, UNAVAILABLE_SECONDS, BlobWant, Fetcher
+from pulsenet.node.list_fetch import SliceChoice
 from pulsenet.node.sources import FAILURES_MAX, Sources
 from pulsenet.wire.chunks import ChunkCutter, ChunkList
 from pulsenet.wire.messages import ChunkListReply, ChunkReply, GetChunkList, GetChunks, HeadReply, Message, Refusal
@@ -760,3 +761,68 @@ def test_late_pages_and_chunks_of_a_blob_no_longer_wanted_are_dropped() -> None:
     bench.run_for(1.0)
     assert bench.index.chunks == {}
     assert bench.count("wasted_bytes", "duplicate") == 4
+
+
+def make_parts(*parts: bytes) -> Blob:
+    """A blob of which every part has a chunk of its own, as the sections of a contribution have."""
+    cutter = ChunkCutter()
+    chunks = {}
+    for part in parts:
+        chunks.update([*cutter.feed(part), *cutter.boundary()])
+    cutter.finish()
+    blob = make_blob(b"")
+    manifest = replace(
+        blob.manifest, blob_id=cutter.chunk_list.blob_id, encoded_size_bytes=sum(map(len, parts)), codec_id=1
+    )
+    return Blob(cutter.chunk_list, chunks, manifest)
+
+
+def test_a_part_of_a_blob_is_fetched_alone_and_the_rest_when_it_is_wanted() -> None:
+    blob = make_parts(b"head", b"first", b"second", b"third", b"fourth")
+    bench = Bench({PUBLISHER: Provider({blob.blob_id: blob})})
+
+    def want(choice: SliceChoice | None) -> None:
+        bench.execute(bench.fetcher.set_wants([BlobWant(blob.manifest, PUBLISHER, choice)]))
+        bench.execute(bench.fetcher.pump(bench.now))
+        bench.run(blob)
+
+    want(SliceChoice(frozenset([1]), 4))
+    assert set(bench.index.chunks.values()) == {b"head", b"second"}
+    assert bench.fetcher.is_whole(blob.blob_id)
+    assert bench.fetcher.list_of(blob.blob_id) == blob.chunk_list
+    want(SliceChoice(frozenset([0, 1]), 2))
+    assert set(bench.index.chunks.values()) == set(blob.chunks.values())
+    want(None)
+    assert bench.data(blob) == b"headfirstsecondthirdfourth"
+    assert bench.received_size_bytes == 26
+    assert bench.fetcher.list_of(Digest(b"?" * 32)) is None
+
+
+def test_a_blob_without_parts_has_none_to_fetch_but_may_be_fetched_whole() -> None:
+    blob = make_blob(payload(limits.CHUNK_SIZE_BYTES))
+    bench = Bench({PUBLISHER: Provider({blob.blob_id: blob})})
+    part = BlobWant(blob.manifest, PUBLISHER, SliceChoice(frozenset([0]), 2))
+    bench.execute(bench.fetcher.set_wants([part]))
+    bench.execute(bench.fetcher.pump(bench.now))
+    bench.run_for(5.0)
+    assert bench.fetcher.refusal_of(blob.blob_id) == "chunk-list"
+    assert not bench.fetcher.is_whole(blob.blob_id)
+    bench.want(blob)
+    bench.run(blob)
+    assert bench.fetcher.is_whole(blob.blob_id)
+
+
+def test_what_others_want_from_one_is_asked_of_that_one_alone() -> None:
+    blob, other = make_blob(payload(40_000)), PeerId(b"o" * 32)
+    providers = {PUBLISHER: Provider(seconds=1.0), other: Provider({blob.blob_id: blob})}
+    bench = Bench(providers)
+    want = BlobWant(blob.manifest, PUBLISHER, None, is_exclusive=True)
+    bench.execute(bench.fetcher.set_wants([want]))
+    bench.execute(bench.fetcher.pump(bench.now))
+    bench.run_for(5.0)
+    assert providers[PUBLISHER].requests
+    assert not providers[other].requests
+    providers[PUBLISHER].blobs[blob.blob_id] = blob
+    bench.run(blob)
+    assert bench.fetcher.is_whole(blob.blob_id)
+    assert not providers[other].requests

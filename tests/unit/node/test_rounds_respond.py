@@ -10,7 +10,15 @@ from pulsenet.chain.ledger import Ledger
 from pulsenet.node.events import ContributionSeen, ReceiptSeen, TermSeen, VoteSeen
 from pulsenet.node.rounds_respond import event_of, respond_to_round
 from pulsenet.node.verdicts import RoundPush
-from pulsenet.wire.messages import GetRounds, PushContribution, PushReceipt, PushReply, PushTerm, PushVote
+from pulsenet.wire.messages import (
+    GetAggregates,
+    GetRounds,
+    PushContribution,
+    PushReceipt,
+    PushReply,
+    PushTerm,
+    PushVote,
+)
 
 PUSHES: list[RoundPush] = [PushVote(b"v"), PushTerm((b"v",)), PushContribution(b"c"), PushReceipt(b"r", (b"v",))]
 
@@ -43,3 +51,4 @@ def test_who_is_no_authority_says_so_and_takes_the_rest(run: Any) -> None:
 def test_rounds_are_answered_from_the_ledger(run: Any) -> None:
     ledger = Ledger(run.trust())
     assert respond_to_round(GetRounds(0), ledger, None) == ledger.reply(0)
+    assert respond_to_round(GetAggregates(0), ledger, None) == ledger.reply_aggregates(0)

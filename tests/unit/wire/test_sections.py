@@ -17,7 +17,13 @@ from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import Digest
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
 from pulsenet.wire.chunks import Chunk, ChunkList
-from pulsenet.wire.sections import SectionCutter, find_slice_chunks, list_sections
+from pulsenet.wire.sections import (
+    BlobCutter,
+    SectionCutter,
+    find_slice_chunks,
+    find_slice_range,
+    list_sections,
+)
 
 ROOT = Digest(bytes(range(32)))
 
@@ -136,3 +142,36 @@ def test_a_record_of_another_section_is_refused(small_blocks: None) -> None:
     moved = blob[: HEADER_SIZE_BYTES + 1] + b"\1" + blob[HEADER_SIZE_BYTES + 2 :]
     with pytest.raises(RemoteProtocolError, match="patch-block"):
         list(decode_contribution([moved], table, theta, state_root=ROOT))
+
+
+@pytest.mark.parametrize("piece_size", [1, 3, 1 << 20])
+def test_any_blob_is_cut_as_it_must_be(small_blocks: None, piece_size: int) -> None:
+    table = table_of(40, 7)
+    contribution = encode(table, *state(table, 0.5))
+    other = bytes(range(200)) * 6_000
+    for blob, expected in ((contribution, cut(contribution)[0]), (other, None), (b"PL", None)):
+        cutter, found = BlobCutter(), []
+        for start in range(0, len(blob), piece_size):
+            found += cutter.feed(blob[start : start + piece_size])
+        found += cutter.finish()
+        assert b"".join(data for _, data in found) == blob
+        if expected is not None:
+            assert cutter.chunk_list == expected
+        else:
+            assert all(size == limits.CHUNK_SIZE_BYTES for size, _ in cutter.chunk_list.entries[:-1])
+    broken = BlobCutter()
+    broken.feed(contribution[:-1])
+    with pytest.raises(LocalProtocolError):
+        broken.finish()
+
+
+def test_a_slice_lies_behind_the_ones_before_it(small_blocks: None) -> None:
+    table = table_of(40, 7, 60)
+    blob = encode(table, *state(table, 0.5))
+    chunk_list, _ = cut(blob)
+    ranges = [find_slice_range(chunk_list, index, 3) for index in range(3)]
+    assert ranges[0][0] == HEADER_SIZE_BYTES
+    assert [start + size for start, size in ranges] == [ranges[1][0], ranges[2][0], len(blob)]
+    empty = [find_slice_range(chunk_list, index, 50) for index in range(50)]
+    assert sum(size for _, size in empty) == len(blob) - HEADER_SIZE_BYTES
+    assert any(size == 0 for _, size in empty)

@@ -1,0 +1,277 @@
+"""Rounds summed by slice through a daemon: the bits of whole contributions, and refusals that move nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from pulsenet import limits
+from pulsenet.errors import LocalProtocolError
+from pulsenet.ids import Digest, PeerId
+from pulsenet.local import rounds_protocol as local
+from pulsenet.outer.settings import Algorithm, Combination, OuterSettings
+from pulsenet.training.exchange import Outcome
+from pulsenet.training.local_exchange import LocalExchange
+from pulsenet.training.outer_optimizer import OuterOptimizer
+from pulsenet.training.slice_work import SlicedAggregate, is_content_fault
+from pulsenet.wire.sections import BlobCutter, find_slice_range
+
+SETTINGS = OuterSettings(inner_steps=3)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough sections in a small model that every slice has some."""
+    monkeypatch.setattr(limits, "BLOCK_ELEMENTS", 32)
+
+
+def key(index: int) -> PeerId:
+    return PeerId(bytes([index]) * 32)
+
+
+class Trainer:
+    """A model and its rounds; data come from (seed, step)."""
+
+    def __init__(self, exchange: Any, seed: int) -> None:
+        torch.manual_seed(4)
+        self.model = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.Tanh(), torch.nn.Linear(16, 5))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
+        self.sync = OuterOptimizer(self.model, self.optimizer, exchange=exchange)
+        self.seed = seed
+        self.steps_done = 0
+        self.outcomes: list[Outcome] = []
+
+    def run_rounds(self, count: int) -> None:
+        end = self.sync.round_index + count
+        while self.sync.round_index < end:
+            generator = torch.Generator().manual_seed(self.seed * 100_003 + self.steps_done)
+            batch = torch.randn(8, 12, generator=generator)
+            torch.nn.functional.mse_loss(self.model(batch), batch[:, :5].sin()).backward()
+            self.optimizer.step()
+            self.steps_done += 1
+            report = self.sync.step()
+            self.outcomes += [] if report is None else [report.outcome]
+            self.optimizer.zero_grad()
+
+    def bits(self) -> bytes:
+        state = self.sync.state
+        return b"".join(one.numpy().tobytes() for one in (*state.theta, *state.residual, *state.momentum))
+
+
+def together(trainers: list[Trainer], rounds: int) -> None:
+    errors: list[BaseException] = []
+
+    def work(trainer: Trainer) -> None:
+        try:
+            trainer.run_rounds(rounds)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(trainer,)) for trainer in trainers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    if errors:
+        raise errors[0]
+
+
+def run_locally(count: int, rounds: int, settings: OuterSettings) -> list[bytes]:
+    swarm = LocalExchange(settings, count)
+    trainers = [Trainer(swarm.member(index), index) for index in range(count)]
+    together(trainers, rounds)
+    return [trainer.bits() for trainer in trainers]
+
+
+@pytest.fixture
+def sliced_run(small_run: Any) -> type[Any]:
+    """A small run whose first node is an authority: it names all slices; the others sum their own."""
+
+    class SlicedRun(small_run):  # type: ignore[misc]
+        def __init__(self, daemons: list[Any]) -> None:
+            self.found: dict[int, dict[int, set[local.SliceBlob]]] = {}
+            self.spoil: Callable[[local.StepOrder], local.StepOrder] = lambda order: order
+            super().__init__(daemons)
+
+        def step_order(self, index: int, round_index: int) -> Any:
+            step = super().step_order(index, round_index)
+            found = self.found.setdefault(round_index, {})
+            if len(found) == len(step.members) and all(len(said) == 1 for said in found.values()):
+                slices = tuple(next(iter(found[place])) for place in sorted(found))
+                return step if index == 0 else self.spoil(replace(step, slices=slices))
+            return self.sum_order(index, step)
+
+        def sum_order(self, index: int, step: local.StepOrder) -> local.SumOrder:
+            count = len(step.members)
+            places = range(count) if index == 0 else [index]
+            wanted = []
+            for place in places:
+                ranges = () if index == 0 else self.find_ranges(step, place)
+                wanted.append(local.WantedSlice(place, place == index, ranges))
+            return local.SumOrder(step.round_index, step.base_state_root, step.members, tuple(wanted))
+
+        def find_ranges(self, step: local.StepOrder, place: int) -> tuple[local.ByteRange, ...]:
+            ranges = []
+            for member in step.members:
+                cutter = BlobCutter()
+                cutter.feed(self.daemons[0].blobs[member.blob_id])
+                cutter.finish()
+                ranges.append(local.ByteRange(*find_slice_range(cutter.chunk_list, place, len(step.members))))
+            return tuple(ranges)
+
+        def hear(self, index: int, message: Any) -> None:
+            with self.mutex:
+                if isinstance(message, local.Summed):
+                    found = self.found.setdefault(message.round_index, {})
+                    for each in message.slices:
+                        found.setdefault(each.slice_index, set()).add(each)
+                    members = len(self.receipts[message.round_index].members)
+                    spoken = self.spoken = getattr(self, "spoken", set()) | {(message.round_index, index)}
+                    if len({i for r, i in spoken if r == message.round_index}) == members:
+                        for other, daemon in enumerate(self.daemons):
+                            daemon.order(self.step_order(other, message.round_index))
+                    return
+                super().hear(index, message)
+
+    return SlicedRun
+
+
+MakeTrainers = Callable[..., tuple[Any, list[Trainer]]]
+
+
+@pytest.fixture
+def make_trainers(make_daemon: Any, connect: Any, sliced_run: Any) -> MakeTrainers:
+    def make(settings: OuterSettings = SETTINGS) -> tuple[Any, list[Trainer]]:
+        daemons = [make_daemon(settings, peer_id=key(index)) for index in range(3)]
+        run = sliced_run(daemons)
+        return run, [Trainer(connect(daemon, order_seconds=30.0), index) for index, daemon in enumerate(daemons)]
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SETTINGS,
+        OuterSettings(algorithm=Algorithm.DILOCO, inner_steps=3),
+        OuterSettings(algorithm=Algorithm.DILOCO, inner_steps=3, combination=Combination.MEDIAN),
+    ],
+    ids=["pulseloco", "diloco", "median"],
+)
+def test_rounds_by_slice_have_the_bits_of_rounds_in_one_process(
+    make_trainers: MakeTrainers, settings: OuterSettings
+) -> None:
+    run, trainers = make_trainers(settings)
+    together(trainers, 3)
+    assert [trainer.bits() for trainer in trainers] == run_locally(3, 3, settings)
+    assert {outcome for trainer in trainers for outcome in trainer.outcomes} == {Outcome.COUNTED}
+    # Owners and the authority found the same names.
+    assert [{len(said) for said in found.values()} for found in run.found.values()] == [{1}] * 3
+    stepped = [message for message in run.daemons[1].said if isinstance(message, local.Stepped)]
+    assert len(stepped) == 3
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda order: replace(order, slices=order.slices[:2]),
+        lambda order: replace(order, slices=order.slices[::-1]),
+        lambda order: replace(order, slices=(order.slices[1], *order.slices[1:])),
+        lambda order: replace(
+            order, slices=tuple(replace(each, slice_index=n) for n, each in enumerate(order.slices[::-1]))
+        ),
+    ],
+    ids=["short", "reversed", "twice", "moved"],
+)
+def test_slices_that_are_not_those_of_the_round_move_nothing(make_trainers: MakeTrainers, spoil: Any) -> None:
+    run, trainers = make_trainers()
+    together(trainers, 1)
+    spoiled: list[local.StepOrder] = []
+
+    def spoil_once(order: local.StepOrder) -> local.StepOrder:
+        if order.round_index != 1 or spoiled:
+            return order
+        spoiled.append(order)
+        return spoil(order)  # type: ignore[no-any-return]
+
+    run.spoil = spoil_once
+    for daemon in run.daemons[1:]:
+
+        def again(message: Any, daemon: Any = daemon, heard: Any = daemon.on_said) -> None:
+            if isinstance(message, local.StepFailed):
+                daemon.order(replace(spoiled[0], slices=()))
+            heard(message)
+
+        daemon.on_said = again
+    together(trainers, 1)
+    failed = [m for daemon in run.daemons for m in daemon.said if isinstance(m, local.StepFailed)]
+    assert failed == [local.StepFailed(1, "slices")]
+    assert [trainer.bits() for trainer in trainers] == run_locally(3, 2, SETTINGS)
+
+
+def refuse_of(run: Any, trainers: list[Trainer], change: Callable[[local.SumOrder], local.SumOrder]) -> str:
+    """Let the second trainer sum something else first; return why it does not."""
+    together(trainers, 1)
+    daemon, made, changed = run.daemons[1], run.sum_order, []
+
+    def order_wrongly(index: int, step: local.StepOrder) -> local.SumOrder:
+        order = made(index, step)
+        if index == 1 and not changed:
+            changed.append(order)
+            return change(order)
+        return order  # type: ignore[no-any-return]
+
+    heard = daemon.on_said
+
+    def order_again(message: Any) -> None:
+        if isinstance(message, local.SumRefused):
+            daemon.order(changed[0])
+        heard(message)
+
+    run.sum_order, daemon.on_said = order_wrongly, order_again
+    together(trainers, 1)
+    assert [trainer.bits() for trainer in trainers] == run_locally(3, 2, SETTINGS)
+    refused = daemon.last(local.SumRefused)
+    assert refused.round_index == change(changed[0]).round_index
+    return str(refused.reason)
+
+
+def change_member(order: local.SumOrder, **changes: Any) -> local.SumOrder:
+    return replace(order, members=(replace(order.members[0], **changes), *order.members[1:]))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda order: replace(order, round_index=7), "base"),
+        (lambda order: replace(order, base_state_root=Digest(bytes(32))), "base"),
+        (lambda order: change_member(order, blob_id=Digest(bytes(32))), "not-found"),
+        (lambda order: change_member(order, scale_bits=0x40000000), "decode"),
+        (lambda order: replace(order, slices=(replace(order.slices[0], ranges=()),)), "decode"),
+        (lambda order: replace(order, slices=(replace(order.slices[0], slice_index=2),)), "decode"),
+    ],
+    ids=["round", "base", "lost", "scale", "ranges", "place"],
+)
+def test_sums_that_cannot_be_made_are_refused_and_move_nothing(
+    make_trainers: MakeTrainers, change: Any, reason: str
+) -> None:
+    run, trainers = make_trainers()
+    assert refuse_of(run, trainers, change) == reason
+
+
+def test_an_aggregate_is_read_in_order_once() -> None:
+    found = SlicedAggregate(iter(["first", "second"]), 3)  # type: ignore[list-item]
+    with pytest.raises(LocalProtocolError, match="the next is 0"):
+        found.entries(1)
+    assert [found.entries(0), found.entries(1)] == ["first", "second"]
+    assert found.contributor_count == 3
+
+
+def test_faults_of_content_are_told_from_those_of_the_connection() -> None:
+    assert all(is_content_fault(code) for code in ("patch-count", "contribution-base", "shape", "slice-header"))
+    assert not any(is_content_fault(code) for code in ("framing", "handoff-size", "message-unknown"))
