@@ -107,8 +107,14 @@ ROUND_RECEIPTS_PER_REPLY_MAX: Final = 64
 ROLLOUT_BATCH_SIZE_BYTES_MAX: Final = 1 << 20
 """One signed rollout batch."""
 
+ROLLOUT_BODY_SIZE_BYTES_MAX: Final = 4 << 20
+"""The arrays of one rollout batch before compression."""
+
 ROLLOUT_SAMPLES_MAX: Final = 4_096
 """Samples in one rollout batch."""
+
+REWARD_PARTS_MAX: Final = 16
+"""Named parts of the rewards of one rollout batch."""
 
 ROLLOUT_QUEUE_BATCHES_MAX: Final = 1_024
 """Batches waiting for the training process; the oldest is dropped beyond."""

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from pulsenet import limits
+from pulsenet.chain import rules
 from pulsenet.chain.records import RolloutBatch
 from pulsenet.chain.rollouts import unpack_rollouts
 from pulsenet.chain.signing import Sign, decode_signed, encode_signed, seal
@@ -68,18 +69,17 @@ class RolloutOutbox:
         """Sign a batch and queue it."""
         batch = RolloutBatch(
             run_id=self._run_id,
-            batch_id=self._draw_bytes(16),
+            sequence=int.from_bytes(self._draw_bytes(7), "big"),
             version_first=submitted.version_first,
             version_last=submitted.version_last,
-            prompt_lengths=submitted.prompt_lengths,
-            completion_lengths=submitted.completion_lengths,
-            prompt_tokens=submitted.prompt_tokens,
-            completion_tokens=submitted.completion_tokens,
-            logprobs=submitted.logprobs,
-            rewards=submitted.rewards,
+            sample_count=submitted.sample_count,
+            part_names=submitted.part_names,
+            logprob_bits=submitted.logprob_bits,
+            body=submitted.body,
             metadata=submitted.metadata,
         )
         try:
+            rules.check_record(batch)
             unpack_rollouts(batch)
             record = encode_signed(seal(batch, self._sign, self._peer_id))
         except (RemoteProtocolError, LocalProtocolError) as error:
@@ -147,7 +147,7 @@ class RolloutInbox:
         self._trust = trust
         self._metrics = metrics
         self._monotonic = monotonic
-        self._seen: OrderedDict[tuple[PeerId, bytes], None] = OrderedDict()
+        self._seen: OrderedDict[tuple[PeerId, int], None] = OrderedDict()
         self._admitted: dict[PeerId, float] = {}
         self._budgets: dict[PeerId, tuple[float, float]] = {}
         self._queue: deque[SignedBatch] = deque()
@@ -189,7 +189,7 @@ class RolloutInbox:
             signed = decode_signed(record)
             signer = signed.signers[0]
             batch = self._trust.accept_rollouts(signed, frozenset(self._admitted))
-            if (signer, batch.batch_id) in self._seen:
+            if (signer, batch.sequence) in self._seen:
                 return "duplicate", ""
             if not self._spend(signer, now):
                 return "refused", "rate"
@@ -199,7 +199,7 @@ class RolloutInbox:
         descriptor = self._trust.descriptor
         if descriptor is not None and signer not in descriptor.inferencers:
             self._admitted[signer] = now
-        self._seen[signer, batch.batch_id] = None
+        self._seen[signer, batch.sequence] = None
         if len(self._seen) > BATCH_IDS_MAX:
             self._seen.popitem(last=False)
         if len(self._queue) >= limits.ROLLOUT_QUEUE_BATCHES_MAX:

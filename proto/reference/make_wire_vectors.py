@@ -6,11 +6,13 @@ Every expectation is written here by hand and the reference must agree with it.
 
 import base64
 import json
+import math
 import struct
 import sys
 from pathlib import Path
 
 import msgpack
+import zstandard
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -129,7 +131,14 @@ def run_trust(fields):
     return {"forked": trust.forked, "epoch": trust.epoch(), "version": trust.head and trust.head[0]["version"]}
 
 
+def run_rollouts(fields):
+    signed = reference.decode_signed(bytes.fromhex(fields["signed"]))
+    batch = reference.take(reference.RECORDS["rollouts"], reference.decode(signed["payload"]))
+    return {"samples": reference.read_rollouts(batch)}
+
+
 OPERATIONS = {
+    "rollouts": run_rollouts,
     "canonical": run_canonical,
     "frames": run_frames,
     "record": run_record,
@@ -253,18 +262,42 @@ def make_have(**changes):
     }
 
 
+def make_body(
+    versions=((0, 6, 0, 7), (0, 7, 0, 7)),
+    lengths=((2, 1), (1, 2)),
+    prompts=(5, 6, 7),
+    completions=(8, 9, 70_000),
+    logprobs=(-0.25, -math.inf, 0.0),
+    form="<f",
+    rewards=(1.0, 0.0),
+    parts=(0.5, 0.25, -1.0, 0.0),
+):
+    columns = [write(*(struct.pack("<Q", row[place]) for place in range(4) for row in versions))]
+    columns += [write(*(struct.pack("<I", length) for length in row)) for row in lengths]
+    columns += [write(*(struct.pack("<I", token) for token in row)) for row in (prompts, completions)]
+    columns.append(write(*(struct.pack(form, value) for value in logprobs)))
+    columns += [write(*(struct.pack("<f", value) for value in row)) for row in (rewards, parts)]
+    return b"".join(columns)
+
+
+def write(*items):
+    return reference.write_planes(items)
+
+
+def compress(raw):
+    return zstandard.ZstdCompressor(level=1, write_checksum=False).compress(raw)
+
+
 def make_rollouts(**changes):
     return {
         "run_id": RUN_ID,
-        "batch_id": bytes(16),
+        "sequence": 41,
         "version_first": [0, 6],
         "version_last": [0, 7],
-        "prompt_lengths": struct.pack("<I", 2),
-        "completion_lengths": struct.pack("<I", 1),
-        "prompt_tokens": struct.pack("<2i", 5, 6),
-        "completion_tokens": struct.pack("<i", 7),
-        "logprobs": struct.pack("<f", -0.25),
-        "rewards": struct.pack("<f", 1.0),
+        "sample_count": 2,
+        "part_names": ["correct", "short"],
+        "logprob_bits": 32,
+        "body": compress(make_body()),
         "metadata": "{}",
         **changes,
     }
@@ -454,7 +487,7 @@ def make_records():
     yield case("catalogue", "catalogue", sign("catalogue", catalogue, PUBLISHER), "Three entries in order.")
     yield case("head", "head", sign("head", make_head(9), PUBLISHER), "Valid for 300 s.")
     yield case("have", "have", sign("have", make_have(), STRANGER), "Signed by the node itself.")
-    yield case("rollouts", "rollouts", sign("rollouts", make_rollouts(), INFERENCER), "One sample.")
+    yield case("rollouts", "rollouts", sign("rollouts", make_rollouts(), INFERENCER), "Two samples.")
     later = sign("head", {**make_head(9), "later": [{"a": 1}]}, PUBLISHER)
     yield case("unknown-field", "head", later, "Ignored, but covered by the digest and the signature.")
     head = sign("head", make_head(9), PUBLISHER)
@@ -497,6 +530,9 @@ def make_records():
         ("kind-unknown", "manifest", make_manifest(9, kind="delta"), PUBLISHER, "Not one of three."),
         ("have-range", "have", make_have(version_first=58), STRANGER, "First above last."),
         ("rollouts-range", "rollouts", make_rollouts(version_first=[0, 8]), INFERENCER, "First above last."),
+        ("rollouts-none", "rollouts", make_rollouts(sample_count=0), INFERENCER, "At least one sample."),
+        ("rollouts-bits", "rollouts", make_rollouts(logprob_bits=8), INFERENCER, "FP16 or FP32."),
+        ("rollouts-parts", "rollouts", make_rollouts(part_names=["a", "a"]), INFERENCER, "No name twice."),
         ("threshold", "descriptor", make_descriptor(owner_threshold=2), OWNER, "More than there are owners."),
         ("keys-twice", "descriptor", make_descriptor(trainers=[bytes(32)] * 2), OWNER, "Keys ascend."),
     ):
@@ -866,7 +902,58 @@ def make_rounds_trust():
     )
 
 
-MAKERS = (make_canonical, make_frames, make_records, make_chunks, make_tokens, make_trust, make_rounds_trust)
+def make_rollout_vectors():
+    """Arrays of rollout batches."""
+
+    def case(title, comment, expect="ok", **changes):
+        signed = reference.sign("rollouts", make_rollouts(**changes), INFERENCER)
+        return vector(f"rollouts-{title}", "rollouts", {"signed": signed.hex()}, comment, expect)
+
+    def body(title, comment, expect="ok", **changes):
+        return case(title, comment, expect, body=compress(make_body(**changes)))
+
+    yield case("two", "Two samples, two reward parts, logprobs in FP32.")
+    half = compress(make_body(form="<e"))
+    yield case("half", "Logprobs in FP16.", logprob_bits=16, body=half)
+    yield case("no-parts", "A reward alone.", part_names=[], body=compress(make_body(parts=())))
+    yield body("empty", "Samples of no tokens.", lengths=((0, 0), (0, 0)), prompts=(), completions=(), logprobs=())
+    yield body("above-zero", "Rounding of an engine that sums in BF16.", logprobs=(0.0009765625, -1.0, 0.0))
+    raw = make_body()
+    shape = "rollouts-shape"
+    yield case("no-frame", "Not zstandard.", shape, body=raw)
+    yield case("cut", "A frame that ends early.", shape, body=compress(raw)[:-1])
+    yield case("trailing", "Bytes after the frame.", shape, body=compress(raw) + b"\0")
+    unsized = zstandard.ZstdCompressor(level=1, write_content_size=False).compress(raw)
+    yield case("unsized", "A frame that hides its size.", shape, body=unsized)
+    yield case("bomb", "4 MiB and one byte.", shape, body=compress(bytes((4 << 20) + 1)))
+    yield case("short", "One byte less than is due.", shape, body=compress(raw[:-1]))
+    yield case("long", "One byte more than is due.", shape, body=compress(raw + b"\0"))
+    yield case("count", "More samples than there are.", shape, sample_count=3)
+    yield case("parts", "More reward parts than there are.", shape, part_names=["a", "b", "c"])
+    yield body("length", "A length of 2^32 - 1.", shape, lengths=((2**32 - 1, 1), (1, 2)))
+    value = "rollouts-value"
+    yield body("token", "Above 2^31 - 1.", value, completions=(8, 9, 2**31))
+    yield body("reward-infinite", "Infinity.", value, rewards=(math.inf, 0.0))
+    yield body("part-nan", "A reward part that is no number.", value, parts=(0.5, 0.25, -1.0, math.nan))
+    yield body("logprob-nan", "No number.", value, logprobs=(-0.25, math.nan, 0.0))
+    yield body("logprob-above", "Above 0.001.", value, logprobs=(-0.25, 0.002, 0.0))
+    yield body("sample-range", "A sample's first above its last.", value, versions=((0, 7, 0, 6), (0, 6, 0, 7)))
+    yield body("batch-first", "Newer than the batch says.", value, versions=((0, 7, 0, 7), (0, 7, 0, 7)))
+    yield body("batch-last", "Newer than the batch says.", value, versions=((0, 6, 0, 7), (0, 7, 0, 8)))
+    wide = compress(make_body(versions=((0, 6, 0, 2**63), (0, 7, 0, 7))))
+    yield case("version-wide", "Above 2^63 - 1.", value, body=wide, version_last=[0, 2**63 - 1])
+
+
+MAKERS = (
+    make_canonical,
+    make_frames,
+    make_records,
+    make_rollout_vectors,
+    make_chunks,
+    make_tokens,
+    make_trust,
+    make_rounds_trust,
+)
 
 
 def make_all():

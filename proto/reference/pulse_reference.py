@@ -5,9 +5,12 @@ Python: a record is a dict, a version a list [epoch, number], None is nil. ``Ref
 """
 
 import base64
+import math
+import operator
 import struct
 
 import msgpack
+import zstandard
 from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -16,6 +19,7 @@ CHUNK_MAX = 1 << 20
 FRAME_MAX = CHUNK_MAX + 4096
 RECORD_MAX = 256 << 10
 ROLLOUTS_MAX = 1 << 20
+BODY_MAX = 4 << 20
 LIST_ENTRIES_MAX = 1 << 20
 ITEMS_MAX = 65_536
 DEPTH_MAX = 8
@@ -208,15 +212,13 @@ RECORDS = {
     },
     "rollouts": {
         "run_id": "=32",
-        "batch_id": "=16",
+        "sequence": "u",
         "version_first": "v",
         "version_last": "v",
-        "prompt_lengths": f"b{ROLLOUTS_MAX}",
-        "completion_lengths": f"b{ROLLOUTS_MAX}",
-        "prompt_tokens": f"b{ROLLOUTS_MAX}",
-        "completion_tokens": f"b{ROLLOUTS_MAX}",
-        "logprobs": f"b{ROLLOUTS_MAX}",
-        "rewards": f"b{ROLLOUTS_MAX}",
+        "sample_count": "u",
+        "part_names": ("list", 16, "s64"),
+        "logprob_bits": "u",
+        "body": f"b{ROLLOUTS_MAX}",
         "metadata": "s65536",
     },
     "vote": {
@@ -459,7 +461,9 @@ def rule_have(record):
 
 
 def rule_rollouts(record):
-    require(record["version_first"] <= record["version_last"], "schema", "rollouts rule")
+    ok = record["version_first"] <= record["version_last"] and 1 <= record["sample_count"] <= 4096
+    ok &= record["logprob_bits"] in (16, 32) and len(set(record["part_names"])) == len(record["part_names"])
+    require(ok, "schema", "rollouts rule")
 
 
 def rule_vote(record):
@@ -517,6 +521,79 @@ RULES = {
     "have": rule_have,
     "rollouts": rule_rollouts,
 }
+
+
+# Section 4.7: the arrays of a rollout batch.
+
+
+def read_planes(raw, width, count):
+    """Take ``count`` little-endian items of ``width`` bytes off ``raw``; return them and the rest."""
+    require(len(raw) >= width * count, "rollouts-shape")
+    planes = [raw[plane * count : (plane + 1) * count] for plane in range(width)]
+    items = [bytes(plane[place] for plane in planes) for place in range(count)]
+    return items, raw[width * count :]
+
+
+def write_planes(items):
+    """Undo ``read_planes``: all first bytes, then all second bytes, and so on."""
+    return b"".join(bytes(item[plane] for item in items) for plane in range(len(items[0]) if items else 0))
+
+
+def read_rollouts(batch):
+    """Return the samples of a batch, each with integers for tokens and bits for reals."""
+    count, real = batch["sample_count"], batch["logprob_bits"] // 8
+    try:
+        frame = zstandard.get_frame_parameters(batch["body"])
+        require(1 <= frame.content_size <= BODY_MAX, "rollouts-shape", "body size")
+        require(frame.dict_id == 0 and frame.window_size <= 1 << 23, "rollouts-shape", "window")
+        raw = zstandard.ZstdDecompressor().decompress(batch["body"], read_across_frames=False, allow_extra_data=False)
+    except zstandard.ZstdError:
+        raise Refused("rollouts-shape", "no frame") from None
+    versions, raw = read_planes(raw, 8, 4 * count)
+    numbers = [int.from_bytes(item, "little") for item in versions]
+    firsts = list(zip(numbers[:count], numbers[count : 2 * count], strict=True))
+    lasts = list(zip(numbers[2 * count : 3 * count], numbers[3 * count :], strict=True))
+    lengths = []
+    for _ in range(2):
+        items, raw = read_planes(raw, 4, count)
+        lengths.append([int.from_bytes(item, "little") for item in items])
+    prompts, raw = read_planes(raw, 4, sum(lengths[0]))
+    completions, raw = read_planes(raw, 4, sum(lengths[1]))
+    logprobs, raw = read_planes(raw, real, sum(lengths[1]))
+    rewards, raw = read_planes(raw, 4, count)
+    every, raw = read_planes(raw, 4, count * len(batch["part_names"]))
+    parts = [every[start : start + count] for start in range(0, len(every), count)]
+    require(not raw, "rollouts-shape", "more bytes than are due")
+    check_rollout_values(batch, firsts, lasts, prompts + completions, logprobs, rewards + every)
+    samples = []
+    for place in range(count):
+        ends = lengths[0][place], lengths[1][place]
+        prompt, prompts = prompts[: ends[0]], prompts[ends[0] :]
+        completion, completions = completions[: ends[1]], completions[ends[1] :]
+        probabilities, logprobs = logprobs[: ends[1]], logprobs[ends[1] :]
+        samples.append(
+            {
+                "version_first": list(firsts[place]),
+                "version_last": list(lasts[place]),
+                "prompt": [int.from_bytes(token, "little") for token in prompt],
+                "completion": [int.from_bytes(token, "little") for token in completion],
+                "logprobs": [int.from_bytes(bits, "little") for bits in probabilities],
+                "reward": int.from_bytes(rewards[place], "little"),
+                "reward_parts": [int.from_bytes(part[place], "little") for part in parts],
+            }
+        )
+    return samples
+
+
+def check_rollout_values(batch, firsts, lasts, tokens, logprobs, rewards):
+    form = "<e" if batch["logprob_bits"] == 16 else "<f"
+    require(all(token[3] < 128 for token in tokens), "rollouts-value", "token")
+    require(all(math.isfinite(struct.unpack("<f", bits)[0]) for bits in rewards), "rollouts-value", "reward")
+    require(all(struct.unpack(form, bits)[0] <= 0.001 for bits in logprobs), "rollouts-value", "logprob")
+    require(all(number < 1 << 63 for version in firsts + lasts for number in version), "rollouts-value", "version")
+    require(all(map(operator.le, firsts, lasts)), "rollouts-value", "versions of a sample")
+    named = [tuple(batch["version_first"]), tuple(batch["version_last"])]
+    require([min(firsts), max(lasts)] == named, "rollouts-value", "versions of the batch")
 
 
 # Section 5: chunk lists.

@@ -20,6 +20,7 @@ from pulsenet.wire.schema import CountMax, SizeExact, SizeMax
 Keys = Annotated[tuple[PeerId, ...], CountMax(limits.KEYS_PER_ROLE_MAX)]
 Signature = Annotated[bytes, SizeExact(64)]
 Name = Annotated[str, SizeMax(128)]
+RewardName = Annotated[str, SizeMax(64)]
 
 ALGORITHM_NONE = "none"
 """The outer algorithm of a run without rounds: one publisher trains alone."""
@@ -197,31 +198,23 @@ class Have:
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
-    """Samples one inferencer generated. Signed by the inferencer.
-
-    Ragged arrays are flat, with one length per sample; integers and floats are little-endian.
-    """
+    """Samples one inferencer generated. Signed by the inferencer; its arrays are read by ``chain/rollouts.py``."""
 
     TYPE: ClassVar[str] = "rollouts"
 
     run_id: RunId
-    batch_id: Annotated[bytes, SizeExact(16)]
-    """Chosen at random: a trainer takes each batch once."""
+    sequence: int
+    """Rises from batch to batch of one key: a trainer takes each number of a key once."""
     version_first: Version
     version_last: Version
     """Weights the oldest and the newest token of the batch came from."""
-    prompt_lengths: bytes
-    """uint32, one per sample."""
-    completion_lengths: bytes
-    """uint32, one per sample."""
-    prompt_tokens: bytes
-    """int32, all samples one after another."""
-    completion_tokens: bytes
-    """int32, all samples one after another."""
-    logprobs: bytes
-    """float32, one per completion token."""
-    rewards: bytes
-    """float32, one per sample."""
+    sample_count: int
+    part_names: Annotated[tuple[RewardName, ...], CountMax(limits.REWARD_PARTS_MAX)]
+    """What the rewards are made of, none twice; the names of the rows of ``reward_parts``."""
+    logprob_bits: int
+    """16 or 32."""
+    body: Annotated[bytes, SizeMax(limits.ROLLOUT_BATCH_SIZE_BYTES_MAX)]
+    """The arrays, as one zstandard frame of byte planes."""
     metadata: Annotated[str, SizeMax(65_536)]
     """JSON object, for the training loop; never interpreted by pulsenet."""
 

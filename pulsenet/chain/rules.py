@@ -81,7 +81,14 @@ def check_record(record: Signable) -> None:
     elif isinstance(record, StateAnchor):
         _check_state_anchor(record)
     else:
-        _require(record.version_first <= record.version_last, "rollouts: version_first above version_last")
+        _check_rollouts(record)
+
+
+def _check_rollouts(record: RolloutBatch) -> None:
+    _require(record.version_first <= record.version_last, "rollouts: version_first above version_last")
+    _require(1 <= record.sample_count <= limits.ROLLOUT_SAMPLES_MAX, f"rollouts: {record.sample_count} samples")
+    _require(record.logprob_bits in (16, 32), f"rollouts: logprobs of {record.logprob_bits} bits")
+    _require(len(set(record.part_names)) == len(record.part_names), "rollouts: a reward part is named twice")
 
 
 def compute_encoded_size_bytes_max(raw_size_bytes: int) -> int:

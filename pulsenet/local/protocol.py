@@ -22,12 +22,13 @@ from enum import StrEnum
 from typing import Annotated, Final
 
 from pulsenet import limits
+from pulsenet.chain.records import RewardName
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.local.rounds_protocol import ROUNDS_MESSAGE_TYPES, Code, RoundsMessage, Table
 from pulsenet.wire.schema import CountMax, SizeExact, SizeMax, decode_value, encode_value
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 
 FRAME_SIZE_BYTES_MAX: Final = limits.TABLE_SIZE_BYTES_MAX + (1 << 20)
 """The largest body: a parameter table, or a reply full of rollout batches."""
@@ -198,16 +199,14 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True)
 class SubmitRollouts:
-    """Samples for the trainers; the daemon adds run, batch id and signature. Fields as ``RolloutBatch``."""
+    """Samples for the trainers; the daemon adds run, number and signature. Fields as ``RolloutBatch``."""
 
     version_first: Version
     version_last: Version
-    prompt_lengths: Batch
-    completion_lengths: Batch
-    prompt_tokens: Batch
-    completion_tokens: Batch
-    logprobs: Batch
-    rewards: Batch
+    sample_count: int
+    part_names: Annotated[tuple[RewardName, ...], CountMax(limits.REWARD_PARTS_MAX)]
+    logprob_bits: int
+    body: Batch
     metadata: Annotated[str, SizeMax(65_536)]
 
 

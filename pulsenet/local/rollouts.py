@@ -1,54 +1,141 @@
-"""Rollouts as the loops see them, to and from the flat arrays that travel."""
+"""Rollouts as the loops see them, to and from the arrays that travel."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from pulsenet import limits
+from pulsenet.chain import rollouts
 from pulsenet.chain.records import RolloutBatch
+from pulsenet.chain.rollouts import LOGPROB_DTYPES, RolloutArrays
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
-from pulsenet.ids import PeerId, Version
+from pulsenet.ids import PeerId, RunId, Version
 from pulsenet.local.protocol import SubmitRollouts
+
+METADATA_SIZE_BYTES_MAX = 65_536
+
+Tokens = Sequence[int] | npt.NDArray[np.integer[Any]]
+Reals = Sequence[float] | npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One prompt and one completion with what the sampler knew about it."""
+    """One prompt and one completion with what the sampler knew about it. Lists and numpy arrays do alike."""
 
-    prompt_tokens: Sequence[int]
-    completion_tokens: Sequence[int]
-    logprobs: Sequence[float]
-    """One per completion token, under the weights that sampled it."""
+    prompt_tokens: Tokens
+    completion_tokens: Tokens
+    logprobs: Reals
+    """One per completion token, natural logarithm, under the weights that sampled it."""
     reward: float
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    """What the reward is made of; the same names in every sample of a batch."""
+    version_first: Version | None = None
+    """Weights the oldest token came from; ``None``: the batch's."""
+    version_last: Version | None = None
+    """Weights the newest token came from; ``None``: the batch's."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReceivedRollouts:
     """A batch whose signer and shape the daemon checked."""
 
     peer_id: PeerId
+    sequence: int
+    """With ``peer_id``, the batch's name: no two batches of a run have the same."""
     version_first: Version
     version_last: Version
-    samples: tuple[Sample, ...]
+    arrays: RolloutArrays
+    """All samples as flat arrays, without a Python object per token."""
+    part_names: tuple[str, ...]
+    """Names of the rows of ``arrays.reward_parts``."""
     metadata: Mapping[str, Any]
     """Whatever the sender wrote: judge it before use."""
 
+    @cached_property
+    def samples(self) -> tuple[Sample, ...]:
+        """The samples one by one, with lists; convenient, and slower than :attr:`arrays`."""
+        arrays = self.arrays
+        parts = [dict(zip(self.part_names, row, strict=True)) for row in arrays.reward_parts.T.tolist()]
+        columns = zip(
+            arrays.prompts(),
+            arrays.completions(),
+            arrays.completion_logprobs(),
+            arrays.rewards.tolist(),
+            parts,
+            arrays.versions_first,
+            arrays.versions_last,
+            strict=True,
+        )
+        return tuple(
+            Sample(prompt.tolist(), completion.tolist(), logprobs.tolist(), reward, named, first, last)
+            for prompt, completion, logprobs, reward, named, first, last in columns
+        )
+
 
 def pack_rollouts(
-    version_first: Version, version_last: Version, samples: Iterable[Sample], metadata: Mapping[str, Any] | None = None
+    version_first: Version,
+    version_last: Version,
+    samples: Iterable[Sample] | RolloutArrays,
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    part_names: Sequence[str] = (),
+    logprob_bits: Literal[16, 32] = 32,
 ) -> SubmitRollouts:
-    """Return samples as they are handed to the daemon.
+    """Return samples as they are handed to the daemon, compressed.
+
+    Args:
+        version_first: Weights of the oldest token of samples that do not say so themselves.
+        version_last: Weights of the newest.
+        samples: Samples, or arrays that hold versions and everything else already.
+        metadata: JSON object for the training loop, 64 KiB at most.
+        part_names: Names of the rows of ``reward_parts`` of arrays; samples name theirs.
+        logprob_bits: 16 rounds to FP16: half the bytes of logprobs, a relative error of 2^-11.
 
     Raises:
-        LocalProtocolError: No sample, too many, or not one logprob per completion token.
+        LocalProtocolError: No sample, too many, or something every trainer would refuse; the message says what.
     """
-    listed = list(samples)
+    if isinstance(samples, RolloutArrays):
+        arrays, names = samples, tuple(part_names)
+    else:
+        listed = list(samples)
+        names = tuple(sorted(listed[0].reward_parts)) if listed else ()
+        arrays = _join_samples(listed, names, version_first, version_last, logprob_bits)
+    text = _encode_metadata(metadata)
+    batch = rollouts.pack_rollouts(
+        arrays, run_id=RunId(bytes(32)), sequence=0, part_names=names, metadata=text
+    )  # run and number are the daemon's to say
+    fields = {name: getattr(batch, name) for name in SubmitRollouts.__dataclass_fields__}
+    return SubmitRollouts(**fields)
+
+
+def unpack_rollouts(peer_id: PeerId, batch: RolloutBatch) -> ReceivedRollouts:
+    """Return a batch as arrays.
+
+    Raises:
+        RemoteProtocolError: Arrays do not fit (``rollouts-shape``, ``rollouts-value``), or the metadata is no JSON
+            object (``rollouts-metadata``).
+    """
+    return ReceivedRollouts(
+        peer_id=peer_id,
+        sequence=batch.sequence,
+        version_first=batch.version_first,
+        version_last=batch.version_last,
+        arrays=rollouts.unpack_rollouts(batch),
+        part_names=batch.part_names,
+        metadata=_read_metadata(batch.metadata),
+    )
+
+
+def _join_samples(
+    listed: list[Sample], names: tuple[str, ...], version_first: Version, version_last: Version, logprob_bits: int
+) -> RolloutArrays:
     if not 1 <= len(listed) <= limits.ROLLOUT_SAMPLES_MAX:
         raise LocalProtocolError(f"a batch of {len(listed)} samples, 1 to {limits.ROLLOUT_SAMPLES_MAX} allowed")
     for position, sample in enumerate(listed):
@@ -56,57 +143,47 @@ def pack_rollouts(
             raise LocalProtocolError(
                 f"sample {position} has {len(sample.logprobs)} logprobs for {len(sample.completion_tokens)} tokens"
             )
-    return SubmitRollouts(
-        version_first=version_first,
-        version_last=version_last,
-        prompt_lengths=np.array([len(sample.prompt_tokens) for sample in listed], "<u4").tobytes(),
-        completion_lengths=np.array([len(sample.completion_tokens) for sample in listed], "<u4").tobytes(),
-        prompt_tokens=_join([sample.prompt_tokens for sample in listed], "<i4"),
-        completion_tokens=_join([sample.completion_tokens for sample in listed], "<i4"),
-        logprobs=_join([sample.logprobs for sample in listed], "<f4"),
-        rewards=np.array([sample.reward for sample in listed], "<f4").tobytes(),
-        metadata=json.dumps(dict(metadata or {}), sort_keys=True),
-    )
+        if tuple(sorted(sample.reward_parts)) != names:
+            raise LocalProtocolError(
+                f"sample {position} has the reward parts {sorted(sample.reward_parts)}, sample 0 {list(names)}"
+            )
+    firsts = [version_first if sample.version_first is None else sample.version_first for sample in listed]
+    lasts = [version_last if sample.version_last is None else sample.version_last for sample in listed]
+    try:
+        return RolloutArrays(
+            versions=np.array(
+                [
+                    (first.epoch, first.number, last.epoch, last.number)
+                    for first, last in zip(firsts, lasts, strict=True)
+                ],
+                np.uint64,
+            ).T.copy(),
+            prompt_lengths=np.array([len(sample.prompt_tokens) for sample in listed], np.uint32),
+            completion_lengths=np.array([len(sample.completion_tokens) for sample in listed], np.uint32),
+            prompt_tokens=_join([sample.prompt_tokens for sample in listed], np.dtype(np.int32)),
+            completion_tokens=_join([sample.completion_tokens for sample in listed], np.dtype(np.int32)),
+            logprobs=_join([sample.logprobs for sample in listed], LOGPROB_DTYPES[logprob_bits]),
+            rewards=np.array([sample.reward for sample in listed], np.float32),
+            reward_parts=np.array(
+                [[sample.reward_parts[name] for sample in listed] for name in names], np.float32
+            ).reshape(len(names), len(listed)),
+        )
+    except (OverflowError, ValueError, TypeError, KeyError) as error:
+        raise LocalProtocolError(f"samples that are no numbers of their kind: {error}") from error
 
 
-def unpack_rollouts(peer_id: PeerId, batch: RolloutBatch) -> ReceivedRollouts:
-    """Return a batch as samples.
-
-    Raises:
-        RemoteProtocolError: Lengths and arrays do not fit (``rollouts-shape``), or the metadata is no JSON
-            object (``rollouts-metadata``).
-    """
-    prompt_lengths = _read(batch.prompt_lengths, "<u4")
-    completion_lengths = _read(batch.completion_lengths, "<u4")
-    rewards = _read(batch.rewards, "<f4")
-    count = len(prompt_lengths)
-    if not 1 <= count <= limits.ROLLOUT_SAMPLES_MAX or not count == len(completion_lengths) == len(rewards):
-        raise RemoteProtocolError("rollouts-shape", f"{count}, {len(completion_lengths)}, {len(rewards)} samples")
-    prompts = _split(_read(batch.prompt_tokens, "<i4"), prompt_lengths)
-    completions = _split(_read(batch.completion_tokens, "<i4"), completion_lengths)
-    logprobs = _split(_read(batch.logprobs, "<f4"), completion_lengths)
-    samples = tuple(
-        Sample(prompt.tolist(), completion.tolist(), logprob.tolist(), float(reward))
-        for prompt, completion, logprob, reward in zip(prompts, completions, logprobs, rewards, strict=True)
-    )
-    return ReceivedRollouts(peer_id, batch.version_first, batch.version_last, samples, _read_metadata(batch.metadata))
+def _join(rows: Sequence[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    return np.concatenate([np.asarray(row, dtype).reshape(-1) for row in rows])
 
 
-def _join(rows: Sequence[Sequence[float]], dtype: str) -> bytes:
-    return b"".join(np.asarray(row, dtype).tobytes() for row in rows)
-
-
-def _read(data: bytes, dtype: str) -> npt.NDArray[Any]:
-    if len(data) % 4:
-        raise RemoteProtocolError("rollouts-shape", f"{len(data)} bytes of 4-byte items")
-    return np.frombuffer(data, dtype)
-
-
-def _split(flat: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-    ends = np.cumsum(lengths, dtype=np.uint64)
-    if int(ends[-1]) != flat.size:
-        raise RemoteProtocolError("rollouts-shape", f"{flat.size} items, lengths sum to {int(ends[-1])}")
-    return np.split(flat, ends[:-1].astype(np.int64))
+def _encode_metadata(metadata: Mapping[str, Any] | None) -> str:
+    try:
+        text = json.dumps(dict(metadata or {}), sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise LocalProtocolError(f"metadata that is no JSON: {error}") from error
+    if len(text.encode()) > METADATA_SIZE_BYTES_MAX:
+        raise LocalProtocolError(f"metadata of {len(text.encode())} bytes, {METADATA_SIZE_BYTES_MAX} allowed")
+    return text
 
 
 def _read_metadata(text: str) -> Mapping[str, Any]:

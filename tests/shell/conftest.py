@@ -178,20 +178,16 @@ class Run:
     def batch(self, number: int, **changes: Any) -> RolloutBatch:
         """A sound rollout batch of two samples."""
         arrays = RolloutArrays(
+            versions=np.array([[0, 0], [1, 1], [0, 0], [1, 1]], np.uint64),
             prompt_lengths=np.array([2, 1], np.uint32),
             completion_lengths=np.array([1, 2], np.uint32),
             prompt_tokens=np.array([1, 2, 3], np.int32),
             completion_tokens=np.array([4, 5, 6], np.int32),
             logprobs=np.array([-1, -2, -3], np.float32),
             rewards=np.array([0, 1], np.float32),
+            reward_parts=np.zeros((0, 2), np.float32),
         )
-        batch = pack_rollouts(
-            arrays,
-            run_id=self.run_id,
-            batch_id=number.to_bytes(16, "big"),
-            version_first=Version(0, 1),
-            version_last=Version(0, 1),
-        )
+        batch = pack_rollouts(arrays, run_id=self.run_id, sequence=number)
         return replace(batch, **changes)
 
     def signed_batch(self, number: int, key: Identity | None = None, **changes: Any) -> bytes:

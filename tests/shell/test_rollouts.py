@@ -84,7 +84,7 @@ class Sender:
 
     def ids(self) -> list[int]:
         payloads = [decode_signed(record).payload for record in self.sent]
-        return [int.from_bytes(decode_value(RolloutBatch, payload).batch_id, "big") for payload in payloads]
+        return [decode_value(RolloutBatch, payload).sequence for payload in payloads]
 
 
 @pytest.fixture
@@ -106,8 +106,8 @@ def test_a_batch_leaves_signed_for_this_run_and_oldest_first(sender: Sender, run
 
 def test_arrays_that_do_not_fit_are_refused_to_the_engine(sender: Sender) -> None:
     for changes in (
-        {"rewards": b"\0\0\0\0"},
-        {"prompt_lengths": b"\x01"},
+        {"body": b"\0\0\0\0"},
+        {"sample_count": 3},
         {"version_first": Version(0, 2)},
         {"metadata": "x" * 70_000},
     ):
@@ -200,7 +200,7 @@ class Receiver:
     def give(self, count_max: int = 100) -> list[int]:
         """Return the ids of what the training process gets now."""
         batches = asyncio.run(self.inbox.give(count_max, 0.0))
-        return [int.from_bytes(decode_value(RolloutBatch, item.batch).batch_id, "big") for item in batches]
+        return [decode_value(RolloutBatch, item.batch).sequence for item in batches]
 
     def rejected(self, reason: str) -> float:
         return self.metrics.registry.get_sample_value("pulsenet_rejected_total", {"reason": reason}) or 0.0
@@ -257,8 +257,8 @@ def test_a_stranger_of_a_closed_run_is_refused_and_counted(receiver: Receiver, r
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"rewards": b"\0\0\0\0"}, "rollouts-shape"),
-        ({"rewards": b"\0\0\xc0\x7f" * 2}, "rollouts-value"),
+        ({"body": b"\0\0\0\0"}, "rollouts-shape"),
+        ({"version_first": Version(0, 0)}, "rollouts-value"),
         ({"run_id": RunId(b"x" * 32)}, "wrong-run"),
         ({"version_last": Version(4, 9)}, "epoch"),
     ],

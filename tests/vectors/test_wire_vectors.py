@@ -13,12 +13,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from pulsenet.chain import records
 from pulsenet.chain.outcome import outcome_of
+from pulsenet.chain.rollouts import unpack_rollouts
 from pulsenet.chain.signing import decode_signed, open_record, record_digest
 from pulsenet.chain.token import decode_token, encode_token
 from pulsenet.chain.trust import Trust
@@ -159,6 +161,35 @@ def run_trust(given: Json) -> Json:
     }
 
 
+def run_rollouts(given: Json) -> Json:
+    signed = decode_signed(bytes.fromhex(given["signed"]))
+    arrays = unpack_rollouts(decode_value(records.RolloutBatch, signed.payload))
+    columns = zip(
+        arrays.versions_first,
+        arrays.versions_last,
+        arrays.prompts(),
+        arrays.completions(),
+        arrays.completion_logprobs(),
+        arrays.rewards.view(np.uint32).tolist(),
+        np.ascontiguousarray(arrays.reward_parts.T).view(np.uint32).tolist(),
+        strict=True,
+    )
+    return {
+        "samples": [
+            {
+                "version_first": plain(first),
+                "version_last": plain(last),
+                "prompt": prompt.tolist(),
+                "completion": completion.tolist(),
+                "logprobs": logprobs.view(f"u{logprobs.dtype.itemsize}").tolist(),
+                "reward": reward,
+                "reward_parts": parts,
+            }
+            for first, last, prompt, completion, logprobs, reward, parts in columns
+        ]
+    }
+
+
 OPERATIONS: dict[str, tuple[set[str], Callable[[Json], Json]]] = {
     "canonical": ({"data"}, run_canonical),
     "frames": ({"stream"}, run_frames),
@@ -166,6 +197,7 @@ OPERATIONS: dict[str, tuple[set[str], Callable[[Json], Json]]] = {
     "chunk-list": ({"data"}, run_chunk_list),
     "cut": ({"segments", "chunk_size_bytes"}, run_cut),
     "outcome": ({"signed"}, run_outcome),
+    "rollouts": ({"signed"}, run_rollouts),
     "token": ({"text"}, run_token),
     "trust": ({"run_id", "revision_min", "steps", "expected"}, run_trust),
 }

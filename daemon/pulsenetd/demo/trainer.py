@@ -65,8 +65,8 @@ class Collector:
         listed = [sample for batch in self._batches for sample in batch.samples]
         rewards = []
         for sample in listed:
-            question = parse_question(self.tokenizer.decode(sample.prompt_tokens))
-            completion = self.tokenizer.decode(sample.completion_tokens)
+            question = parse_question(self.tokenizer.decode(tuple(sample.prompt_tokens)))
+            completion = self.tokenizer.decode(tuple(sample.completion_tokens))
             # a prompt that asks nothing we know teaches nothing: a constant reward has no advantage
             rewards.append(0.0 if question is None else score_completion(question, completion))
         staleness = self._staleness

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from pulsenet.chain.records import RolloutBatch
 from pulsenet.errors import UnavailableError
-from pulsenet.ids import PeerId, Version
+from pulsenet.ids import PeerId, RunId, Version
 from pulsenet.local.client import PublishResult
 from pulsenet.local.protocol import PublishStatus
-from pulsenet.local.rollouts import ReceivedRollouts, Sample
+from pulsenet.local.rollouts import ReceivedRollouts, Sample, pack_rollouts, unpack_rollouts
 from pulsenetd.demo.grpo import GrpoTrainer
 from pulsenetd.demo.models import load_masters
 from pulsenetd.demo.settings import SETTINGS
@@ -29,7 +30,14 @@ def make_batch(version: Version, *, count: int = WANTED_COUNT, claimed_reward: f
     samples = tuple(
         Sample(prompt, TOKENIZER.encode("5" if index % 2 else "8"), (-2.5,), claimed_reward) for index in range(count)
     )
-    return ReceivedRollouts(PeerId(bytes(32)), version, version, samples, {})
+    return receive(version, samples)
+
+
+def receive(version: Version, samples: Sequence[Sample]) -> ReceivedRollouts:
+    """Return the samples as they come in from an inferencer."""
+    packed = pack_rollouts(version, version, samples)
+    fields = {name: getattr(packed, name) for name in packed.__slots__}
+    return unpack_rollouts(PeerId(bytes(32)), RolloutBatch(run_id=RunId(bytes(32)), sequence=1, **fields))
 
 
 class RecordingPublisher:
@@ -84,7 +92,7 @@ def test_rewards_are_computed_here_whatever_the_inferencer_claimed() -> None:
 def test_a_prompt_that_asks_nothing_earns_nothing() -> None:
     collector = Collector(SETTING, TOKENIZER)
     sample = Sample(TOKENIZER.encode("12"), TOKENIZER.encode("5"), (-2.5,), 1.0)
-    collector.add(ReceivedRollouts(PeerId(bytes(32)), Version(0, 1), Version(0, 1), (sample,), {}), Version(0, 1))
+    collector.add(receive(Version(0, 1), [sample]), Version(0, 1))
     assert collector.take()[0].rewards == (0.0,)
 
 

@@ -131,7 +131,7 @@ def test_attach_finds_the_daemon_of_the_run(serve: Serve, tmp_path: Path, monkey
 def make_batch(number: int) -> SignedBatch:
     packed = pack_rollouts(Version(0, 1), Version(0, 2), [Sample([1], [2, 3], [-0.5, -1.0], float(number))])
     fields = {name: getattr(packed, name) for name in packed.__slots__}
-    batch = RolloutBatch(run_id=RunId(bytes(32)), batch_id=number.to_bytes(16, "little"), **fields)
+    batch = RolloutBatch(run_id=RunId(bytes(32)), sequence=number, **fields)
     return SignedBatch(PeerId(bytes(32)), encode_value(batch))
 
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -844,11 +845,12 @@ def test_rollouts_go_out_and_come_in(daemon: Daemon, client: Client) -> None:
     assert client.submit_rollouts(packed).accepted
     assert daemon.submitted == [packed]
     fields = {name: getattr(packed, name) for name in protocol.SubmitRollouts.__slots__}
-    batch = RolloutBatch(run_id=RunId(bytes(32)), batch_id=bytes(16), **fields)
+    batch = RolloutBatch(run_id=RunId(bytes(32)), sequence=3, **fields)
     peer_id = PeerId(bytes([5]) * 32)
     daemon.batches = (protocol.SignedBatch(peer_id, encode_value(batch)),) * 3
     received = client.take_rollouts(2)
-    assert [(item.peer_id, item.samples) for item in received] == [(peer_id, samples)] * 2
+    stamped = replace(samples[0], version_first=Version(0, 1), version_last=Version(0, 2))
+    assert [(item.peer_id, item.sequence, item.samples) for item in received] == [(peer_id, 3, (stamped,))] * 2
     assert len(client.take_rollouts(2)) == 1
     assert client.take_rollouts(2, 0.01) == []
 

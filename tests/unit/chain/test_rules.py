@@ -148,6 +148,14 @@ def test_haves_and_rollouts_name_ranges_in_order(run: Any) -> None:
     check_record(have)
     refuse(replace(have, version_first=4))
     refuse(replace(have, anchors=(3, 1)))
-    batch = RolloutBatch(run.run_id, bytes(16), Version(0, 1), Version(0, 2), b"", b"", b"", b"", b"", b"", "{}")
+    batch = RolloutBatch(run.run_id, 1, Version(0, 1), Version(0, 2), 1, ("right",), 16, b"", "{}")
     check_record(batch)
     refuse(replace(batch, version_first=Version(0, 3)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"sample_count": 0}, {"sample_count": 4_097}, {"logprob_bits": 8}, {"part_names": ("right", "right")}],
+)
+def test_rollouts_that_no_arrays_could_fit_are_refused(run: Any, changes: dict[str, Any]) -> None:
+    refuse(replace(RolloutBatch(run.run_id, 1, Version(0, 1), Version(0, 2), 1, (), 16, b"", "{}"), **changes))

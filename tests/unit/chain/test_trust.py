@@ -583,21 +583,14 @@ class TestOtherRecords:
     def batch(self, run: Any, **changes: Any) -> RolloutBatch:
         fields: dict[str, Any] = {
             "run_id": run.run_id,
-            "batch_id": bytes(16),
+            "sequence": 1,
             "version_first": Version(0, 2),
             "version_last": Version(0, 3),
+            "sample_count": 1,
+            "part_names": (),
+            "logprob_bits": 32,
+            "body": b"",
             "metadata": "{}",
-            **dict.fromkeys(
-                (
-                    "prompt_lengths",
-                    "completion_lengths",
-                    "prompt_tokens",
-                    "completion_tokens",
-                    "logprobs",
-                    "rewards",
-                ),
-                bytes(4),
-            ),
         }
         return RolloutBatch(**{**fields, **changes})
 

@@ -28,7 +28,7 @@ EXAMPLES: list[LocalMessage] = [
     protocol.NoUpdate(),
     protocol.ConfirmUpdate(4, False, None, "decode"),
     protocol.Confirmed(True, ""),
-    protocol.SubmitRollouts(ONE, TWO, b"1", b"2", b"3", b"4", b"5", b"6", "{}"),
+    protocol.SubmitRollouts(ONE, TWO, 4, ("right",), 32, b"1", "{}"),
     protocol.RolloutsTaken(False, "full"),
     protocol.TakeRollouts(8, 0),
     protocol.RolloutsReply((protocol.SignedBatch(PeerId(bytes(32)), b"batch"),)),
