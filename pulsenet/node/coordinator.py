@@ -303,9 +303,12 @@ class Coordinator:
     # What this authority closes itself
 
     def _lead(self, candidacy: Candidacy, now: float) -> list[Effect]:
-        effects = candidacy.renew_if_due(now)
         state, settings = self._state, self._settings
-        if not candidacy.is_leading(now) or settings is None or state is None:
+        if state is None:
+            # Whoever renews holds everybody up until it closes rounds again: a training process may be gone for good.
+            return []
+        effects = candidacy.renew_if_due(now)
+        if not candidacy.is_leading(now) or settings is None:
             return effects
         if state.round_index != self._ledger.next_round_index:
             return effects
