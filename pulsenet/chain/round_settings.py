@@ -10,9 +10,8 @@ from typing import Final, Self
 from pulsenet.chain.records import Descriptor
 from pulsenet.errors import RemoteProtocolError
 
-
 ALL_GATHER_RATIO_MIN: Final = 17.0
-"""Default: what whole contributions save up to 4 or 5 trainers. Slices save about as much with 16; see docs/outer.md."""
+"""Default: what whole contributions save with 4 or 5 trainers, and slices still with 16 (docs/outer.md)."""
 
 
 @dataclass(frozen=True, slots=True)
