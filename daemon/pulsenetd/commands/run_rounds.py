@@ -25,11 +25,12 @@ CONSTANTS: Final[tuple[tuple[str, type, str], ...]] = (
     ("state_anchor_interval", int, "rounds between state anchors (10)"),
     ("contributions_min", int, "contributions without which no round closes (1)"),
     ("contribution_wait_seconds", int, "then wait so long for the other trainers (30)"),
+    ("all_gather_ratio_min", float, "sum by slice where whole contributions save less than this; 0: never (17)"),
 )
 """Name in the descriptor, type of the option, help with the default of the specification."""
 
-_CLOSING: Final = ("contributions_min", "contribution_wait_seconds")
-"""Constants that govern when a round closes, not what it computes."""
+_CLOSING: Final = ("contributions_min", "contribution_wait_seconds", "all_gather_ratio_min")
+"""Constants that govern when a round closes and what travels, not what it computes."""
 
 
 def add_options(create: argparse.ArgumentParser) -> None:
@@ -52,6 +53,7 @@ def choose_algorithm(arguments: argparse.Namespace) -> tuple[str, tuple[tuple[st
     Raises:
         UsageError: A constant that no run can have, or one without rounds.
     """
+    from pulsenet.outer.floats import fp32_to_bits
     from pulsenet.outer.settings import Algorithm, Combination, OuterSettings
 
     given = {name: value for name, _, _ in CONSTANTS if (value := getattr(arguments, name)) is not None}
@@ -65,8 +67,10 @@ def choose_algorithm(arguments: argparse.Namespace) -> tuple[str, tuple[tuple[st
             raise UsageError(f"{config.flag_name(name)}: {value} is no finite number")
     closing = {name: given.pop(name) for name in _CLOSING if name in given}
     for name, value in closing.items():
-        if not (0 if name == "contribution_wait_seconds" else 1) <= value < 1 << 31:
+        if not (1 if name == "contributions_min" else 0) <= value < 1 << 31:
             raise UsageError(f"{config.flag_name(name)}: {value} is outside its range")
+    if "all_gather_ratio_min" in closing:
+        closing["all_gather_ratio_min"] = fp32_to_bits(closing["all_gather_ratio_min"])
     if "combination" in given:
         given["combination"] = Combination(given["combination"])
     try:

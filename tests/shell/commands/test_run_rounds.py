@@ -52,7 +52,7 @@ def test_a_run_has_no_rounds_unless_it_names_an_algorithm(create: Any, tmp_path:
 
 def test_reals_are_signed_as_the_bits_of_their_fp32_value(create: Any, tmp_path: Path) -> None:
     given = "--algorithm pulseloco --inner-steps 4 --learning-rate 0.5 --momentum-factor 0.8 --clip-norm-ratio 3"
-    closing = "--contributions-min 2 --contribution-wait-seconds 0 --open-trainers 7"
+    closing = "--contributions-min 2 --contribution-wait-seconds 0 --open-trainers 7 --all-gather-ratio-min 2.5"
     assert create(*given.split(), *closing.split()) == (0, "")
     descriptor = read_descriptor(tmp_path)
     constants = dict(descriptor.constants)
@@ -64,6 +64,8 @@ def test_reals_are_signed_as_the_bits_of_their_fp32_value(create: Any, tmp_path:
     settings = OuterSettings.from_constants(descriptor.algorithm, descriptor.constants)
     assert (settings.algorithm, settings.inner_steps) == (Algorithm.PULSELOCO, 4)
     closed = RoundSettings.of(descriptor)
+    assert constants["all_gather_ratio_min"] == bits(2.5)
+    assert closed.all_gather_ratio_min == 2.5
     assert (closed.contributions_min, closed.contribution_wait_seconds, closed.clip_norm_ratio) == (2, 0, 3.0)
 
 
@@ -87,6 +89,7 @@ def test_a_combination_is_signed_by_its_position(create: Any, tmp_path: Path) ->
         ("--algorithm pulseloco --combination median", "needs dense contributions"),
         ("--algorithm pulseloco --contributions-min 0", "--contributions-min: 0"),
         ("--algorithm pulseloco --contribution-wait-seconds -1", "--contribution-wait-seconds: -1"),
+        ("--algorithm pulseloco --all-gather-ratio-min -1", "--all-gather-ratio-min: -1"),
         ("--algorithm diloco --momentum-factor 1", "momentum_factor is 1.0"),
         ("--algorithm pulseloco --open-trainers 99999", "--open-trainers: 99999"),
     ],

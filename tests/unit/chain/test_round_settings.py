@@ -16,9 +16,14 @@ def test_what_is_not_named_keeps_its_default(make_run: Callable[..., Any]) -> No
 
 
 def test_named_constants_are_taken_and_others_left_alone(make_run: Callable[..., Any]) -> None:
-    constants = (("clip_norm_ratio", 0x4000_0000), ("inner_steps", 16), ("lr", 0x3F33_3333))
+    constants = (
+        ("all_gather_ratio_min", 0),
+        ("clip_norm_ratio", 0x4000_0000),
+        ("inner_steps", 16),
+        ("lr", 0x3F33_3333),
+    )
     assert RoundSettings.of(make_run(constants=constants).descriptor) == RoundSettings(
-        inner_steps=16, clip_norm_ratio=2.0
+        inner_steps=16, clip_norm_ratio=2.0, all_gather_ratio_min=0.0
     )
 
 
@@ -32,6 +37,8 @@ def test_named_constants_are_taken_and_others_left_alone(make_run: Callable[...,
         ("clip_norm_ratio", 0x7FC0_0000),
         ("clip_norm_ratio", 0xBF80_0000),
         ("clip_norm_ratio", 1 << 32),
+        ("all_gather_ratio_min", 0x7F80_0000),
+        ("all_gather_ratio_min", 0xBF80_0000),
     ],
 )
 def test_what_cannot_be_is_refused(make_run: Callable[..., Any], constant: tuple[str, int]) -> None:
