@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 from numba import config as numba_config
 from numba.core.registry import CPUDispatcher
 
-from pulsenet.codec.patch import decode_patch, encode_patch
+from pulsenet.codec.blocks import Codec
+from pulsenet.codec.patch import decode_patch, encode_patch, list_records
 from pulsenet.tensors.params import TensorSpec, make_table
-from pulsenetd.warm_up import ELEMENTS, warm_up
+from pulsenetd import warm_up as warming
+from pulsenetd.warm_up import CHANGED, ELEMENTS, warm_up
 
 
 def test_every_kind_of_tensor_is_encoded_and_decoded() -> None:
-    assert warm_up() == 3 * len(range(7, ELEMENTS, 97))
+    assert warm_up() == 3 * CHANGED.size
+    assert 0 < CHANGED.size < ELEMENTS
+
+
+def test_the_changes_are_such_that_each_codec_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: set[tuple[str, str]] = set()
+
+    def note(*arguments: Any, codec: str) -> list[bytes]:
+        blob = list(encode_patch(*arguments, codec=codec))
+        used.update((codec, Codec(record.codec_id).name.lower()) for record in list_records(blob, arguments[0]))
+        return blob
+
+    monkeypatch.setattr(warming, "encode_patch", note)
+    warm_up()
+    assert {("tight", "tight"), ("plain", "plain"), ("absolute", "absolute"), ("dense", "dense")} <= used
 
 
 def count_signatures() -> dict[str, int]:
