@@ -278,6 +278,7 @@ def _list_exceptions_loop(extras: Numbers, rank_gaps: Numbers, rests: Numbers) -
 
 @compile_loop
 def plan_loop(gaps: Numbers, extras: Numbers, starts: Int64s, plans: Int64s) -> int:
+    """Fill in ``plans`` as :func:`plan_stream` returns them; return the bits of the stream."""
     rank_gaps = np.empty(gaps.size, np.uint32)
     rests = np.empty(gaps.size, np.uint32)
     total_bits = 0
@@ -349,6 +350,7 @@ def plan_stream(gaps: Numbers, extras: Numbers, starts: Int64s) -> tuple[Int64s,
 
 @compile_loop
 def write_stream_loop(gaps: Numbers, ups: UInt8s, extras: Numbers, starts: Int64s, plans: Int64s, out: UInt8s) -> int:
+    """Write the stream of :func:`write_stream` into zeros; return its bits."""
     rank_gaps = np.empty(gaps.size, np.uint32)
     rests = np.empty(gaps.size, np.uint32)
     bit = 0
@@ -401,6 +403,7 @@ def write_stream(gaps: Numbers, ups: UInt8s, extras: Numbers, starts: Int64s, pl
 def read_stream_loop(
     stream: UInt8s, plans: Int64s, gap_max: int, extra_max: int, gaps: Numbers, ups: UInt8s, extras: Numbers
 ) -> int:
+    """Fill in what :func:`read_stream` returns, ``extras`` being zeros; return its first result."""
     rank_gaps = np.empty(gaps.size, np.uint32)
     rests = np.empty(gaps.size, np.uint32)
     bit = 0

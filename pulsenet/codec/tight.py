@@ -72,7 +72,7 @@ def _encode_loop(
     plans = np.empty((CLASS_COUNT, PLAN_COLUMNS), np.int64)
     stream_size_bytes = (plan_loop(gaps, extras, starts, plans) + 7) >> 3
     body = np.zeros(_HEAD_SIZE_BYTES_MAX + stream_size_bytes, np.uint8)
-    head_size_bytes = write_head_loop(positions.size, plans, body)
+    head_size_bytes = _write_head_loop(positions.size, plans, body)
     body = body[: head_size_bytes + stream_size_bytes]
     write_stream_loop(gaps, ups, extras, starts, plans, body[head_size_bytes:])
     return body
@@ -114,7 +114,7 @@ def _write_number(value: int, out: UInt8s, size: int) -> int:
 
 
 @compile_loop
-def write_head_loop(count: int, plans: Int64s, out: UInt8s) -> int:
+def _write_head_loop(count: int, plans: Int64s, out: UInt8s) -> int:
     present = 0
     for row in range(CLASS_COUNT):
         present |= int(plans[row, COUNT] > 0) << row
@@ -155,7 +155,7 @@ def encode_head_twin(count: int, plans: Int64s) -> bytes:
 def encode_head(count: int, plans: Int64s) -> bytes:
     """Return what comes before the stream: how many changes there are, and the plans of the classes that have some."""
     out = np.empty(_HEAD_SIZE_BYTES_MAX, np.uint8)
-    return out[: write_head_loop(count, plans, out)].tobytes()
+    return out[: _write_head_loop(count, plans, out)].tobytes()
 
 
 _BAD_HEAD, _STREAM_ENDS, _GAPS_BEYOND, _STEPS_BEYOND, _STREAM_GOES_ON, _CLASS_TOO_SMALL = range(-6, 0)
@@ -168,7 +168,7 @@ def _decode_loop(
 ) -> tuple[int, UInt32s, Bits, Bits]:
     nothing, no_bits = np.empty(0, np.uint32), np.empty(0, old.dtype)
     plans = np.zeros((CLASS_COUNT, PLAN_COLUMNS), np.int64)
-    head_size_bytes = read_head_loop(body, old.size, plans)
+    head_size_bytes = _read_head_loop(body, old.size, plans)
     if head_size_bytes < 0:
         return _BAD_HEAD, nothing, no_bits, no_bits
     starts = np.zeros(CLASS_COUNT + 1, np.int64)
@@ -268,7 +268,7 @@ def _read_plan_loop(body: UInt8s, offset: int, count_max: int, plan: Int64s) -> 
 
 
 @compile_loop
-def read_head_loop(body: UInt8s, element_count: int, plans: Int64s) -> int:
+def _read_head_loop(body: UInt8s, element_count: int, plans: Int64s) -> int:
     count, offset = _read_number(body, 0)
     present, offset = _read_number(body, offset)
     if not 0 < count <= element_count or present < 0 or present >> CLASS_COUNT:
@@ -305,7 +305,7 @@ def read_head(body: UInt8s, element_count: int) -> tuple[Int64s, int]:
         RemoteProtocolError: as :func:`decode_tight`.
     """
     plans = np.zeros((CLASS_COUNT, PLAN_COLUMNS), np.int64)
-    size_bytes = int(read_head_loop(body, element_count, plans))
+    size_bytes = int(_read_head_loop(body, element_count, plans))
     return (plans, size_bytes) if size_bytes >= 0 else read_head_twin(body, element_count)
 
 

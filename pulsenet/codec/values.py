@@ -83,6 +83,7 @@ def join_steps(old_bits: Bits, ups: UInt8s) -> Bits:
 def measure_steps_loop(
     old_bits: Bits, new_bits: Bits, order: UInt32s, element_bits: int, ups: UInt8s, extras: UInt32s
 ) -> None:
+    """Fill in what :func:`measure_steps` returns."""
     mask = (1 << element_bits) - 1
     sign = 1 << (element_bits - 1)
     for i in range(order.size):
@@ -124,6 +125,7 @@ def measure_steps(old_bits: Bits, new_bits: Bits, order: UInt32s) -> tuple[UInt8
 def take_steps_loop(
     old_bits: Bits, ups: UInt8s, extras: UInt32s, sources: UInt32s, element_bits: int, out: Bits
 ) -> None:
+    """Write what :func:`take_steps` returns."""
     mask = (1 << element_bits) - 1
     sign = 1 << (element_bits - 1)
     for i in range(old_bits.size):
