@@ -89,19 +89,20 @@ class _Patience:
         self._reconnect_seconds = reconnect_seconds
         self._give_up_at = time.monotonic() + order_seconds
         self._heard_at = time.monotonic()
+        self._failure = ""
 
-    def note_order(self) -> None:
-        """An order came: the run is alive."""
-        self._give_up_at = time.monotonic() + self._order_seconds
+    def note_order(self, failure: str) -> None:
+        """An order was carried out, so the run is alive; one that failed is ordered again, and is no sign of that."""
+        self._failure = failure
+        if not failure:
+            self._give_up_at = time.monotonic() + self._order_seconds
 
     def note_answer(self) -> None:
         """The daemon is there; raise if the run has been silent for too long."""
         self._heard_at = time.monotonic()
         if self._heard_at >= self._give_up_at:
-            raise _RunSilentError(
-                f"no order came in {self._order_seconds:.0f} s: the round's receipt is not final, or the state is not "
-                "there yet; 'pulsenet status' says what the daemon waits for"
-            )
+            silent = f"no order came in {self._order_seconds:.0f} s: the round has no final receipt, or no state came"
+            raise _RunSilentError(self._failure or silent + "; 'pulsenet status' says what the daemon waits for")
 
     def note_away(self, error: UnavailableError) -> None:
         """The daemon is away; raise if it has been for too long."""
@@ -292,10 +293,10 @@ class DaemonExchange:
                     if linger_seconds <= 0.0:
                         return None
                 elif order is not None:
-                    patience.note_order()
                     prepared = self._carry_out(connection, order)
-                    if prepared is not None:
+                    if isinstance(prepared, _Prepared):
                         return prepared
+                    patience.note_order(prepared)
                 elif go_on_until is not None:
                     return None
                 patience.note_answer()
@@ -324,8 +325,8 @@ class DaemonExchange:
                 connection.tell(local.AbstainRound(work.round_index, error.reason[:64]))
         self._offered, self._may_go_on = work, False
 
-    def _carry_out(self, connection: RoundsConnection, order: local.Order) -> _Prepared | None:
-        """Answer an order, or return the move that it asks for."""
+    def _carry_out(self, connection: RoundsConnection, order: local.Order) -> _Prepared | str:
+        """Answer an order, or return the move that it asks for, or why that cannot be made."""
         assert self._work is not None
         assert self._state is not None
         if isinstance(order, local.CheckOrder):
@@ -339,17 +340,19 @@ class DaemonExchange:
             if order.round_index + 1 == self._state.round_index and root is not None:
                 # Done before; it is only said again.
                 connection.tell(local.Stepped(self._state.round_index, root))
-                return None
+                return ""
             move, reason = self._work.prepare_step(connection, order)
             if isinstance(move, FinalRound):
                 return _Prepared(move, reason)
             connection.tell(move)
+            return f"round {order.round_index} is not stepped: {reason or move.reason}"
         elif isinstance(order, local.RestoreOrder):
             restoration = self._work.prepare_restore(connection, order)
             if not isinstance(restoration, local.RestoreRefused):
                 return _Prepared(restoration, "outdated")
             connection.tell(restoration)
-        return None
+            return f"the state anchor of round {order.round_index} is not restored: {restoration.reason}"
+        return ""
 
     def _moves(self, prepared: _Prepared) -> Iterator[Move]:
         """Yield a move and those after it, and report each when the next is asked for."""

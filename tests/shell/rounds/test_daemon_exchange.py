@@ -757,3 +757,26 @@ def test_a_spool_without_room_fails_the_step_and_moves_nothing(make_run: MakeRun
     assert daemon.last(local.StepFailed) == local.StepFailed(0, "io")
     assert trainers[0].shared_bits() == trainers[1].shared_bits()
     assert list(missing.iterdir()) == []
+
+
+def test_a_step_that_fails_again_and_again_is_an_error_with_its_reason(make_run: MakeRun, tmp_path: Path) -> None:
+    run, trainers = make_run(1)
+    trainer, daemon = trainers[0], run.daemons[0]
+    missing = tmp_path / "missing"
+    trainer.sync._exchange._work._spool_directory = missing
+    trainer.sync._exchange._order_seconds = 0.3
+
+    def order_again(message: Any) -> None:
+        if isinstance(message, local.StepFailed):
+            time.sleep(0.01)
+            daemon.order(run.step_order(0, 0))
+        run.hear(0, message)
+
+    daemon.on_said = order_again
+    for _ in range(trainer.sync.settings.inner_steps - 1):
+        trainer.train_step()
+    with pytest.raises(UnavailableError, match=f"round 0 is not stepped: .*{missing}"):
+        trainer.train_step()
+    missing.mkdir()
+    trainer.note(trainer.sync.step())
+    assert trainer.reports[-1].outcome is Outcome.COUNTED
