@@ -177,8 +177,8 @@ class Gathering:
         assert descriptor is not None
         owners = tuple(member.peer_id for member in receipt.members)
         is_newest = self._ledger.next_round_index == receipt.round_index + 1
-        is_duty = is_newest and self._peer_id in owners
-        duty = frozenset([owners.index(self._peer_id)]) if is_duty else frozenset[int]()
+        # In an old round, too: what this node did not sum then, perhaps nobody did.
+        duty = frozenset([owners.index(self._peer_id)]) if self._peer_id in owners else frozenset[int]()
         entries = [self._ledger.contribution(digest) for digest in listed_by(receipt)]
         size_bytes = sum(entry.contribution.encoded_size_bytes for entry in entries if entry is not None)
         self._slices = slices = SliceRound(receipt.round_index, final.outcome, owners, is_newest, duty, now, size_bytes)

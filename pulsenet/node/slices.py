@@ -30,7 +30,7 @@ NAME_SECONDS: Final = 20.0
 OWNER_SECONDS: Final = 10.0
 """Without progress for at least so long, the slices that lack are summed here, from the contributions' own parts."""
 
-LATE_SECONDS: Final = 3.0
+LATE_SECONDS: Final = 2.0
 """Both waits in a round that others have left behind: whoever lags must not lag more."""
 
 SUMMED_BYTES_PER_SECOND: Final = 5e7
@@ -85,7 +85,7 @@ class SliceRound:
     is_newest: bool
     """Whether others step this round now, too."""
     duty: frozenset[int]
-    """Slices that this node sums in any case: its own, while others may wait for it."""
+    """Slices that this node sums in any case: its own, if it is not on the disk."""
     started_at: float
     size_bytes: int
     """Of all contributions."""
