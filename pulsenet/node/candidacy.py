@@ -45,6 +45,9 @@ RANK_SECONDS: Final = 3.0
 
 JITTER_MS: Final = 1_000
 
+TERM_STEP_MAX: Final = 1 << 32
+"""A term further above every known one is refused: with it one key could use up all terms there are."""
+
 
 @dataclass(frozen=True, slots=True)
 class _State:
@@ -155,6 +158,16 @@ class Candidacy:
         descriptor = self._trust.descriptor
         return () if descriptor is None else descriptor.authorities
 
+    def is_in_reach(self, term: int) -> bool:
+        """Say whether elections can have led to a term."""
+        return term <= self._known_term + TERM_STEP_MAX
+
+    @property
+    def _known_term(self) -> int:
+        mandate = self._ledger.mandate
+        shown_term = 0 if self.newest is None else self.newest.place.term
+        return max(self.ballot.term, self._term_seen, shown_term, 0 if mandate is None else mandate.term)
+
     # What happens
 
     def note_coordinator(self, now: float) -> None:
@@ -163,6 +176,8 @@ class Candidacy:
 
     def take_vote(self, ballot_of: Vote, voter: PeerId, record: bytes, now: float) -> tuple[list[Effect], str]:
         """Take in an accepted vote: one given to us, or a candidate's for itself. Return also why it was refused."""
+        if not self.is_in_reach(ballot_of.term):
+            return [Count("votes", "term")], "term"
         self._term_seen = max(self._term_seen, ballot_of.term)
         if ballot_of.candidate == self._peer_id:
             return self._count_vote(ballot_of, voter, record, now), ""
@@ -201,10 +216,7 @@ class Candidacy:
         rank = self._authorities.index(self._peer_id)
         if not is_ready or not may_stand(rank, len(self._authorities)) or now < self._stand_at:
             return []
-        mandate = self._ledger.mandate
-        shown_term = 0 if self.newest is None else self.newest.place.term
-        term = max(self.ballot.term, self._term_seen, shown_term, 0 if mandate is None else mandate.term) + 1
-        self.ballot = stand(self.ballot, self._peer_id, term)
+        self.ballot = stand(self.ballot, self._peer_id, self._known_term + 1)
         self._votes = {}
         self._renewed_at = now
         self._put_off_standing(now + LEASE_SECONDS / 2)

@@ -253,7 +253,8 @@ class Coordinator:
         if receipt.coordinator == self._peer_id or receipt.round_index < self._ledger.next_round_index:
             return self._help_on(event, receipt)
         stored = _name(receipt, signed)
-        if is_older(candidacy.newest, stored) and event.source != receipt.coordinator:
+        is_news = is_older(candidacy.newest, stored) and candidacy.is_in_reach(receipt.term)
+        if is_news and event.source != receipt.coordinator:
             candidacy.shown, self._shown = stored, signed
         known = self._ledger.mandate
         if known is None or (known.term, known.coordinator) != (receipt.term, receipt.coordinator):

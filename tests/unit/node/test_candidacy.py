@@ -18,13 +18,14 @@ from pulsenet.node.candidacy import (
     LEASE_SECONDS,
     RANK_SECONDS,
     RENEW_SECONDS,
+    TERM_STEP_MAX,
     Candidacy,
     decode_ballot,
     encode_ballot,
     name_of,
 )
 from pulsenet.node.courier import Courier
-from pulsenet.node.effects import Effect, SaveState, SendRequest, ShowToMachines
+from pulsenet.node.effects import Count, Effect, SaveState, SendRequest, ShowToMachines
 from pulsenet.wire.messages import PushTerm, PushVote
 
 NAME = compute_digest(b"name")
@@ -182,3 +183,14 @@ def test_the_next_wake_is_when_something_is_due(make_run: Callable[..., Any]) ->
     bench = Bench(make_run, 1)
     assert bench.candidacy.next_wake(0.0, is_ready=True) == RANK_SECONDS
     assert bench.candidacy.next_wake(0.0, is_ready=False) is None
+
+
+def test_one_key_cannot_use_up_all_terms(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 0)
+    last = (1 << 63) - 1
+    effects, refusal = bench.ask(1, last, 1.0)
+    assert (effects, refusal) == ([Count("votes", "term")], "term")
+    assert bench.candidacy.ballot == Ballot()
+    assert bench.ask(1, TERM_STEP_MAX, 1.0)[1] == ""
+    bench.stand(100.0)
+    assert bench.candidacy.ballot.term == TERM_STEP_MAX + 1

@@ -259,6 +259,16 @@ def test_a_new_coordinator_proposes_what_it_was_shown_again(make_run: Callable[.
     assert again.members == former_receipt.members
 
 
+def test_a_receipt_of_a_term_out_of_reach_does_not_lift_the_own_one(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 3)
+    bad, other = bench.others
+    record = bench.receipt(bad, bad, term=(1 << 63) - 1)
+    bench.tell(ReceiptSeen(record, (), other.peer_id))
+    bench.now = 100.0
+    bench.lead()
+    assert decode_ballot(bench.store.state[BALLOT_KEY]).term == 1
+
+
 def test_a_state_anchor_is_signed_once_it_is_stored(make_run: Callable[..., Any]) -> None:
     bench = Bench(make_run, 1)
     bench.lead()
