@@ -64,6 +64,9 @@ from pulsenet.wire.messages import RoundsReply
 RETRY_SECONDS = 5.0
 """Wait after the training process failed at something, before it is asked again."""
 
+ALONE_SECONDS = 10.0
+"""A node that reached nobody for so long since its training process came goes by its own records alone."""
+
 EXTENSIONS_MAX = 2
 """While no coordinator is heard of, a round's inner steps go on for at most this many times their number."""
 
@@ -109,6 +112,8 @@ class Rounds:
         self._extension_count = 0
         self._drops_residual = False
         self._is_cut_off = False
+        self._alone_until: float | None = None
+        """When this node, which its own records say is cut off, stops hoping for others'."""
         self._bad_anchors: set[Digest] = set()
         self._retry_at = 0.0
         self._is_unsaved = False
@@ -329,6 +334,7 @@ class Rounds:
             # While nothing more comes of what a receipt lists, it may be gone: then a later anchor is the way on.
             if self._phase is Phase.GATHERING:
                 self._is_cut_off = self._gathering.is_stalled(now)
+            self._note_alone(now)
             effects += self._check_state()
             if self._phase in (Phase.TRAINING, Phase.PENDING) and self._ledger.final(self._round_index) is not None:
                 self._move(Step.FINAL)
@@ -349,6 +355,17 @@ class Rounds:
         if self._ledger.is_changed:
             effects.append(SaveState(LEDGER_KEY, self._ledger.save()))
         return effects + self._report() + self._set_timer(now)
+
+    def _note_alone(self, now: float) -> None:
+        """Notice that the own records lead on only from later, where nobody is there who might have more."""
+        anchors, is_there = self._ledger.anchors, self._phase in (Phase.TRAINING, Phase.PENDING)
+        is_behind = is_there and bool(anchors) and anchors[0].round_index > self._round_index
+        if not is_behind or self._courier.connected or self._ledger.final(self._round_index) is not None:
+            self._alone_until = None
+        elif self._alone_until is None:
+            self._alone_until = now + ALONE_SECONDS
+        elif now >= self._alone_until:
+            self._is_cut_off = True
 
     def _check_state(self) -> list[Effect]:
         """Leave a state that is not everybody's, or from which no receipts lead on any more."""
@@ -460,7 +477,7 @@ class Rounds:
         return [report]
 
     def _set_timer(self, now: float) -> list[Effect]:
-        times = [self._gathering.next_wake(now), self._retry_at, self._contact.next_wake(now)]
+        times = [self._gathering.next_wake(now), self._retry_at, self._contact.next_wake(now), self._alone_until]
         at = min((time for time in times if time is not None and time > now), default=None)
         if at is None or at == self._timer_at:
             return []

@@ -34,6 +34,7 @@ from pulsenet.node.events import (
     Event,
     InnerStepsDone,
     PeerConnected,
+    PeerLost,
     ReceiptSeen,
     ReplyReceived,
     RestoreFailed,
@@ -48,7 +49,7 @@ from pulsenet.node.events import (
 )
 from pulsenet.node.gathering import GATHER_SECONDS_MAX
 from pulsenet.node.own_work import OWN_KEY
-from pulsenet.node.rounds import EXTENSIONS_MAX, RETRY_SECONDS, Rounds
+from pulsenet.node.rounds import ALONE_SECONDS, EXTENSIONS_MAX, RETRY_SECONDS, Rounds
 from pulsenet.node.rounds_phase import Phase
 from pulsenet.testing.fakes import FakeStore
 from pulsenet.testing.toy_training import write_blob
@@ -302,6 +303,24 @@ def test_a_state_no_receipts_lead_on_from_is_replaced(bench: Bench) -> None:
     effects = bench.tell_rounds(9, bench.anchor(8))
     assert Count("wasted_inner_steps", "outdated", 8.0) in effects
     assert only(effects, RestoreState)
+
+
+def test_alone_with_a_state_older_than_its_own_records_it_is_restored(bench: Bench) -> None:
+    """A lone trainer's process that starts without its checkpoint: nobody else could say that it is behind."""
+    bench.attach()
+    for round_index in range(5):
+        bench.contribute(round_index)
+        bench.finish(round_index)
+        bench.tell(AggregateApplied(round_index + 1, root(round_index + 1)))
+        bench.tell_rounds(round_index + 1, bench.anchor(round_index + 1) if round_index > 1 else None)
+    bench.begin()
+    assert bench.ledger.final(0) is None
+    bench.tell(PeerLost(bench.authority.peer_id, "closed"))
+    bench.attach()
+    assert bench.machine.phase is Phase.TRAINING, "others may be found yet"
+    bench.now += ALONE_SECONDS
+    bench.tell(TimerFired())
+    assert bench.machine.phase in (Phase.JOINING, Phase.RESTORING)
 
 
 def test_what_nobody_has_any_more_is_given_up_for_an_anchor(bench: Bench) -> None:
