@@ -36,7 +36,7 @@ from pulsenet.wire.messages import GetAggregates, GetRounds, Message, Refusal
 from pulsenet.wire.schema import decode_value
 from pulsenetd.driver import Driver, Handler
 from pulsenetd.handlers.training import TrainingDesk
-from pulsenetd.identity import Identity
+from pulsenetd.identity import Identity, to_libp2p_text
 from pulsenetd.local_rounds import RoundsHook
 from pulsenetd.logs import logger
 from pulsenetd.metrics import Metrics
@@ -231,6 +231,12 @@ class RoundsPart:
         if self_test != SELF_TEST_DIGEST:
             text = f"the self-test of the training process gave {self_test.hex()}: its arithmetic would diverge"
             raise RemoteProtocolError("self-test", text)
+        descriptor = self._trust.descriptor
+        assert descriptor is not None
+        if not descriptor.open_trainers_max and self._peer_id not in (*descriptor.trainers, *descriptor.authorities):
+            key = to_libp2p_text(self._peer_id)
+            text = f"the run's owner lists it with 'pulsenet run admit {descriptor.name} {key} --role trainer'"
+            raise RemoteProtocolError("not-listed", text)
         known = await asyncio.to_thread(self._store.state, MASTERS_KEY)
         digest = bytes(table.digest)
         # Until a round is final, nothing rests on the masters of the first attempt.

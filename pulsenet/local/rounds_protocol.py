@@ -9,8 +9,8 @@ training process             daemon
 ===========================  ===================================================================================
 :class:`GetRoundSettings`    :class:`RoundSettingsReply`; refused with ``no-rounds`` if the descriptor names no
                              algorithm, ``not-trainer`` on a node that does not train. Needs no open rounds
-:class:`OpenRounds`          :class:`RoundsOpened`; refused with ``table``, ``self-test``, or ``busy`` while another
-                             connection has the rounds open
+:class:`OpenRounds`          :class:`RoundsOpened`; refused with ``table``, ``self-test``, ``not-listed`` if the run
+                             counts nothing of this node's key, or ``busy`` while another connection has the rounds open
 :class:`HoldState`           :class:`Waiting`. First after opening, and again whenever the process replaced its outer
                              state by itself, as after loading a checkpoint: every order given before is void
 :class:`PutBlobPart`         :class:`BlobTaken`, :class:`BlobRefused` if the disk does not take it: what came of the

@@ -66,6 +66,7 @@ _ADVICE: Final = {
     "no-rounds": "this run has no rounds: make one with 'pulsenet run create --algorithm pulseloco', or publish with "
     "pulsenet.training.attach()",
     "not-trainer": "the daemon here trains nothing: start one with 'pulsenet join --role trainer'",
+    "not-listed": "the run counts nothing of this trainer, because its key is not listed",
     "table": "the run trains other masters: names, shapes and frozen parameters must agree on all trainers",
     "self-test": "this trainer's arithmetic would diverge from the others': do not flush subnormals "
     "(torch.set_flush_denormal), and see docs/outer.md",

@@ -321,6 +321,15 @@ def test_other_masters_are_refused_once_a_round_is_over(scene: Scene) -> None:
     assert caught.value.code == "self-test"
 
 
+def test_a_key_that_the_run_does_not_count_is_told_at_once(scene: Scene) -> None:
+    check = scene.hook(scene.part(key=scene.run.stranger)).check_masters
+    with pytest.raises(RemoteProtocolError, match=r"pulsenet run admit .* --role trainer") as caught:
+        asyncio.run(check(TABLE, SELF_TEST_DIGEST))
+    assert caught.value.code == "not-listed"
+    scene.trust.accept_descriptor(scene.run.revise(scene.run.genesis, scene.run.descriptor, open_trainers_max=1))
+    asyncio.run(check(TABLE, SELF_TEST_DIGEST))
+
+
 def test_a_process_comes_back_when_the_machines_are_built_anew(scene: Scene) -> None:
     run, part = scene.run, scene.part()
     scene.trust.accept_descriptor(run.revise(run.genesis, run.descriptor, constants=(("inner_steps", 8),)))

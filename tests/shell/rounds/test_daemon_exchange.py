@@ -631,7 +631,13 @@ def test_a_run_without_rounds_says_what_to_do(make_daemon: MakeDaemon, connect: 
 
 
 @pytest.mark.parametrize(
-    ("code", "text"), [("table", "other masters"), ("self-test", "arithmetic"), ("busy", "another training process")]
+    ("code", "text"),
+    [
+        ("table", "other masters"),
+        ("self-test", "arithmetic"),
+        ("not-listed", "not listed"),
+        ("busy", "another training process"),
+    ],
 )
 def test_a_trainer_that_is_not_taken_says_why(
     make_daemon: MakeDaemon, connect: Connect, monkeypatch: pytest.MonkeyPatch, code: str, text: str
