@@ -245,19 +245,22 @@ class Rounds:
             self._move(Step.ASTRAY)
             return [ShowToMachines(StateLost())]
         self._round_index, self._state_root = event.round_index, event.state_root
-        shown = ShowToMachines(self._state_event)
+        effects: list[Effect] = [ShowToMachines(self._state_event)]
+        if event.round_index > self._ledger.next_round_index:
+            text = f"no receipt known here leads to round {event.round_index}, whose state the training process holds"
+            effects.append(Log("warning", f"{text}; if its checkpoint is of another run, none ever will"))
         stored = event.stored
         sent = self._own.sent_to(event.round_index)
         if sent is not None:
             # One contribution a round: it was sent, or may have been, and nothing else may be.
             self._move(Step.STORED)
             self._contact.begin(sent)
-            return [shown]
+            return effects
         if stored is not None and (stored.round_index, stored.base_state_root) == (event.round_index, event.state_root):
             self._move(Step.STORED)
-            return [shown, *self._contribute(stored)]
+            return [*effects, *self._contribute(stored)]
         self._move(Step.ATTACHED)
-        return [shown, *self._start_inner_steps()]
+        return [*effects, *self._start_inner_steps()]
 
     def _start_inner_steps(self) -> list[Effect]:
         if self._ledger.final(self._round_index) is not None:

@@ -15,7 +15,8 @@ def make_report(
     """Return the report; a joiner that waits says why, and for how long it was told to."""
     is_joining = phase is Phase.JOINING
     final = ledger.final(round_index - 1)
-    reason = progress.reason
+    # No receipt leads to the state that is held: those are still to be heard of, or it is a state of another run.
+    reason = "ahead" if round_index > ledger.next_round_index else progress.reason
     if is_joining and not has_anchor:
         reason = contact.refusal or "no-state-anchor"
     return Report(

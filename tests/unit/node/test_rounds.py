@@ -18,6 +18,7 @@ from pulsenet.node.effects import (
     Count,
     Effect,
     Fate,
+    Log,
     RestoreState,
     RunInnerSteps,
     SaveState,
@@ -321,6 +322,12 @@ def test_alone_with_a_state_older_than_its_own_records_it_is_restored(bench: Ben
     bench.now += ALONE_SECONDS
     bench.tell(TimerFired())
     assert bench.machine.phase in (Phase.JOINING, Phase.RESTORING)
+
+
+def test_the_checkpoint_of_another_run_is_told(bench: Bench) -> None:
+    (warning,) = only(bench.attach(50), Log)
+    assert "round 50" in warning.text
+    assert bench.machine.round_index == 50
 
 
 def test_what_nobody_has_any_more_is_given_up_for_an_anchor(bench: Bench) -> None:

@@ -12,12 +12,16 @@ from pulsenet.node.rounds_phase import Phase
 from pulsenet.node.rounds_report import make_report
 
 
-def report(run: Any, phase: Phase, *, has_anchor: bool, refusal: str = "", reason: str = "") -> dict[str, Any]:
+def report(
+    run: Any, phase: Phase, *, has_anchor: bool, refusal: str = "", reason: str = "", round_index: int = 0
+) -> dict[str, Any]:
     ledger = Ledger(run.trust())
     contact = Contact(ledger, run.second.peer_id, lambda count: 0, Courier())
     contact.refusal, contact.wait_seconds = refusal, 60.0 if refusal else 0.0
     progress = FetchProgress(10, 5, 1, 1, reason)
-    made = make_report(ledger, phase=phase, round_index=0, has_anchor=has_anchor, contact=contact, progress=progress)
+    made = make_report(
+        ledger, phase=phase, round_index=round_index, has_anchor=has_anchor, contact=contact, progress=progress
+    )
     return dict(made.fields)
 
 
@@ -33,3 +37,7 @@ def test_who_fetches_says_what_holds_it_up(run: Any) -> None:
     assert fields["rounds_reason"] == "no-source"
     assert (fields["rounds_wanted_size_bytes"], fields["rounds_held_size_bytes"]) == (10, 5)
     assert fields["round_contributors"] == 0
+
+
+def test_a_state_that_no_receipt_leads_to_is_said(run: Any) -> None:
+    assert report(run, Phase.PENDING, has_anchor=False, round_index=3)["rounds_reason"] == "ahead"
