@@ -65,6 +65,7 @@ class ScriptedDaemon:
         self.changed = threading.Condition()
         self.connections: set[socket.socket] = set()
         self.listener: socket.socket | None = None
+        self.life = 0
         self.given: local.Order | None = None
         """Given out last, if a check that is not answered."""
 
@@ -85,6 +86,10 @@ class ScriptedDaemon:
                 self.listener.shutdown(socket.SHUT_RDWR)
             self.listener.close()
             self.listener = None
+        with self.changed:
+            # Whoever waits for an order waits no longer.
+            self.life += 1
+            self.changed.notify_all()
         for connection in list(self.connections):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -163,7 +168,10 @@ class ScriptedDaemon:
                 self._send_part(connection, blob_id, offset_bytes, size_bytes_max)
             case local.AwaitOrder(timeout_ms):
                 with self.changed:
-                    self.changed.wait_for(lambda: self.orders, timeout_ms / 1000)
+                    life = self.life
+                    self.changed.wait_for(lambda: self.orders or self.life != life, timeout_ms / 1000)
+                    if self.life != life:
+                        raise HangUp
                     reply = self.orders.pop(0) if self.orders else local.NoOrder()
                     self.given = reply if isinstance(reply, local.CheckOrder) else None
                 self._send(connection, reply)
