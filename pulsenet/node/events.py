@@ -262,7 +262,7 @@ class InnerStepsDone:
 
 @dataclass(frozen=True, slots=True)
 class ContributionStored:
-    """The contribution's blob, the corrected pseudo-gradient and the tentative residual are durable."""
+    """The contribution's blob is durable; the training process holds what a fold-back needs, as long as it lives."""
 
     round_index: int
     base_state_root: Digest
