@@ -117,7 +117,11 @@ REWARD_PARTS_MAX: Final = 16
 """Named parts of the rewards of one rollout batch."""
 
 ROLLOUT_QUEUE_BATCHES_MAX: Final = 1_024
-"""Batches waiting for the training process; the oldest is dropped beyond."""
+ROLLOUT_QUEUE_SIZE_BYTES_MAX: Final = 256 << 20
+"""Batches a node keeps, to be sent or for the training process; beyond, whoever brings more has to wait."""
+
+ROLLOUT_WINDOW_COUNT: Final = 1_024
+"""Numbers of one key that a trainer remembers, taken or not; a sender has no more batches waiting than that."""
 
 NEIGHBOURS_MIN: Final = 6
 NEIGHBOURS_MAX: Final = 12

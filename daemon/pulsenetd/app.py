@@ -39,7 +39,7 @@ from pulsenetd.network.p2pd import P2pdSettings
 from pulsenetd.network.stack import Network
 from pulsenetd.network.transport import Transport
 from pulsenetd.roles import Role, build_role
-from pulsenetd.rollouts import RolloutInbox, RolloutOutbox
+from pulsenetd.rollouts import Rollouts
 from pulsenetd.rounds_part import shape_of
 from pulsenetd.startup import Settled, settle, take_up_rounds
 from pulsenetd.storage.store import Store
@@ -146,6 +146,7 @@ class Node:
         self._addresses: tuple[str, ...] = ()
         self._local_addresses: tuple[str, ...] = ()
         self._transport: Transport | None = None
+        self._rollouts: Rollouts | None = None
 
     async def run(self) -> None:
         """Start, work until cancelled, stop."""
@@ -158,6 +159,8 @@ class Node:
         finally:
             # Off the loop: while it turns, a second signal is heard.
             await asyncio.to_thread(self._end_threads)
+            if self._rollouts is not None:
+                self._rollouts.close()
             store.close()
             (self._settled.data_directory / NODE_FILE).unlink(missing_ok=True)
 
@@ -303,23 +306,18 @@ class Node:
         )
         role.bind(lambda event: driver.post_to("role", event))
         role.rounds.bind(driver)
-        inbox = RolloutInbox(self._trust, self._metrics, self._monotonic)
-        outbox = RolloutOutbox(
-            self._settled.token.run_id,
-            self._settled.identity.peer_id,
-            self._settled.identity.sign,
-            secrets.token_bytes,
-            self._metrics,
-        )
+        rollouts = self._open_rollouts()
         view = NodeView(self._store, self._trust, role.mesh, self._membership.encoded, self._monotonic)
-        take_rollouts = inbox.take if self._config.role == "trainer" else None
-        responder = Responder(view, driver, self._read_threads, take_rollouts, role.rounds.answer)
+        responder = Responder(view, driver, self._read_threads, rollouts.take, role.rounds.answer)
         links = LinkWatch(self._network, driver.post)
         reader = DirectoryReader(self._network, driver.post, secrets.randbelow)
         local = LocalServer(
             self._settled.data_directory,
             role.hooks(
-                inbox=inbox, outbox=outbox, status=self.status, take_up_rounds=lambda: asyncio.to_thread(self._take_up)
+                inbox=rollouts.inbox,
+                outbox=rollouts.outbox,
+                status=self.status,
+                take_up_rounds=lambda: asyncio.to_thread(self._take_up),
             ),
             role=self._config.role,
             allowed_uids=frozenset(int(uid) for uid in self._config.allow_uid),
@@ -346,7 +344,7 @@ class Node:
                 tasks.create_task(repeat(chores.MEND_SECONDS, self._mend))
                 tasks.create_task(repeat(chores.RUN_FILES_SECONDS, lambda: self._look_around(live, links)))
                 tasks.create_task(repeat(chores.DESCRIPTORS_SECONDS, lambda: self._ask_around(links)))
-                tasks.create_task(outbox.run(lambda: self._choose_publisher(links.connected), self._push_rollouts))
+                tasks.create_task(rollouts.send(lambda: links.connected, role.mesh.have_of, self._push_rollouts))
                 role.start_engine()
         finally:
             watchdog.stop()
@@ -395,15 +393,20 @@ class Node:
             if await self._membership.ask(peer_id, self._search.ask):
                 await asyncio.to_thread(self._membership.refresh)
 
-    def _choose_publisher(self, connected: frozenset[PeerId]) -> PeerId | None:
-        descriptor = self._trust.descriptor
-        if descriptor is None:
-            return None
-        head = self._trust.head_record
-        if head is not None and head.signers[0] in connected:
-            return head.signers[0]
-        reachable = sorted(connected & {*descriptor.authorities, *descriptor.trainers})
-        return reachable[0] if reachable else None
+    def _open_rollouts(self) -> Rollouts:
+        """Open the files of the rollouts once; they outlast a change of the role's machines."""
+        if self._rollouts is None:
+            settled = self._settled
+            self._rollouts = Rollouts(
+                self._config,
+                settled.data_directory,
+                settled.token.run_id,
+                settled.identity,
+                self._trust,
+                self._metrics,
+                self._monotonic,
+            )
+        return self._rollouts
 
     async def _push_rollouts(self, peer_id: PeerId, push: PushRollouts) -> PushReply:
         replies = await self._network.transport.request(peer_id, push, 30.0)
@@ -454,6 +457,7 @@ class Node:
             "p2pd_healthy": self._network.supervisor.is_healthy,
             "store_bytes": usage.chunk_size_bytes,
             "bytes": {f"{direction}_{kind}": count for (direction, kind), count in list(traffic.bytes.items())},
+            "rollouts": None if self._rollouts is None else self._rollouts.status(),
             "versions": [dict(facts) for facts in list(self._ledger.versions.values())],
             **dict.fromkeys(REPORTED_FIELDS),
             **dict(self._ledger.fields),

@@ -60,6 +60,7 @@ class Config:
     encode_cpu_seconds: float = _option(60.0, "CPU time for 'auto' to encode a version; else plain", kind="seconds")
     store_limit_bytes: int = _option(0, "disk for blobs; 0 means 20 % of what is free", kind="size")
     worker_threads: int = _option(2, "threads for encoding, decoding and hashing", kind="count")
+    max_staleness: int = _option(-1, "a trainer drops rollouts more versions behind; -1 keeps all", kind="staleness")
     allow_uid: tuple[str, ...] = _option((), "further user ids that may use the local socket", metavar="UID")
     round_seconds: float = _option(1200.0, "a round that takes longer is reported as stuck", kind="seconds")
     watchdog_seconds: float = _option(3600.0, "a node that stands still for longer ends itself", kind="seconds")
@@ -174,6 +175,8 @@ def _parse_single(item: dataclasses.Field[Any], raw: Any) -> Any:
         return parse_size(raw)
     if kind in ("count", "port"):
         return _parse_integer(raw, 0 if kind == "port" else 1, 65_535 if kind == "port" else 1_000_000)
+    if kind == "staleness":
+        return _parse_integer(raw, -1, 1_000_000)
     if kind == "seconds":
         return _parse_seconds(raw)
     if not isinstance(raw, str):

@@ -11,14 +11,15 @@ import itertools
 import json
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from pulsenet import limits
 from pulsenet.errors import PulsenetError, RemoteProtocolError, StorageError, UnavailableError
-from pulsenet.ids import Version
+from pulsenet.ids import PeerId, Version
 from pulsenet.local import protocol
 from pulsenet.local.changed_parts import compute_size_bytes_max
 from pulsenet.local.protocol import Frame, FrameReader, LocalMessage, PublishDone, PublishStatus
@@ -77,6 +78,10 @@ class LocalHooks:
     on_rollouts: Callable[[protocol.SubmitRollouts], Awaitable[protocol.RolloutsTaken]]
     on_take_rollouts: Callable[[int, float], Coroutine[Any, Any, tuple[protocol.SignedBatch, ...]]]
     """Up to so many batches, waiting up to so many seconds for the first; cancelled if the process goes."""
+    on_rollouts_settled: Callable[[Sequence[protocol.SignedBatch], bool], Awaitable[None]]
+    """Whether batches that were taken reached the process."""
+    on_checks: Callable[[PeerId, int, int], None]
+    """Of so many samples of a key that the process recomputed, so many did not match."""
     on_status: Callable[[], Awaitable[Mapping[str, Any]]]
     rounds: RoundsHook | None = None
     """For a training process that takes part in rounds; ``None`` on a node that does not train."""
@@ -228,6 +233,10 @@ class _Session:
                 await self._link.send(await self._hooks.on_rollouts(rollouts))
             case protocol.TakeRollouts() as request:
                 await self._give_rollouts(request)
+            case protocol.TellChecks() as told:
+                _check_counts(told)
+                self._hooks.on_checks(told.peer_id, told.checked_count, told.mismatched_count)
+                await self._link.send(protocol.ChecksNoted())
             case protocol.GetStatus():
                 status = dict(await self._hooks.on_status())
                 await self._link.send(protocol.StatusReply(json.dumps(status, default=str)))
@@ -316,7 +325,12 @@ class _Session:
     async def _give_rollouts(self, request: protocol.TakeRollouts) -> None:
         seconds = min(request.timeout_ms / 1000, WAIT_SECONDS_MAX)
         batches = await self._link.unless_closed(self._hooks.on_take_rollouts(request.count_max, seconds))
-        await self._link.send(protocol.RolloutsReply(batches))
+        is_delivered = False
+        try:
+            await self._link.send(protocol.RolloutsReply(batches))
+            is_delivered = True
+        finally:
+            await self._hooks.on_rollouts_settled(batches, is_delivered)
 
     def cut_publish(self) -> None:
         """Give up a publish whose parts did not all come."""
@@ -330,6 +344,11 @@ class _Session:
             staged.close()
             staged.finish()
             await self._hooks.on_confirm(EngineConfirmation(staged.version, False, None, reason))
+
+
+def _check_counts(told: protocol.TellChecks) -> None:
+    if not told.mismatched_count <= told.checked_count <= limits.ROLLOUT_SAMPLES_MAX:
+        raise RemoteProtocolError("schema", f"{told.mismatched_count} of {told.checked_count} samples do not match")
 
 
 class _Publish:

@@ -22,7 +22,7 @@ REASONS: Final = frozenset(
         "rollouts-value", "token", "wrong-type", "wrong-run", "signature", "untrusted", "rollback", "expired", "future",
         "fork", "epoch", "revision-unknown", "revision-gap", "term", "table", "mismatch", "wire-version",
         "not-admitted", "not-found", "range", "unexpected", "busy", "starting", "storage", "unavailable",
-        "too-many-streams", "peer-id", "bad-chunk", "duplicate", "rate", "queue",
+        "too-many-streams", "peer-id", "bad-chunk", "duplicate", "rate", "queue", "replay", "staleness",
         # tables, patches and anchors (spec-codec)
         "table-too-large", "table-decode", "table-invalid", "table-not-canonical", "patch-varint", "patch-truncated",
         "patch-magic", "patch-version", "patch-form", "patch-table", "patch-block", "patch-size", "patch-count",
@@ -51,6 +51,12 @@ WASTES: Final = frozenset({Fate.REJECTED, Fate.DROPPED, "diverged", "outdated"})
 """Why inner steps were for nothing."""
 VOTES: Final = frozenset({"stood", "term", "voted", "stale", "lease"})
 """Candidacies of this authority, and why it refused its vote to others."""
+ROLLOUTS: Final = frozenset(
+    {"taken", "duplicate", "stale", "refused", "queued", "busy", "malformed", "sent", "lost"}
+)
+"""What became of rollout batches, at a trainer and at an inferencer."""
+CHECKS: Final = frozenset({"matched", "mismatched"})
+"""Samples whose logprobs the training process recomputed."""
 SLICES: Final = frozenset({"summed", "failed", "astray"})
 """Slices that were summed here, sums that failed, and rounds whose slices led to another state than everybody's."""
 KINDS: Final = frozenset({*streams.KINDS.values(), "other"})
@@ -83,6 +89,9 @@ class Metrics:
         self.p2pd_restarts = Counter("pulsenet_p2pd_restarts", "Times p2pd was restarted.", registry=self.registry)
         self.published = Counter("pulsenet_published_versions", "Versions committed here.", registry=self.registry)
         self.rollouts = Counter("pulsenet_rollouts", "Rollout batches by outcome.", ["outcome"], registry=self.registry)
+        self.rollout_checks = Counter(
+            "pulsenet_rollout_checks", "Samples whose logprobs were recomputed.", ["outcome"], registry=self.registry
+        )
         self.contributions = Counter(
             "pulsenet_contributions", "Own contributions by fate.", ["fate"], registry=self.registry
         )
@@ -119,6 +128,10 @@ class Metrics:
             self.contributions.labels(closed(label, FATES)).inc(value)
         elif name == "wasted_inner_steps":
             self.wasted_inner_steps.labels(closed(label, WASTES)).inc(value)
+        elif name == "rollouts":
+            self.rollouts.labels(closed(label, ROLLOUTS)).inc(value)
+        elif name == "rollout_checks":
+            self.rollout_checks.labels(closed(label, CHECKS)).inc(value)
         elif name == "votes":
             self.votes.labels(closed(label, VOTES)).inc(value)
         elif name == "slices":
@@ -174,5 +187,5 @@ _GAUGES: Final = {
     "rounds_behind": "Final rounds that this trainer did not step yet.",
     "round_stuck": "1 when no round ended for longer than the node's round limit.",
     "residual_norm": "Euclidean norm of what the gate held back; NaN until the training process tells.",
-    "rollout_queue_batches": "Rollout batches waiting for the training process.",
+    "rollout_queue_batches": "Rollout batches waiting: at a trainer for the training process, else to be sent.",
 }

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from pulsenet.chain.retention import RetentionLimits
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import PulsenetError, StorageError
-from pulsenet.ids import Version
-from pulsenet.local.protocol import PublishDone, PublishStatus, RolloutsTaken, SubmitRollouts
+from pulsenet.ids import PeerId, Version
+from pulsenet.local.protocol import PublishDone, PublishStatus, RolloutsTaken, SignedBatch, SubmitRollouts
 from pulsenet.node.effects import Effect
 from pulsenet.node.events import Event
 from pulsenet.node.inferencer import Inferencer
@@ -41,7 +41,8 @@ from pulsenetd.local_server import EngineConfirmation, LocalHooks, SnapshotOffer
 from pulsenetd.logs import logger
 from pulsenetd.metrics import Metrics
 from pulsenetd.network import addresses
-from pulsenetd.rollouts import RolloutInbox, RolloutOutbox
+from pulsenetd.rollout_inbox import RolloutInbox
+from pulsenetd.rollout_outbox import RolloutOutbox
 from pulsenetd.rounds_part import RoundsPart
 from pulsenetd.startup import Settled
 from pulsenetd.storage.disk import free_size_bytes
@@ -229,6 +230,8 @@ class TrainerRole:
             on_confirm=_ignore_confirmation,
             on_rollouts=_refuse_rollouts,
             on_take_rollouts=inbox.give,
+            on_rollouts_settled=inbox.settle,
+            on_checks=inbox.note_checks,
             on_status=_threaded(status),
             rounds=self.rounds.hook(take_up_rounds),
         )
@@ -306,6 +309,8 @@ class FollowerRole:
             on_confirm=self._following.confirm,
             on_rollouts=outbox.take,
             on_take_rollouts=_no_rollouts,
+            on_rollouts_settled=_ignore_settled,
+            on_checks=_ignore_checks,
             on_status=_threaded(status),
         )
 
@@ -438,6 +443,14 @@ async def _refuse_rollouts(rollouts: SubmitRollouts) -> RolloutsTaken:
 async def _no_rollouts(count_max: int, wait_seconds: float) -> tuple[()]:
     await asyncio.sleep(min(wait_seconds, 1.0))
     return ()
+
+
+async def _ignore_settled(batches: Sequence[SignedBatch], is_delivered: bool) -> None:
+    pass
+
+
+def _ignore_checks(peer_id: PeerId, checked_count: int, mismatched_count: int) -> None:
+    pass
 
 
 async def _refuse_snapshot(offer: SnapshotOffer) -> asyncio.Future[PublishDone]:

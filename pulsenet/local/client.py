@@ -20,7 +20,7 @@ from typing import Any, Final
 from pulsenet.chain.records import RolloutBatch
 from pulsenet.codec.changes import Changes, decode_changes
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError, UnavailableError
-from pulsenet.ids import Digest, Version
+from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.local import protocol
 from pulsenet.local.handover import REPLY_SECONDS_MAX, PartSource, Reply, WholeParts, expect, hand_over
 from pulsenet.local.handover import PublishResult as PublishResult
@@ -265,7 +265,19 @@ class Client:
         """
         request = protocol.TakeRollouts(count_max, _milliseconds(timeout_seconds))
         reply = self._request(request, protocol.RolloutsReply, timeout_seconds)
-        return [unpack_rollouts(signed.peer_id, decode_value(RolloutBatch, signed.batch)) for signed in reply.batches]
+        received = [
+            unpack_rollouts(signed.peer_id, decode_value(RolloutBatch, signed.batch), signed.number_min)
+            for signed in reply.batches
+        ]
+        return [batch for batch in received if batch.arrays.sample_count]
+
+    def tell_checks(self, peer_id: PeerId, checked_count: int, mismatched_count: int) -> None:
+        """Have the daemon count samples of a key whose logprobs were recomputed.
+
+        Raises:
+            UnavailableError: The daemon is away.
+        """
+        self._request(protocol.TellChecks(peer_id, checked_count, mismatched_count), protocol.ChecksNoted, 0.0)
 
     # Serving
 
@@ -355,10 +367,21 @@ class Client:
     ) -> protocol.RolloutsTaken:
         """Hand a batch (see :func:`~pulsenet.local.rollouts.pack_rollouts`) over for signing and sending.
 
+        Args:
+            rollouts: The batch. Once it is accepted it is on the daemon's disk, and sent until a trainer has it.
+            timeout_seconds: How long to wait for a daemon that is away, and for room where too many batches wait.
+
         Raises:
-            UnavailableError: The daemon is away, or went away before it answered.
+            UnavailableError: The daemon is away, or went away before it answered: it may have the batch.
         """
-        return self._request(rollouts, protocol.RolloutsTaken, timeout_seconds)
+        give_up_at = time.monotonic() + timeout_seconds
+        while True:
+            rest_seconds = max(0.0, give_up_at - time.monotonic())
+            taken = self._request(rollouts, protocol.RolloutsTaken, rest_seconds)
+            pause_seconds = taken.retry_after_ms / 1000
+            if not pause_seconds or time.monotonic() + pause_seconds > give_up_at:
+                return taken
+            time.sleep(pause_seconds)
 
     def status(self) -> dict[str, Any]:
         """Return how the node is.

@@ -212,10 +212,12 @@ class SubmitRollouts:
 
 @dataclass(frozen=True, slots=True)
 class RolloutsTaken:
-    """Whether the daemon will send the batch on."""
+    """Whether the daemon has stored the batch and will send it on."""
 
     accepted: bool
     reason: Detail
+    retry_after_ms: int = 0
+    """Above 0: nothing is wrong with the batch; there was no room for it, or the disk refused. Ask again then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +233,10 @@ class SignedBatch:
     """A verified batch and the key that signed it."""
 
     peer_id: PeerId
+    sequence: int
+    """The batch's, so that nobody has to decode it to name it."""
+    number_min: int
+    """Samples that began with weights of a lower version number are stale."""
     batch: Batch
     """An encoded ``RolloutBatch``."""
 
@@ -240,6 +246,20 @@ class RolloutsReply:
     """Batches, oldest first; each is given out once."""
 
     batches: Annotated[tuple[SignedBatch, ...], CountMax(limits.ROLLOUT_QUEUE_BATCHES_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class TellChecks:
+    """How many samples of a key the training process recomputed; answered by :class:`ChecksNoted`."""
+
+    peer_id: PeerId
+    checked_count: int
+    mismatched_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChecksNoted:
+    """They are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +299,8 @@ LocalMessage = (
     | RolloutsTaken
     | TakeRollouts
     | RolloutsReply
+    | TellChecks
+    | ChecksNoted
     | GetStatus
     | StatusReply
     | LocalRefusal
@@ -305,6 +327,8 @@ MESSAGE_TYPES: Final[dict[int, type[LocalMessage]]] = {
     17: LocalRefusal,
     18: SnapshotPart,
     19: ChangedPart,
+    60: TellChecks,
+    61: ChecksNoted,
     **dict(enumerate(ROUNDS_MESSAGE_TYPES, start=20)),
 }
 

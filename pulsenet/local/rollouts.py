@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -57,6 +57,12 @@ class ReceivedRollouts:
     """Names of the rows of ``arrays.reward_parts``."""
     metadata: Mapping[str, Any]
     """Whatever the sender wrote: judge it before use."""
+    stale_count: int = 0
+    """Samples of the batch that were too old for the node's ``--max-staleness``, and are left out."""
+
+    def select(self, keep: npt.NDArray[np.bool_]) -> ReceivedRollouts:
+        """Return the batch with the samples whose place in ``keep`` is true."""
+        return replace(self, arrays=self.arrays.select(keep))
 
     @cached_property
     def samples(self) -> tuple[Sample, ...]:
@@ -115,21 +121,30 @@ def pack_rollouts(
     return SubmitRollouts(**fields)
 
 
-def unpack_rollouts(peer_id: PeerId, batch: RolloutBatch) -> ReceivedRollouts:
+def unpack_rollouts(peer_id: PeerId, batch: RolloutBatch, number_min: int = 0) -> ReceivedRollouts:
     """Return a batch as arrays.
+
+    Args:
+        peer_id: Who signed it.
+        batch: As it travelled.
+        number_min: Samples that began with weights of a lower version number are left out.
 
     Raises:
         RemoteProtocolError: Arrays do not fit (``rollouts-shape``, ``rollouts-value``), or the metadata is no JSON
             object (``rollouts-metadata``).
     """
+    arrays = rollouts.unpack_rollouts(batch)
+    fresh = arrays.versions[1] >= np.uint64(number_min)
+    stale_count = int(arrays.sample_count - fresh.sum())
     return ReceivedRollouts(
         peer_id=peer_id,
         sequence=batch.sequence,
         version_first=batch.version_first,
         version_last=batch.version_last,
-        arrays=rollouts.unpack_rollouts(batch),
+        arrays=arrays.select(fresh) if stale_count else arrays,
         part_names=batch.part_names,
         metadata=_read_metadata(batch.metadata),
+        stale_count=stale_count,
     )
 
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pulsenet import limits
+from pulsenet.chain.rollouts import RolloutArrays
 from pulsenet.errors import (
     IntegrityError,
     PatchMismatchError,
@@ -127,20 +128,36 @@ class Subscriber:
 
     def submit_rollouts(
         self,
-        samples: Iterable[Sample],
+        samples: Iterable[Sample] | RolloutArrays,
         *,
         version_first: Version,
         version_last: Version,
         metadata: Mapping[str, Any] | None = None,
+        part_names: Sequence[str] = (),
+        logprob_bits: Literal[16, 32] = 32,
         timeout_seconds: float = 0.0,
     ) -> RolloutsTaken:
         """Send samples to the trainers, stamped with the versions that generated the oldest and the newest token.
+
+        Accepted means stored: the daemon sends the batch until a trainer has it, through restarts. While too many wait
+        it says ``busy``, with ``retry_after_ms``: then the trainers are behind, and generating more helps nobody.
+
+        Args:
+            samples: Samples, or arrays with everything but ``metadata``.
+            version_first: Weights of the oldest token, of samples that do not say so themselves.
+            version_last: Weights of the newest.
+            metadata: JSON object for the training loop.
+            part_names: Names of the rows of ``reward_parts`` of arrays.
+            logprob_bits: 16 sends logprobs as FP16.
+            timeout_seconds: How long to wait for a daemon that is away or busy.
 
         Raises:
             LocalProtocolError: The samples do not form a batch.
             UnavailableError: The daemon is away.
         """
-        batch = pack_rollouts(version_first, version_last, samples, metadata)
+        batch = pack_rollouts(
+            version_first, version_last, samples, metadata, part_names=part_names, logprob_bits=logprob_bits
+        )
         return self._client.submit_rollouts(batch, timeout_seconds)
 
     def status(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pulsenet.training.exchange import Exchange, FinalRound, Outcome, Restoratio
 from pulsenet.training.local_exchange import LocalExchange
 from pulsenet.training.outer_optimizer import OuterOptimizer, RoundReport
 from pulsenet.training.publisher import CopyProgress, Publisher, attach
+from pulsenet.training.rollout_checks import LogprobCheck
 from pulsenet.training.snapshot import collect_tensors, take_snapshot
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = [
     "PublishResult",
     "PublishStatus",
     "CopyProgress",
+    "LogprobCheck",
     "collect_tensors",
     "take_snapshot",
     "OuterOptimizer",

@@ -22,6 +22,7 @@ from typing import Any, Final
 import torch
 
 from pulsenet.errors import ConfigError, LocalProtocolError
+from pulsenet.ids import PeerId
 from pulsenet.local.client import Client, PublishResult
 from pulsenet.local.directories import RUN_NAME_DEFAULT, find_data_directory
 from pulsenet.local.handover import WholeParts
@@ -32,11 +33,15 @@ from pulsenet.local.shared_memory import write_parts
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.baseline_keeper import BaselineKeeper, DeviceBaselineChoice
 from pulsenet.training.device_baseline import DeviceBaseline
+from pulsenet.training.rollout_checks import LogprobCheck
 from pulsenet.training.snapshot import ComputeDtype, Sharded, Snapshot, take_snapshot
 
 CONNECT_SECONDS_MAX: Final = 10.0
 ROLLOUTS_WAIT_SECONDS: Final = 10.0
 """One request's wait for rollouts; the iterator asks again until its own time is up."""
+
+RECEIVED_COUNT_MAX: Final = 4_096
+"""Batches remembered by name; more than a daemon keeps."""
 
 BASELINE_FAULTS: Final = frozenset({"other_base", "bad_changes", "no_baseline"})
 """Why a publish of changes failed that one of whole weights would not."""
@@ -86,6 +91,7 @@ class Publisher:
         self._keep = keep
         self._on_progress = on_progress
         self._keeper = BaselineKeeper(device_baseline)
+        self._received: dict[tuple[PeerId, int], None] = {}
 
     def publish(
         self,
@@ -150,14 +156,22 @@ class Publisher:
             for _ in gathered or ():
                 pass
 
-    def rollouts(self, *, count_max: int = 64, timeout_seconds: float | None = None) -> Iterator[ReceivedRollouts]:
+    def rollouts(
+        self, *, count_max: int = 64, timeout_seconds: float | None = None, check: LogprobCheck | None = None
+    ) -> Iterator[ReceivedRollouts]:
         """Yield verified rollout batches as they come in, each once.
 
-        Ends when none came for ``timeout_seconds``; ``None`` waits for ever, 0 yields what is there.
+        A batch is no more the daemon's once it is handed over: what this process did not use is lost if it dies.
+
+        Args:
+            count_max: Batches of one request.
+            timeout_seconds: Ends when none came for so long; ``None`` waits for ever, 0 yields what is there.
+            check: Recomputes the logprobs of a few samples. A batch in which one does not match is not yielded, and
+                the daemon counts it for its key: see ``rollouts`` in the status.
 
         Raises:
             UnavailableError: The daemon is away.
-            LocalProtocolError: This rank has no daemon.
+            LocalProtocolError: This rank has no daemon, or the check's function returned something else than due.
         """
         client = self._attached()
         idle_since = monotonic()
@@ -168,11 +182,31 @@ class Publisher:
             else:
                 rest_seconds = min(ROLLOUTS_WAIT_SECONDS, max(0.0, timeout_seconds - waited_seconds))
             batches = client.take_rollouts(count_max, rest_seconds)
-            yield from batches
+            for batch in batches:
+                if self._is_new(batch) and self._passes(batch, check):
+                    yield batch
             if batches:
                 idle_since = monotonic()
             elif timeout_seconds is not None and monotonic() - idle_since >= timeout_seconds:
                 return
+
+    def _is_new(self, batch: ReceivedRollouts) -> bool:
+        """Return whether this process did not get the batch before: a daemon that died may hand it out again."""
+        name = (batch.peer_id, batch.sequence)
+        if name in self._received:
+            return False
+        self._received[name] = None
+        if len(self._received) > RECEIVED_COUNT_MAX:
+            del self._received[next(iter(self._received))]
+        return True
+
+    def _passes(self, batch: ReceivedRollouts, check: LogprobCheck | None) -> bool:
+        if check is None:
+            return True
+        result = check.judge(batch)
+        if result.checked_count:
+            self._attached().tell_checks(batch.peer_id, result.checked_count, result.mismatched_count)
+        return not result.mismatched_count
 
     def status(self) -> dict[str, Any]:
         """Return how the daemon is, as ``pulsenet status --json`` does.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -175,10 +176,10 @@ class Run:
         have = Have(self.run_id, "inferencer", 0, 1, 1, (1,), (), NOW_MS)
         return encode_signed(self.sign(have, key))
 
-    def batch(self, number: int, **changes: Any) -> RolloutBatch:
-        """A sound rollout batch of two samples."""
+    def batch(self, number: int, versions: Sequence[int] = (1, 1), **changes: Any) -> RolloutBatch:
+        """A sound rollout batch of two samples, each wholly of one version."""
         arrays = RolloutArrays(
-            versions=np.array([[0, 0], [1, 1], [0, 0], [1, 1]], np.uint64),
+            versions=np.array([[0, 0], versions, [0, 0], versions], np.uint64),
             prompt_lengths=np.array([2, 1], np.uint32),
             completion_lengths=np.array([1, 2], np.uint32),
             prompt_tokens=np.array([1, 2, 3], np.int32),
@@ -259,6 +260,18 @@ def _own_log() -> Iterator[None]:
     logger.propagate = propagate
 
 
+class InlineExecutor(Executor):
+    """Does what it is given at once, in the caller's thread: loops whose time jumps wait for no thread."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     return Run(tmp_path / "keys")
@@ -279,7 +292,14 @@ def store(tmp_path: Path) -> Iterator[Store]:
 @pytest.fixture
 def hands() -> Any:
     """The functions and classes above: test folders are no packages, so tests cannot import them."""
-    return SimpleNamespace(Model=Model, TABLE=TABLE, copy_blob=copy_blob, execute=execute, run_quickly=run_quickly)
+    return SimpleNamespace(
+        Model=Model,
+        TABLE=TABLE,
+        copy_blob=copy_blob,
+        execute=execute,
+        run_quickly=run_quickly,
+        InlineExecutor=InlineExecutor,
+    )
 
 
 @pytest.fixture

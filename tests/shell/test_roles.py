@@ -41,7 +41,7 @@ from pulsenetd.local_server import EngineConfirmation, LocalHooks, LocalServer, 
 from pulsenetd.membership import Membership
 from pulsenetd.metrics import Metrics
 from pulsenetd.network.addresses import join_address
-from pulsenetd.rollouts import RolloutInbox, RolloutOutbox
+from pulsenetd.rollouts import Rollouts
 from pulsenetd.storage.store import Store
 from pulsenetd.trust_state import open_trust
 from pulsenetd.view import NodeView
@@ -76,6 +76,7 @@ class Node:
         self.metrics = Metrics()
         self.ledger = Ledger(self.metrics, lambda: self.now)
         self.role: Any = None
+        self.rollouts: Rollouts | None = None
 
     @property
     def peer_id(self) -> PeerId:
@@ -123,12 +124,22 @@ class Node:
         raise AssertionError("the machine does not get there")
 
     def hooks(self) -> LocalHooks:
-        identity = self.settled.identity
-        inbox = RolloutInbox(self.trust, self.metrics, lambda: self.now)
-        outbox = RolloutOutbox(self.settled.token.run_id, identity.peer_id, identity.sign, bytes, self.metrics)
-        self.outbox = outbox
+        if self.rollouts is None:
+            settled = self.settled
+            self.rollouts = Rollouts(
+                self.config,
+                settled.data_directory,
+                settled.token.run_id,
+                settled.identity,
+                self.trust,
+                self.metrics,
+                lambda: self.now,
+            )
         hooks: LocalHooks = self.role.hooks(
-            inbox=inbox, outbox=outbox, status=lambda: {"role": self.config.role}, take_up_rounds=refuse_rounds
+            inbox=self.rollouts.inbox,
+            outbox=self.rollouts.outbox,
+            status=lambda: {"role": self.config.role},
+            take_up_rounds=refuse_rounds,
         )
         return hooks
 
@@ -163,6 +174,8 @@ class Node:
     def close(self) -> None:
         if self.role is not None:
             self.role.close()
+        if self.rollouts is not None:
+            self.rollouts.close()
         self.threads.shutdown()
         self.store.close()
         self.settled.lock.release()
@@ -320,8 +333,11 @@ def test_an_inferencer_takes_rollouts_and_no_snapshots(swarm: Swarm, run: Any, h
         assert parts.waiting_count == 0
         assert (done.status, done.reason) == (PublishStatus.NOT_PUBLISHER, "this node is not a trainer")
         assert (await hooks.on_rollouts(submission(run))).accepted
-        assert len(node.outbox) == 1
+        assert node.rollouts is not None
+        assert len(node.rollouts.outbox) == 1
         assert await hooks.on_take_rollouts(10, 0.0) == ()
+        await hooks.on_rollouts_settled((), True)
+        hooks.on_checks(node.peer_id, 1, 1)
         assert await hooks.on_status() == {"role": "inferencer"}
         node.role.start_engine()
         assert node.role._engine_thread is None, "--engine none"

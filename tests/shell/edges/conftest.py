@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from pulsenet.codec.changes import Changes, encode_changes
-from pulsenet.ids import Digest, Version
+from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.local import protocol
 from pulsenet.local.protocol import PublishDone, PublishStatus, UpdateKind
 from pulsenet.local.shared_memory import Region
@@ -42,6 +42,10 @@ class Node:
     asked: list[Version | None] = field(default_factory=list)
     confirmations: list[EngineConfirmation] = field(default_factory=list)
     rollouts: list[protocol.SubmitRollouts] = field(default_factory=list)
+    rollout_answers: list[protocol.RolloutsTaken] = field(default_factory=list)
+    """Given before every batch is accepted."""
+    settled: list[tuple[int, bool]] = field(default_factory=list)
+    checks: list[tuple[PeerId, int, int]] = field(default_factory=list)
     batches: list[protocol.SignedBatch] = field(default_factory=list)
 
     async def on_snapshot(self, offer: SnapshotOffer) -> asyncio.Future[PublishDone]:
@@ -76,7 +80,13 @@ class Node:
 
     async def on_rollouts(self, rollouts: protocol.SubmitRollouts) -> protocol.RolloutsTaken:
         self.rollouts.append(rollouts)
-        return protocol.RolloutsTaken(True, "")
+        return self.rollout_answers.pop(0) if self.rollout_answers else protocol.RolloutsTaken(True, "")
+
+    async def on_rollouts_settled(self, batches: Sequence[protocol.SignedBatch], is_delivered: bool) -> None:
+        self.settled.append((len(batches), is_delivered))
+
+    def on_checks(self, peer_id: PeerId, checked_count: int, mismatched_count: int) -> None:
+        self.checks.append((peer_id, checked_count, mismatched_count))
 
     async def on_take_rollouts(self, count_max: int, timeout_seconds: float) -> tuple[protocol.SignedBatch, ...]:
         taken, self.batches = self.batches[:count_max], self.batches[count_max:]
@@ -166,6 +176,8 @@ def serve(node: Node) -> Iterator[Callable[[Path], None]]:
             on_confirm=node.on_confirm,
             on_rollouts=node.on_rollouts,
             on_take_rollouts=node.on_take_rollouts,
+            on_rollouts_settled=node.on_rollouts_settled,
+            on_checks=node.on_checks,
             on_status=node.on_status,
         )
         directory.mkdir(parents=True, exist_ok=True)

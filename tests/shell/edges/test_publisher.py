@@ -19,6 +19,7 @@ from pulsenet.local.protocol import PublishDone, PublishStatus, SignedBatch
 from pulsenet.local.rollouts import Sample, pack_rollouts
 from pulsenet.training import publisher as publisher_module
 from pulsenet.training.publisher import CopyProgress, Publisher, attach
+from pulsenet.training.rollout_checks import LogprobCheck
 from pulsenet.training.snapshot import collect_tensors
 from pulsenet.wire.schema import encode_value
 
@@ -132,7 +133,7 @@ def make_batch(number: int) -> SignedBatch:
     packed = pack_rollouts(Version(0, 1), Version(0, 2), [Sample([1], [2, 3], [-0.5, -1.0], float(number))])
     fields = {name: getattr(packed, name) for name in packed.__slots__}
     batch = RolloutBatch(run_id=RunId(bytes(32)), sequence=number, **fields)
-    return SignedBatch(PeerId(bytes(32)), encode_value(batch))
+    return SignedBatch(PeerId(bytes(32)), number, 0, encode_value(batch))
 
 
 def test_rollouts_come_one_after_another_until_the_time_is_up(serve: Serve, node: Any, tmp_path: Path) -> None:
@@ -143,6 +144,46 @@ def test_rollouts_come_one_after_another_until_the_time_is_up(serve: Serve, node
         assert rewards == [0.0, 1.0, 2.0, 3.0, 4.0]
         node.batches = [make_batch(7)]
         assert next(publisher.rollouts()).samples[0].reward == 7.0
+
+
+def test_a_batch_handed_out_twice_by_a_daemon_that_died_is_yielded_once(
+    serve: Serve, node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher_module, "RECEIVED_COUNT_MAX", 2)
+    serve(tmp_path)
+    node.batches = [make_batch(number) for number in (1, 2, 1, 3, 2)]
+    with attach(data_dir=tmp_path) as publisher:
+        assert [batch.sequence for batch in publisher.rollouts(timeout_seconds=0.0)] == [1, 2, 3]
+        assert len(publisher._received) == 2
+
+
+def test_stale_samples_are_left_out_and_a_batch_of_them_is_none(serve: Serve, node: Any, tmp_path: Path) -> None:
+    samples = [Sample([1], [2], [-0.5], float(number), version_first=Version(0, number)) for number in (3, 5)]
+    packed = pack_rollouts(Version(0, 5), Version(0, 5), samples)
+    fields = {name: getattr(packed, name) for name in packed.__slots__}
+    data = encode_value(RolloutBatch(run_id=RunId(bytes(32)), sequence=1, **fields))
+    serve(tmp_path)
+    node.batches = [SignedBatch(PeerId(bytes(32)), number, number, data) for number in (3, 4, 6)]
+    with attach(data_dir=tmp_path) as publisher:
+        batches = publisher._attached().take_rollouts()
+    assert [[sample.reward for sample in batch.samples] for batch in batches] == [[3.0, 5.0], [5.0]]
+    assert [batch.stale_count for batch in batches] == [0, 1]
+
+
+def test_a_batch_whose_logprobs_cannot_be_reproduced_is_counted_and_not_yielded(
+    serve: Serve, node: Any, tmp_path: Path
+) -> None:
+    serve(tmp_path)
+    node.batches = [make_batch(number) for number in range(4)]
+
+    def compute(sample: Sample) -> list[float] | None:
+        return {0.0: [-0.5, -1.0], 1.0: [-3.0, -1.0]}.get(sample.reward)
+
+    check = LogprobCheck(compute, share=1.0)
+    with attach(data_dir=tmp_path) as publisher:
+        batches = list(publisher.rollouts(timeout_seconds=0.0, check=check))
+    assert [batch.sequence for batch in batches] == [0, 2, 3]
+    assert node.checks == [(PeerId(bytes(32)), 1, 0), (PeerId(bytes(32)), 1, 1)]
 
 
 @pytest.mark.parametrize("blocking", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from pulsenet.errors import ConfigError, IntegrityError, PulsenetError, StructureError, UnavailableError
 from pulsenet.ids import Digest, Version
+from pulsenet.local.protocol import RolloutsTaken
 from pulsenet.local.rollouts import Sample
 from pulsenet.serving.files import FilesEngine
 from pulsenet.serving.in_process import InProcessEngine
@@ -201,6 +203,22 @@ def test_rollouts_are_stamped_and_handed_over(serve: Serve, node: Any, tmp_path:
     (batch,) = node.rollouts
     assert (batch.version_first, batch.version_last) == (Version(0, 3), Version(0, 4))
     assert batch.metadata == '{"task": "sum"}'
+
+
+def test_a_busy_daemon_is_asked_again_while_there_is_time(serve: Serve, node: Any, tmp_path: Path) -> None:
+    serve(tmp_path)
+    busy = RolloutsTaken(False, "busy: full", 20)
+    samples, version = [Sample([1], [2], [-0.25], 1.0, {"right": 1.0})], Version(0, 3)
+    with attach(InProcessEngine(make_model()), data_dir=tmp_path) as subscriber:
+        submit = partial(subscriber.submit_rollouts, samples, version_first=version, version_last=version)
+        node.rollout_answers = [busy]
+        assert submit() == busy
+        node.rollout_answers = [busy, busy]
+        assert submit(timeout_seconds=10.0, logprob_bits=16).accepted
+        node.rollout_answers = [RolloutsTaken(False, "rollouts-shape")]
+        assert not submit(timeout_seconds=10.0).accepted
+    assert len(node.rollouts) == 5
+    assert (node.rollouts[1].logprob_bits, node.rollouts[1].part_names) == (16, ("right",))
 
 
 def test_without_a_daemon_attach_says_how_to_start_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

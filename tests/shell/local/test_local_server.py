@@ -12,7 +12,7 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +65,8 @@ class Daemon:
         self.staged: Callable[[], StagedUpdate] | None = None
         self.batches: tuple[protocol.SignedBatch, ...] = ()
         self.submitted: list[protocol.SubmitRollouts] = []
+        self.settled: list[tuple[int, bool]] = []
+        self.checks: list[tuple[PeerId, int, int]] = []
         self.status: Callable[[], Mapping[str, Any]] = lambda: {"version": "0.5"}
         self.waiting = threading.Event()
         self.cancelled = threading.Event()
@@ -76,6 +78,8 @@ class Daemon:
             on_confirm=self._on_confirm,
             on_rollouts=self._on_rollouts,
             on_take_rollouts=self._on_take_rollouts,
+            on_rollouts_settled=self._on_rollouts_settled,
+            on_checks=lambda *told: self.checks.append(told),
             on_status=self._on_status,
         )
         self.server = LocalServer(directory, hooks, role="trainer", **options)
@@ -143,6 +147,9 @@ class Daemon:
     async def _on_rollouts(self, rollouts: protocol.SubmitRollouts) -> protocol.RolloutsTaken:
         self.submitted.append(rollouts)
         return protocol.RolloutsTaken(True, "")
+
+    async def _on_rollouts_settled(self, batches: Sequence[protocol.SignedBatch], is_delivered: bool) -> None:
+        self.settled.append((len(batches), is_delivered))
 
     async def _on_take_rollouts(self, count_max: int, _: float) -> tuple[protocol.SignedBatch, ...]:
         taken, self.batches = self.batches[:count_max], self.batches[count_max:]
@@ -847,12 +854,33 @@ def test_rollouts_go_out_and_come_in(daemon: Daemon, client: Client) -> None:
     fields = {name: getattr(packed, name) for name in protocol.SubmitRollouts.__slots__}
     batch = RolloutBatch(run_id=RunId(bytes(32)), sequence=3, **fields)
     peer_id = PeerId(bytes([5]) * 32)
-    daemon.batches = (protocol.SignedBatch(peer_id, encode_value(batch)),) * 3
+    daemon.batches = (protocol.SignedBatch(peer_id, 3, 0, encode_value(batch)),) * 3
     received = client.take_rollouts(2)
     stamped = replace(samples[0], version_first=Version(0, 1), version_last=Version(0, 2))
     assert [(item.peer_id, item.sequence, item.samples) for item in received] == [(peer_id, 3, (stamped,))] * 2
     assert len(client.take_rollouts(2)) == 1
     assert client.take_rollouts(2, 0.01) == []
+    assert daemon.settled == [(2, True), (1, True), (0, True)]
+
+
+def test_batches_that_do_not_reach_the_process_are_given_back(daemon: Daemon) -> None:
+    """The process asks, and is gone when the batches come: a reply larger than the socket's buffer finds nobody."""
+    batch = bytes(1 << 20)
+    daemon.batches = (protocol.SignedBatch(PeerId(bytes(32)), 1, 0, batch),) * 8
+    channel = Channel(daemon.server.path, 5.0)
+    channel.send(protocol.Attach(protocol.PROTOCOL_VERSION, "trainer"), timeout_seconds=5.0)
+    channel.receive(5.0).close()
+    channel.send(protocol.TakeRollouts(8, 0), timeout_seconds=5.0)
+    wait_until(lambda: not daemon.batches)
+    channel.close()
+    wait_until(lambda: daemon.settled == [(8, False)])
+
+
+def test_checks_are_told_and_have_to_add_up(daemon: Daemon, client: Client) -> None:
+    client.tell_checks(PeerId(bytes(32)), 5, 2)
+    assert daemon.checks == [(PeerId(bytes(32)), 5, 2)]
+    with pytest.raises(RemoteProtocolError, match="6 of 5"):
+        client.tell_checks(PeerId(bytes(32)), 5, 6)
 
 
 def test_status_is_a_plain_object(daemon: Daemon, client: Client) -> None:

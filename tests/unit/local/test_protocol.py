@@ -29,9 +29,11 @@ EXAMPLES: list[LocalMessage] = [
     protocol.ConfirmUpdate(4, False, None, "decode"),
     protocol.Confirmed(True, ""),
     protocol.SubmitRollouts(ONE, TWO, 4, ("right",), 32, b"1", "{}"),
-    protocol.RolloutsTaken(False, "full"),
+    protocol.RolloutsTaken(False, "busy", 1_000),
     protocol.TakeRollouts(8, 0),
-    protocol.RolloutsReply((protocol.SignedBatch(PeerId(bytes(32)), b"batch"),)),
+    protocol.RolloutsReply((protocol.SignedBatch(PeerId(bytes(32)), 7, 3, b"batch"),)),
+    protocol.TellChecks(PeerId(bytes(32)), 3, 1),
+    protocol.ChecksNoted(),
     protocol.GetStatus(),
     protocol.StatusReply('{"a": 1}'),
     protocol.LocalRefusal("version", "why"),
@@ -139,6 +141,6 @@ def test_descriptors_nobody_takes_are_closed() -> None:
 def test_a_message_beyond_its_bounds_is_our_own_fault() -> None:
     with pytest.raises(LocalProtocolError):
         encode_frame(protocol.Attach(1, "x" * 65))
-    batch = protocol.SignedBatch(PeerId(bytes(32)), bytes(1 << 20))
+    batch = protocol.SignedBatch(PeerId(bytes(32)), 1, 0, bytes(1 << 20))
     with pytest.raises(LocalProtocolError, match="RolloutsReply"):
         encode_frame(protocol.RolloutsReply((batch,) * 18))
