@@ -243,8 +243,14 @@ class RoundsPart:
         if known is not None and known != digest and self.ledger.next_round_index > 0:
             text = "this node trained other masters in this run: names, shapes and frozen parameters must agree"
             raise RemoteProtocolError("table", text)
-        if known != digest:
+        if known == digest:
+            return
+        try:
             await asyncio.to_thread(self._store.save_state, MASTERS_KEY, digest)
+        except StorageError as error:
+            # The process comes first: what it makes waits for room as well, and says so itself.
+            self._metrics.count("rejected", error.reason)
+            logger.warning("%s: which masters this node trains is not remembered", error)
 
     def _begin_again(self) -> None:
         """Chunks of a round's blob rotted on the disk: let the machines fetch what is not there any more."""

@@ -14,7 +14,7 @@ from pulsenet.chain.ballot import Ballot, Place, Stored
 from pulsenet.chain.ledger import LEDGER_KEY
 from pulsenet.chain.records import Contribution, Member, Receipt, StateAnchor
 from pulsenet.chain.signing import encode_signed, record_digest
-from pulsenet.errors import RemoteProtocolError, UnavailableError
+from pulsenet.errors import RemoteProtocolError, StorageError, UnavailableError
 from pulsenet.ids import Digest, compute_digest
 from pulsenet.node.candidacy import BALLOT_KEY, encode_ballot
 from pulsenet.node.effects import Effect
@@ -328,6 +328,18 @@ def test_a_key_that_the_run_does_not_count_is_told_at_once(scene: Scene) -> None
     assert caught.value.code == "not-listed"
     scene.trust.accept_descriptor(scene.run.revise(scene.run.genesis, scene.run.descriptor, open_trainers_max=1))
     asyncio.run(check(TABLE, SELF_TEST_DIGEST))
+
+
+def test_a_full_disk_keeps_no_process_out(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(key: str, value: bytes) -> None:
+        raise StorageError("disk full", "enospc")
+
+    monkeypatch.setattr(scene.store, "save_state", refuse)
+    asyncio.run(scene.hook(scene.part()).check_masters(TABLE, SELF_TEST_DIGEST))
+    assert "disk full" in caplog.text
+    assert b'pulsenet_rejected_total{reason="enospc"} 1.0' in scene.metrics.text()
 
 
 def test_a_process_comes_back_when_the_machines_are_built_anew(scene: Scene) -> None:
