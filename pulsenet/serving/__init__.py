@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pulsenet.local.rollouts import Sample
     from pulsenet.serving.engine import Engine, EngineUpdate, FullUpdate, RecordsUpdate, apply_update
     from pulsenet.serving.files import FilesEngine
+    from pulsenet.serving.sglang import SglangEngine
     from pulsenet.serving.subscriber import Subscriber, attach
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "RecordsUpdate",
     "apply_update",
     "FilesEngine",
+    "SglangEngine",
     "Sample",
 ]
 
@@ -33,6 +35,7 @@ _PLACES = {
     "RecordsUpdate": "engine",
     "apply_update": "engine",
     "FilesEngine": "files",
+    "SglangEngine": "sglang",
 }
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +16,7 @@ import torch
 from pulsenet.codec.changes import Changes
 from pulsenet.ids import Version
 from pulsenet.serving.engine import FullUpdate, RecordsUpdate
+from pulsenet.serving.safetensors_format import map_file, read_header
 from pulsenet.tensors.digest import compute_region_root
 from pulsenet.training.snapshot import take_snapshot
 
@@ -50,3 +56,78 @@ def make_full_fixture() -> Callable[[State, Version], FullUpdate]:
 @pytest.fixture(name="make_records")
 def make_records_fixture() -> Callable[[FullUpdate, FullUpdate], RecordsUpdate]:
     return make_records
+
+
+class FakeSglang:
+    """The part of SGLang's HTTP surface that an engine uses, as its documents and routes describe it.
+
+    Not SGLang: it holds bytes instead of a model, so what it shows is what is asked, in which order.
+    """
+
+    def __init__(self) -> None:
+        self.weights: dict[str, bytes] = {}
+        self.label = "default"
+        self.is_paused = False
+        self.asked: list[tuple[str, Any]] = []
+        self.keys: list[str | None] = []
+        """The Authorization header of each request."""
+        self.faults: dict[str, tuple[int, bytes]] = {}
+        """Answers to give by route instead of doing what is asked."""
+        self.loads_in_vain = False
+        """Whether a load says that it succeeded and sets no label, as releases without labels do."""
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                size_bytes = int(self.headers.get("Content-Length") or 0)
+                body = json.loads(self.rfile.read(size_bytes)) if size_bytes else None
+                fake.asked.append((self.path, body))
+                fake.keys.append(self.headers.get("Authorization"))
+                status, reply = fake.faults.get(self.path) or fake.answer(self.path, body)
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(reply)))
+                self.end_headers()
+                self.wfile.write(reply)
+
+            do_GET = do_POST
+
+            def log_message(self, format: str, *arguments: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def answer(self, path: str, body: Any) -> tuple[int, bytes]:
+        match path:
+            case "/pause_generation":
+                self.is_paused = True
+                return 200, b'{"message": "Generation paused successfully.", "status": "ok"}'
+            case "/continue_generation":
+                self.is_paused = False
+                return 200, b'{"message": "Generation continued successfully.", "status": "ok"}'
+            case "/model_info":
+                return 200, json.dumps({"weight_version": self.label}).encode()
+            case "/update_weights_from_disk" if self.is_paused and body["flush_cache"]:
+                for file in Path(body["model_path"]).glob("*.safetensors"):
+                    data = memoryview(map_file(file))
+                    for place in read_header(file):
+                        end = place.offset_bytes + place.spec.size_bytes
+                        self.weights[place.spec.name] = bytes(data[place.offset_bytes : end])
+                if not self.loads_in_vain:
+                    self.label = body["weight_version"]
+                return 200, b'{"success": true, "message": "Succeeded to update model weights."}'
+        return 404, b'{"detail": "Not Found"}'
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def sglang() -> Iterator[FakeSglang]:
+    fake = FakeSglang()
+    yield fake
+    fake.close()

@@ -20,6 +20,7 @@ from pulsenet.serving.engine import Engine, FullUpdate, RecordsUpdate, apply_upd
 from pulsenet.serving.files import FilesEngine
 from pulsenet.serving.in_process import InProcessEngine
 from pulsenet.serving.safetensors_format import map_file, read_header
+from pulsenet.serving.sglang import SglangEngine
 from pulsenet.tensors.params import TensorSpec
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "engines.md"
@@ -82,9 +83,23 @@ def documented(directory: Path) -> Subject:
     return Subject(engine, lambda: {name: view.tobytes() for name, view in views().items()}, damage)
 
 
-@pytest.fixture(params=[in_process, files, documented], ids=lambda make: make.__name__)
+def sglang(directory: Path, server: Any) -> Subject:
+    """On a stand-in of its HTTP surface; damage is what its files can show, as SGLang does not give weights back."""
+    companions = directory.with_name("companions")
+    companions.mkdir()
+    engine = SglangEngine(server.url, directory, companions=companions)
+
+    def damage() -> None:
+        data = map_file(directory / "current" / "model.safetensors", writable=True)
+        data[-1] ^= 1
+
+    return Subject(engine, lambda: dict(server.weights), damage)
+
+
+@pytest.fixture(params=[in_process, files, documented, sglang], ids=lambda make: make.__name__)
 def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Subject:
-    made: Subject = request.param(tmp_path / "engine")
+    arguments = [request.getfixturevalue("sglang")] if request.param is sglang else []
+    made: Subject = request.param(tmp_path / "engine", *arguments)
     return made
 
 
