@@ -103,6 +103,18 @@ def test_a_server_that_does_not_pause_keeps_the_old_version(
     assert (engine.version, sglang.weights) == (Version(0, 1), weight(versions[1]))
 
 
+def test_a_first_load_that_cannot_pause_does_not_let_unknown_weights_go_on(
+    sglang: Any, engine: SglangEngine, versions: list[FullUpdate]
+) -> None:
+    """What a failed load left behind, maybe by an earlier process, is not served because the next try fails sooner."""
+    sglang.is_paused = True
+    sglang.faults["/pause_generation"] = 503, b"busy"
+    with pytest.raises(UnavailableError, match="with 503"):
+        apply_update(engine, versions[0])
+    assert (engine.version, sglang.is_paused) == (None, True)
+    assert sglang.asked == [PAUSE]
+
+
 def test_a_disk_that_refuses_keeps_the_old_version(
     sglang: Any,
     engine: SglangEngine,
