@@ -159,8 +159,7 @@ class _Summer:
 
     def finish(self) -> None:
         """Read every contribution to its end: only then its records count."""
-        for _ in self._jobs(self._blocks.block_count + 1):
-            raise AssertionError("a block beyond the last slice")
+        assert next(self._jobs(self._blocks.block_count + 1), None) is None
 
     def _jobs(self, stop_block: int) -> Iterator[_Job]:
         if self._waiting is None:

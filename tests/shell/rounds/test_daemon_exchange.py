@@ -23,6 +23,7 @@ from pulsenet.training.daemon_exchange import DaemonExchange
 from pulsenet.training.exchange import Exchange, Outcome
 from pulsenet.training.local_exchange import LocalExchange
 from pulsenet.training.outer_optimizer import OuterOptimizer, RoundReport
+from pulsenet.wire.chunks import ChunkCutter
 
 MakeDaemon = Callable[..., Any]
 Connect = Callable[..., DaemonExchange]
@@ -462,6 +463,16 @@ def test_a_step_that_was_done_before_is_only_answered_again(make_run: MakeRun) -
     assert answered[1].state_root == root
 
 
+def cut_elsewhere(order: local.CheckOrder, daemon: Any) -> Digest:
+    """Hold a sound contribution under the id that it has when it is cut in another way."""
+    cutter = ChunkCutter(100)
+    cutter.feed(daemon.blobs[order.blob_id])
+    cutter.finish()
+    blob_id = cutter.chunk_list.blob_id
+    daemon.blobs[blob_id] = daemon.blobs[order.blob_id]
+    return blob_id
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -471,6 +482,8 @@ def test_a_step_that_was_done_before_is_only_answered_again(make_run: MakeRun) -
         (lambda order, daemon: {"entry_count": order.entry_count + 1}, "shape"),
         (lambda order, daemon: {"norm_bits": order.norm_bits ^ 1}, "norm"),
         (lambda order, daemon: {"blob_id": daemon.put(b"x" * 200), "encoded_size_bytes": 200}, "decode"),
+        (lambda order, daemon: {"blob_id": cut_elsewhere(order, daemon)}, "decode"),
+        (lambda order, daemon: {"blob_id": daemon.put(b"PLSC" + b"x" * 200), "encoded_size_bytes": 204}, "decode"),
     ],
 )
 def test_a_check_finds_what_its_record_and_blob_do_not_say(make_run: MakeRun, change: Any, reason: str) -> None:

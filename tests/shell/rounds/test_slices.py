@@ -5,19 +5,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from pulsenet import limits
-from pulsenet.errors import LocalProtocolError
+from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.local import rounds_protocol as local
+from pulsenet.node.effects import Fate
+from pulsenet.outer.contribution import Entries
 from pulsenet.outer.settings import Algorithm, Combination, OuterSettings
+from pulsenet.tensors.params import TensorSpec, make_table
+from pulsenet.training import slice_work
 from pulsenet.training.exchange import Outcome
 from pulsenet.training.local_exchange import LocalExchange
 from pulsenet.training.outer_optimizer import OuterOptimizer
+from pulsenet.training.round_blobs import BlobSpool
 from pulsenet.training.slice_work import SlicedAggregate, is_content_fault
 from pulsenet.wire.sections import BlobCutter, find_slice_range
 
@@ -275,3 +282,19 @@ def test_an_aggregate_is_read_in_order_once() -> None:
 def test_faults_of_content_are_told_from_those_of_the_connection() -> None:
     assert all(is_content_fault(code) for code in ("patch-count", "contribution-base", "shape", "slice-header"))
     assert not any(is_content_fault(code) for code in ("framing", "handoff-size", "message-unknown"))
+
+
+def test_a_sum_that_is_not_finite_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = make_table([TensorSpec("w", "F32", (2,))])
+    work = slice_work.SliceWork(table, SETTINGS, spool_directory=None, run_blocks=map)
+    entries = Entries(0, None, np.array([1.0, np.inf], np.float32))
+    monkeypatch.setattr(slice_work, "read_slices", lambda *arguments, **options: iter([entries]))
+    member = local.CountedMember(key(1), 0x3F800000, Digest(bytes(32)), 1)
+    slices = (local.SliceBlob(0, Digest(bytes(32)), 1),)
+    order = local.StepOrder(0, Digest(bytes(32)), Fate.MISSED, "", (member,), slices)
+    connection: Any = SimpleNamespace(fetch_blob=lambda blob_id, size_bytes: [b"x"])
+    spool = BlobSpool(None)
+    with pytest.raises(RemoteProtocolError, match="not finite") as raised:
+        work.open(connection, spool, order, Digest(bytes(32)), [np.zeros(2, np.float32)])
+    assert raised.value.code == "slices"
+    spool.close()
