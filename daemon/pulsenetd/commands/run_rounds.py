@@ -6,6 +6,7 @@ import argparse
 import math
 from typing import Any, Final
 
+from pulsenet import limits
 from pulsenet.chain.records import ALGORITHM_NONE, Descriptor
 from pulsenet.errors import ConfigError, RemoteProtocolError, UsageError
 from pulsenetd import config
@@ -28,6 +29,9 @@ CONSTANTS: Final[tuple[tuple[str, type, str], ...]] = (
     ("all_gather_ratio_min", float, "sum by slice where whole contributions save less than this; 0: never (17)"),
 )
 """Name in the descriptor, type of the option, help with the default of the specification."""
+
+COUNT_MAX: Final = (1 << 31) - 1
+"""Of inner steps, rounds and seconds."""
 
 _CLOSING: Final = ("contributions_min", "contribution_wait_seconds", "all_gather_ratio_min")
 """Constants that govern when a round closes and what travels, not what it computes."""
@@ -65,10 +69,14 @@ def choose_algorithm(arguments: argparse.Namespace) -> tuple[str, tuple[tuple[st
     for name, value in given.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"{config.flag_name(name)}: {value} is no finite number")
+        if isinstance(value, int) and value > COUNT_MAX:
+            raise UsageError(f"{config.flag_name(name)}: {value} is above {COUNT_MAX}")
     closing = {name: given.pop(name) for name in _CLOSING if name in given}
     for name, value in closing.items():
-        if not (1 if name == "contributions_min" else 0) <= value < 1 << 31:
-            raise UsageError(f"{config.flag_name(name)}: {value} is outside its range")
+        # A receipt lists no more: the rounds would never close.
+        least, most = (1, limits.ROUND_MEMBERS_MAX) if name == "contributions_min" else (0, COUNT_MAX)
+        if not least <= value <= most:
+            raise UsageError(f"{config.flag_name(name)}: {value} is not from {least} to {most}")
     if "all_gather_ratio_min" in closing:
         closing["all_gather_ratio_min"] = fp32_to_bits(closing["all_gather_ratio_min"])
     if "combination" in given:

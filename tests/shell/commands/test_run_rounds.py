@@ -88,6 +88,8 @@ def test_a_combination_is_signed_by_its_position(create: Any, tmp_path: Path) ->
         ("--algorithm pulseloco --norm-max 1e38", "norm_max"),
         ("--algorithm pulseloco --combination median", "needs dense contributions"),
         ("--algorithm pulseloco --contributions-min 0", "--contributions-min: 0"),
+        ("--algorithm pulseloco --contributions-min 1025", "--contributions-min: 1025 is not from 1 to 1024"),
+        ("--algorithm pulseloco --inner-steps 99999999999999999999", "--inner-steps: 99999999999999999999 is above"),
         ("--algorithm pulseloco --contribution-wait-seconds -1", "--contribution-wait-seconds: -1"),
         ("--algorithm pulseloco --all-gather-ratio-min -1", "--all-gather-ratio-min: -1"),
         ("--algorithm diloco --momentum-factor 1", "momentum_factor is 1.0"),
