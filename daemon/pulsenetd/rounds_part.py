@@ -98,6 +98,8 @@ class RoundsPart:
         self._note = note
         self._driver: Driver | None = None
         self._waiting_count = 0
+        self._left: set[Digest] = set()
+        """Blobs of training processes that are gone."""
         self.ledger, is_whole = _restore_ledger(store, trust)
         self.coordinator: Coordinator | None = None
         """``None`` unless this node's key is an authority of a run with rounds."""
@@ -217,7 +219,7 @@ class RoundsPart:
             desk=self._desk,
             settings=settings,
             check_masters=self._check_masters,
-            make_blobs=lambda: RoundBlobs(self._store),
+            make_blobs=lambda: RoundBlobs(self._store, self._left),
             on_damage=self._begin_again,
             on_residual=lambda norm: self._note(residual_norm=norm),
             threads=self._threads,

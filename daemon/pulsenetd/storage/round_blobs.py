@@ -31,10 +31,12 @@ class RoundBlobs:
 
     Args:
         store: Where the blobs go.
+        left: Blobs that earlier processes put, shared by all of a node: they are let go as well.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, left: set[Digest] | None = None) -> None:
         self._store = store
+        self._left = set() if left is None else left
         self._mutex = threading.Lock()
         self._writer: BlobWriter | None = None
         self._size_bytes = 0
@@ -88,15 +90,17 @@ class RoundBlobs:
     def let_go(self) -> None:
         """A round is over: blobs put before the round before, which no record names by now, are deleted."""
         with self._mutex:
-            before, self._made_before = self._made_before, tuple(self._made)
+            before, self._made_before = self._made_before, (*self._made, *(self._left - set(self._made)))
+            self._left.clear()
             for blob_id in before:
                 self._made.pop(blob_id, None)
                 self._store.discard_blob(blob_id)
 
     def close(self) -> None:
-        """Give up the blob in work."""
+        """Give up the blob in work, and leave those that are whole to the next process."""
         with self._mutex:
             self._abandon()
+            self._left.update(self._made, self._made_before)
 
     def _abandon(self) -> None:
         writer, self._writer, self._size_bytes = self._writer, None, 0

@@ -170,3 +170,21 @@ def test_a_blob_that_nobody_names_goes_two_rounds_later(store: Store) -> None:
     assert not store.is_complete(moot)
     assert store.is_complete(newer)
     assert blobs.made_size_bytes(moot) is None
+
+
+def test_what_a_process_left_goes_with_the_rounds_of_the_next(store: Store) -> None:
+    left: set[Digest] = set()
+    first = RoundBlobs(store, left)
+    moot = put(first, noise(1_000, 1))
+    first.let_go()
+    first.close()
+    assert left == {moot}
+    second = RoundBlobs(store, left)
+    second.let_go()
+    second.close()
+    assert store.is_complete(moot), "its record may be on its way"
+    third = RoundBlobs(store, left)
+    third.let_go()
+    third.let_go()
+    assert not store.is_complete(moot)
+    assert left == set()
