@@ -123,6 +123,17 @@ ROLLOUT_QUEUE_SIZE_BYTES_MAX: Final = 256 << 20
 ROLLOUT_WINDOW_COUNT: Final = 1_024
 """Numbers of one key that a trainer remembers, taken or not; a sender has no more batches waiting than that."""
 
+TASK_SIZE_BYTES_MAX: Final = 65_536
+"""Content of one task."""
+
+TASKS_MAX: Final = 4_096
+TASKS_SIZE_BYTES_MAX: Final = 64 << 20
+"""Tasks one trainer's node keeps; beyond, the training process has to wait."""
+
+TASKS_PER_REPLY_MAX: Final = 64
+TASKS_PER_BATCH_MAX: Final = 256
+"""Tasks leased at once, and answered by one rollout batch."""
+
 NEIGHBOURS_MIN: Final = 6
 NEIGHBOURS_MAX: Final = 12
 """Neighbours a node keeps in the mesh."""

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -17,7 +18,7 @@ from typing import Any, Final, NoReturn
 from pulsenet.chain.records import ALGORITHM_NONE, Descriptor
 from pulsenet.ids import PeerId
 from pulsenet.local.sockets import socket_path
-from pulsenet.wire.messages import PushReply, PushRollouts
+from pulsenet.wire.messages import Message
 from pulsenetd import chores, logs
 from pulsenetd.admin import AdminServer
 from pulsenetd.announcing import NODE_FILE, announce_start
@@ -57,6 +58,9 @@ DIRECTORY_SECONDS: Final = 3.0
 
 REPORTED_FIELDS: Final = ("applied_version", "latest_seen_version", "version_lag", "version_age_seconds", "revision")
 """Fields every status has, as ``None`` until a machine has reported."""
+
+TRAINER_SECONDS_MAX: Final = 30.0
+"""A trainer takes a rollout batch, or leases tasks, within so many seconds."""
 
 STOP_SECONDS_MAX: Final = 8.0
 """A node leaves within 10 s of SIGTERM; what is not done by then is redone at the next start."""
@@ -308,16 +312,19 @@ class Node:
         role.rounds.bind(driver)
         rollouts = self._open_rollouts()
         view = NodeView(self._store, self._trust, role.mesh, self._membership.encoded, self._monotonic)
-        responder = Responder(view, driver, self._read_threads, rollouts.take, role.rounds.answer)
+        responder = Responder(view, driver, self._read_threads, rollouts.take, role.rounds.answer, rollouts.give_tasks)
         links = LinkWatch(self._network, driver.post)
         reader = DirectoryReader(self._network, driver.post, secrets.randbelow)
         local = LocalServer(
             self._settled.data_directory,
-            role.hooks(
-                inbox=rollouts.inbox,
-                outbox=rollouts.outbox,
-                status=self.status,
-                take_up_rounds=lambda: asyncio.to_thread(self._take_up),
+            replace(
+                role.hooks(
+                    inbox=rollouts.inbox,
+                    outbox=rollouts.outbox,
+                    status=self.status,
+                    take_up_rounds=lambda: asyncio.to_thread(self._take_up),
+                ),
+                tasks=rollouts.tasks,
             ),
             role=self._config.role,
             allowed_uids=frozenset(int(uid) for uid in self._config.allow_uid),
@@ -344,7 +351,7 @@ class Node:
                 tasks.create_task(repeat(chores.MEND_SECONDS, self._mend))
                 tasks.create_task(repeat(chores.RUN_FILES_SECONDS, lambda: self._look_around(live, links)))
                 tasks.create_task(repeat(chores.DESCRIPTORS_SECONDS, lambda: self._ask_around(links)))
-                tasks.create_task(rollouts.send(lambda: links.connected, role.mesh.have_of, self._push_rollouts))
+                tasks.create_task(rollouts.send(lambda: links.connected, role.mesh.have_of, self._ask_trainer))
                 role.start_engine()
         finally:
             watchdog.stop()
@@ -408,10 +415,8 @@ class Node:
             )
         return self._rollouts
 
-    async def _push_rollouts(self, peer_id: PeerId, push: PushRollouts) -> PushReply:
-        replies = await self._network.transport.request(peer_id, push, 30.0)
-        assert isinstance(replies[0], PushReply)
-        return replies[0]
+    async def _ask_trainer(self, peer_id: PeerId, request: Message) -> Message:
+        return (await self._network.transport.request(peer_id, request, TRAINER_SECONDS_MAX))[0]
 
     # What people and scrapers see
 

@@ -28,6 +28,7 @@ from pulsenet.local.shared_memory import Region
 from pulsenet.local.sockets import read_peer_uid, receive_part, socket_path, use_address
 from pulsenet.tensors.params import ParameterTable
 from pulsenetd.local_rounds import RoundsHook, RoundsSession
+from pulsenetd.local_tasks import TasksHook, answer_tasks
 from pulsenetd.storage.disk import Disk, describe_os_error, make_directory
 from pulsenetd.storage.parts import PartQueue
 from pulsenetd.storage.staging import StagedUpdate
@@ -83,6 +84,8 @@ class LocalHooks:
     on_checks: Callable[[PeerId, int, int], None]
     """Of so many samples of a key that the process recomputed, so many did not match."""
     on_status: Callable[[], Awaitable[Mapping[str, Any]]]
+    tasks: TasksHook | None = None
+    """``None`` on a node that neither trains nor serves."""
     rounds: RoundsHook | None = None
     """For a training process that takes part in rounds; ``None`` on a node that does not train."""
 
@@ -237,6 +240,8 @@ class _Session:
                 _check_counts(told)
                 self._hooks.on_checks(told.peer_id, told.checked_count, told.mismatched_count)
                 await self._link.send(protocol.ChecksNoted())
+            case protocol.SendTasks() | protocol.TakeTasks() as asked:
+                await answer_tasks(self._hooks.tasks, self._link, asked, WAIT_SECONDS_MAX)
             case protocol.GetStatus():
                 status = dict(await self._hooks.on_status())
                 await self._link.send(protocol.StatusReply(json.dumps(status, default=str)))

@@ -57,6 +57,8 @@ ROLLOUTS: Final = frozenset(
 """What became of rollout batches, at a trainer and at an inferencer."""
 CHECKS: Final = frozenset({"matched", "mismatched"})
 """Samples whose logprobs the training process recomputed."""
+TASKS: Final = frozenset({"queued", "leased", "done"})
+"""Tasks of the training process: as often as each was leased, and answered once."""
 SLICES: Final = frozenset({"summed", "failed", "astray"})
 """Slices that were summed here, sums that failed, and rounds whose slices led to another state than everybody's."""
 KINDS: Final = frozenset({*streams.KINDS.values(), "other"})
@@ -92,6 +94,7 @@ class Metrics:
         self.rollout_checks = Counter(
             "pulsenet_rollout_checks", "Samples whose logprobs were recomputed.", ["outcome"], registry=self.registry
         )
+        self.tasks = Counter("pulsenet_tasks", "Tasks for inferencers by outcome.", ["outcome"], registry=self.registry)
         self.contributions = Counter(
             "pulsenet_contributions", "Own contributions by fate.", ["fate"], registry=self.registry
         )
@@ -132,6 +135,8 @@ class Metrics:
             self.rollouts.labels(closed(label, ROLLOUTS)).inc(value)
         elif name == "rollout_checks":
             self.rollout_checks.labels(closed(label, CHECKS)).inc(value)
+        elif name == "tasks":
+            self.tasks.labels(closed(label, TASKS)).inc(value)
         elif name == "votes":
             self.votes.labels(closed(label, VOTES)).inc(value)
         elif name == "slices":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -65,6 +65,7 @@ class RolloutInbox:
         monotonic: Monotonic seconds, for rates.
         threads: Where the shelf is read and written.
         staleness_max: Samples further behind the newest version are dropped; ``None`` keeps all.
+        finish_tasks: Told which tasks of this trainer a batch answers, once it is stored.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class RolloutInbox:
         *,
         threads: Executor,
         staleness_max: int | None = None,
+        finish_tasks: Callable[[Iterable[bytes]], None] = lambda _: None,
     ) -> None:
         self._trust = trust
         self._shelf = shelf
@@ -83,6 +85,7 @@ class RolloutInbox:
         self._monotonic = monotonic
         self._threads = threads
         self._staleness_max = staleness_max
+        self._finish_tasks = finish_tasks
         self._windows = {peer_id: ReplayWindow.decode(mark) for peer_id, mark in shelf.marks().items()}
         self._queue: deque[ShelfEntry] = deque(shelf.entries())
         self._size_bytes = sum(entry.size_bytes for entry in self._queue)
@@ -135,6 +138,12 @@ class RolloutInbox:
         self._show()
         async with self._arrived:
             self._arrived.notify_all()
+
+    def counts(self, peer_id: PeerId) -> bool:
+        """Return whether rollouts of this key would count now."""
+        now = self._monotonic()
+        admitted = [key for key, at in self._admitted.items() if now - at < ADMITTED_SECONDS]
+        return self._trust.counts_rollouts(peer_id, admitted)
 
     def note_checks(self, peer_id: PeerId, checked: int, mismatched: int) -> None:
         """Count samples of a key whose logprobs the training process recomputed."""
@@ -215,6 +224,8 @@ class RolloutInbox:
         self._queue.append(entry)
         self._size_bytes += entry.size_bytes
         counts.taken += 1
+        # Ids are random: those of another trainer's tasks are on no board here.
+        self._finish_tasks(batch.task_ids)
         return "taken", ""
 
     def _note_place(self, signer: PeerId, now: float) -> None:

@@ -22,6 +22,7 @@ from pulsenet.errors import LocalProtocolError, RemoteProtocolError, StorageErro
 from pulsenet.ids import Digest, PeerId, RunId, compute_digest
 from pulsenet.local.protocol import RolloutsTaken, SubmitRollouts
 from pulsenet.wire.messages import PushReply, PushRollouts
+from pulsenet.wire.schema import decode_value
 from pulsenetd.logs import logger
 from pulsenetd.metrics import Metrics
 from pulsenetd.storage.shelf import RolloutShelf, ShelfEntry
@@ -41,6 +42,8 @@ class _Waiting:
     entry: ShelfEntry
     digest: Digest
     """Of the signed batch: says which trainer is asked first."""
+    trainer: PeerId | None
+    """Whose tasks it answers: asked before all others."""
 
 
 class RolloutOutbox:
@@ -126,6 +129,8 @@ class RolloutOutbox:
             sample_count=submitted.sample_count,
             part_names=submitted.part_names,
             logprob_bits=submitted.logprob_bits,
+            trainer=submitted.trainer,
+            task_ids=submitted.task_ids,
             body=submitted.body,
             metadata=submitted.metadata,
         )
@@ -147,7 +152,7 @@ class RolloutOutbox:
         except StorageError as error:
             return "refused", RolloutsTaken(False, f"storage: {error}", BUSY_RETRY_MS)
         self._next_sequence += 1
-        self._queue.append(_Waiting(entry, record_digest(signed)))
+        self._queue.append(_Waiting(entry, record_digest(signed), batch.trainer))
         self._size_bytes += entry.size_bytes
         self._filled.set()
         return "queued", RolloutsTaken(True, "")
@@ -168,7 +173,8 @@ class RolloutOutbox:
             await self._drop(waiting, "lost", f"a rollout batch cannot be read any more: {error}")
             return
         while True:
-            order = rank(waiting.digest)
+            # Stable: all but the trainer whose tasks these are keep their order.
+            order = sorted(rank(waiting.digest), key=lambda peer_id: peer_id != waiting.trainer)
             target = next((peer_id for peer_id in order if asked.get(peer_id, 0) < UNANSWERED_COUNT_MAX), None)
             answer = None if target is None else await _try_send(send, target, push)
             if answer is not None and answer.accepted:
@@ -203,7 +209,8 @@ class RolloutOutbox:
             logger.warning("a rollout batch that was sent stays stored: %s", error)
 
     def _take_up(self, entry: ShelfEntry) -> _Waiting:
-        return _Waiting(entry, record_digest(decode_signed(self._shelf.read(entry.name))))
+        signed = decode_signed(self._shelf.read(entry.name))
+        return _Waiting(entry, record_digest(signed), decode_value(RolloutBatch, signed.payload).trainer)
 
     def _show(self) -> None:
         self._metrics.set("rollout_queue_batches", len(self._queue))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,13 +12,14 @@ from typing import Any
 from pulsenet.chain.records import Have
 from pulsenet.chain.trust import Trust
 from pulsenet.ids import Digest, PeerId, RunId
-from pulsenet.wire.messages import PushReply, PushRollouts
+from pulsenet.wire.messages import GetTasks, Message, PushReply, PushRollouts
 from pulsenetd.config import Config
 from pulsenetd.identity import Identity
 from pulsenetd.metrics import Metrics
 from pulsenetd.rollout_inbox import RolloutInbox
 from pulsenetd.rollout_outbox import RolloutOutbox, rank_trainers
 from pulsenetd.storage.shelf import RolloutShelf
+from pulsenetd.tasks import InferencerTasks, TrainerTasks
 
 INBOX_NAME = "rollouts-in.sqlite"
 OUTBOX_NAME = "rollouts-out.sqlite"
@@ -50,6 +52,11 @@ class Rollouts:
     ) -> None:
         self._role = config.role
         self._trust = trust
+        self.tasks: TrainerTasks | InferencerTasks | None = None
+        """Between the training process and the engines; ``None`` at a seed."""
+        trainer_tasks = TrainerTasks(lambda peer_id: self.inbox.counts(peer_id), metrics, monotonic)
+        if config.role != "seed":
+            self.tasks = trainer_tasks if config.role == "trainer" else InferencerTasks()
         self._threads = ThreadPoolExecutor(1, "rollouts")
         self._shelves = [RolloutShelf.open(directory / INBOX_NAME), RolloutShelf.open(directory / OUTBOX_NAME)]
         self.inbox = RolloutInbox(
@@ -59,6 +66,7 @@ class Rollouts:
             monotonic,
             threads=self._threads,
             staleness_max=None if config.max_staleness < 0 else config.max_staleness,
+            finish_tasks=trainer_tasks.finish,
         )
         self.outbox = RolloutOutbox(
             run_id,
@@ -79,14 +87,14 @@ class Rollouts:
         self,
         connected: Callable[[], Collection[PeerId]],
         have_of: Callable[[PeerId], Have | None],
-        push: Callable[[PeerId, PushRollouts], Awaitable[PushReply]],
+        request: Callable[[PeerId, Message], Awaitable[Message]],
     ) -> None:
-        """Send what the outbox holds, until cancelled.
+        """Send what the outbox holds, until cancelled; meanwhile engines can ask for tasks.
 
         Args:
             connected: Returns the peers that can be asked.
             have_of: Returns what a peer said of itself last.
-            push: Sends a batch to one of them.
+            request: Asks one of them, and returns its reply.
         """
 
         def is_trainer(peer_id: PeerId) -> bool:
@@ -98,12 +106,25 @@ class Rollouts:
             publisher = None if head is None else head.signers[0]
             return rank_trainers(self._trust.descriptor, publisher, connected(), digest, is_trainer)
 
+        async def push(peer_id: PeerId, batch: PushRollouts) -> PushReply:
+            reply = await request(peer_id, batch)
+            assert isinstance(reply, PushReply)
+            return reply
+
+        if isinstance(self.tasks, InferencerTasks):
+            # A digest of nothing: each question goes to the trainers in an order of its own.
+            self.tasks.bind(lambda: rank(Digest(secrets.token_bytes(32))), request)
         await self.outbox.run(rank, push)
+
+    @property
+    def give_tasks(self) -> Callable[[PeerId, GetTasks], Message] | None:
+        """Leases tasks to a peer; ``None`` on a node that is no trainer."""
+        return self.tasks.answer if isinstance(self.tasks, TrainerTasks) else None
 
     def status(self) -> Mapping[str, Any]:
         """Return what waits, and at a trainer what became of each key's batches; called from any thread."""
-        if self._role == "trainer":
-            return self.inbox.status()
+        if isinstance(self.tasks, TrainerTasks):
+            return {**self.inbox.status(), "tasks": self.tasks.status()}
         return {"queue_batches": len(self.outbox), "queue_bytes": self.outbox.size_bytes}
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from pulsenet.wire.messages import (
     GetAggregates,
     GetChunks,
     GetRounds,
+    GetTasks,
     Message,
     PeerAddress,
     PushContribution,
@@ -30,6 +31,7 @@ from pulsenet.wire.messages import (
     PushRollouts,
     PushTerm,
     PushVote,
+    TasksReply,
 )
 from pulsenet.wire.schema import decode_value
 from pulsenetd.driver import Driver
@@ -115,6 +117,7 @@ class Responder:
     Args:
         take_rollouts: Judges a pushed batch; ``None`` on a node that wants none.
         answer_round: Answers what peers ask and push about rounds.
+        give_tasks: Leases tasks to a peer; ``None`` on a node that has none.
         threads: Where the disk is read.
     """
 
@@ -125,12 +128,14 @@ class Responder:
         threads: Executor,
         take_rollouts: Callable[[bytes], Awaitable[str]] | None,
         answer_round: Callable[[PeerId, RoundPush | GetRounds | GetAggregates], Awaitable[Message]],
+        give_tasks: Callable[[PeerId, GetTasks], Message] | None = None,
     ) -> None:
         self._view = view
         self._driver = driver
         self._threads = threads
         self._take_rollouts = take_rollouts
         self._answer_round = answer_round
+        self._give_tasks = give_tasks
 
     async def answer(self, peer_id: PeerId, request: Message) -> list[Message]:
         """Return the replies to a peer's request."""
@@ -145,6 +150,8 @@ class Responder:
             case PushRollouts(batch) if self._take_rollouts is not None:
                 reason = await self._take_rollouts(batch)
                 return [PushReply(accepted=not reason, reason=reason)]
+            case GetTasks():
+                return [TasksReply(()) if self._give_tasks is None else self._give_tasks(peer_id, request)]
             case PushVote() | PushTerm() | PushContribution() | PushReceipt() | GetRounds() | GetAggregates():
                 return [await self._answer_round(peer_id, request)]
             case _:

@@ -297,10 +297,16 @@ def make_rollouts(**changes):
         "sample_count": 2,
         "part_names": ["correct", "short"],
         "logprob_bits": 32,
+        "trainer": None,
+        "task_ids": [],
         "body": compress(make_body()),
         "metadata": "{}",
         **changes,
     }
+
+
+def make_answer(task_ids):
+    return make_rollouts(trainer=public(TRAINER), task_ids=task_ids)
 
 
 def make_vote(**changes):
@@ -438,6 +444,8 @@ def make_frames():
         25: {"round_index": 9, "votes": [b"one"], "receipts": [b"seven", b"eight"], "state_anchor": None},
         26: {"round_index": 7},
         27: {"aggregates": [b"nine", b"ten"]},
+        28: {"count_max": 8},
+        29: {"tasks": [{"task_id": bytes(16), "content": "{}", "lease_ms": 600_000}]},
     }
     for number in reference.MESSAGES:
         stream = reference.encode_frame(number, bodies.get(number, {}))
@@ -488,6 +496,8 @@ def make_records():
     yield case("head", "head", sign("head", make_head(9), PUBLISHER), "Valid for 300 s.")
     yield case("have", "have", sign("have", make_have(), STRANGER), "Signed by the node itself.")
     yield case("rollouts", "rollouts", sign("rollouts", make_rollouts(), INFERENCER), "Two samples.")
+    answer = make_answer([bytes(16), name("task")[:16]])
+    yield case("rollouts-answer", "rollouts", sign("rollouts", answer, INFERENCER), "Answers two tasks.")
     later = sign("head", {**make_head(9), "later": [{"a": 1}]}, PUBLISHER)
     yield case("unknown-field", "head", later, "Ignored, but covered by the digest and the signature.")
     head = sign("head", make_head(9), PUBLISHER)
@@ -531,6 +541,9 @@ def make_records():
         ("have-range", "have", make_have(version_first=58), STRANGER, "First above last."),
         ("rollouts-range", "rollouts", make_rollouts(version_first=[0, 8]), INFERENCER, "First above last."),
         ("rollouts-none", "rollouts", make_rollouts(sample_count=0), INFERENCER, "At least one sample."),
+        ("rollouts-tasks-twice", "rollouts", make_answer([bytes(16)] * 2), INFERENCER, "A task is answered once."),
+        ("rollouts-no-trainer", "rollouts", make_rollouts(task_ids=[bytes(16)]), INFERENCER, "Whose task?"),
+        ("rollouts-no-task", "rollouts", make_answer([]), INFERENCER, "A trainer and none of its tasks."),
         ("rollouts-bits", "rollouts", make_rollouts(logprob_bits=8), INFERENCER, "FP16 or FP32."),
         ("rollouts-parts", "rollouts", make_rollouts(part_names=["a", "a"]), INFERENCER, "No name twice."),
         ("threshold", "descriptor", make_descriptor(owner_threshold=2), OWNER, "More than there are owners."),

@@ -125,6 +125,8 @@ MESSAGES = {
     },
     26: {"round_index": "u"},
     27: {"aggregates": ("list", 64, RECORD)},
+    28: {"count_max": "u"},
+    29: {"tasks": ("list", 64, {"task_id": "=16", "content": "s65536", "lease_ms": "u"})},
 }
 KEYS = ("list", 1024, "=32")
 ENTRY = {
@@ -218,6 +220,8 @@ RECORDS = {
         "sample_count": "u",
         "part_names": ("list", 16, "s64"),
         "logprob_bits": "u",
+        "trainer": ("opt", "=32"),
+        "task_ids": ("list", 256, "=16"),
         "body": f"b{ROLLOUTS_MAX}",
         "metadata": "s65536",
     },
@@ -463,6 +467,8 @@ def rule_have(record):
 def rule_rollouts(record):
     ok = record["version_first"] <= record["version_last"] and 1 <= record["sample_count"] <= 4096
     ok &= record["logprob_bits"] in (16, 32) and len(set(record["part_names"])) == len(record["part_names"])
+    tasks = record["task_ids"]
+    ok &= (record["trainer"] is None) == (not tasks) and len(set(tasks)) == len(tasks)
     require(ok, "schema", "rollouts rule")
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 
 from pulsenet import limits
 from pulsenet.ids import Digest, PeerId, RunId, Version
-from pulsenet.wire.messages import Address
+from pulsenet.wire.messages import Address, TaskId
 from pulsenet.wire.schema import CountMax, SizeExact, SizeMax
 
 Keys = Annotated[tuple[PeerId, ...], CountMax(limits.KEYS_PER_ROLE_MAX)]
@@ -213,6 +213,10 @@ class RolloutBatch:
     """What the rewards are made of, none twice; the names of the rows of ``reward_parts``."""
     logprob_bits: int
     """16 or 32."""
+    trainer: PeerId | None
+    """Whose tasks it answers; ``None`` if it answers none."""
+    task_ids: Annotated[tuple[TaskId, ...], CountMax(limits.TASKS_PER_BATCH_MAX)]
+    """Tasks of that trainer that this batch answers, none twice."""
     body: Annotated[bytes, SizeMax(limits.ROLLOUT_BATCH_SIZE_BYTES_MAX)]
     """The arrays, as one zstandard frame of byte planes."""
     metadata: Annotated[str, SizeMax(65_536)]

@@ -14,7 +14,7 @@ from pulsenet import limits
 from pulsenet.chain import rules
 from pulsenet.chain.records import RolloutBatch
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
-from pulsenet.ids import RunId, Version
+from pulsenet.ids import PeerId, RunId, Version
 
 ZSTD_LEVEL: Final = 1
 """Levels 3 and 9 cost up to seven times the time and save nothing on byte planes (measured)."""
@@ -100,6 +100,8 @@ def pack_rollouts(
     run_id: RunId,
     sequence: int,
     part_names: Sequence[str] = (),
+    trainer: PeerId | None = None,
+    task_ids: Sequence[bytes] = (),
     metadata: str = "{}",
 ) -> RolloutBatch:
     """Return the batch to sign.
@@ -116,6 +118,8 @@ def pack_rollouts(
         sample_count=arrays.sample_count,
         part_names=tuple(part_names),
         logprob_bits=8 * arrays.logprobs.dtype.itemsize,
+        trainer=trainer,
+        task_ids=tuple(task_ids),
         body=body,
         metadata=metadata,
     )

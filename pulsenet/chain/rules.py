@@ -89,6 +89,8 @@ def _check_rollouts(record: RolloutBatch) -> None:
     _require(1 <= record.sample_count <= limits.ROLLOUT_SAMPLES_MAX, f"rollouts: {record.sample_count} samples")
     _require(record.logprob_bits in (16, 32), f"rollouts: logprobs of {record.logprob_bits} bits")
     _require(len(set(record.part_names)) == len(record.part_names), "rollouts: a reward part is named twice")
+    _require((record.trainer is None) == (not record.task_ids), "rollouts: tasks without their trainer, or no tasks")
+    _require(len(set(record.task_ids)) == len(record.task_ids), "rollouts: a task is answered twice")
 
 
 def compute_encoded_size_bytes_max(raw_size_bytes: int) -> int:

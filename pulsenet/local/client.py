@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pulsenet.chain.records import RolloutBatch
 from pulsenet.codec.changes import Changes, decode_changes
@@ -29,6 +29,7 @@ from pulsenet.local.protocol import LocalMessage, PublishStatus, UpdateKind
 from pulsenet.local.rollouts import ReceivedRollouts, unpack_rollouts
 from pulsenet.local.shared_memory import Region, check_snapshot
 from pulsenet.local.sockets import Channel, socket_path
+from pulsenet.local.tasks import Task, read_task
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.wire.schema import decode_value
 
@@ -99,6 +100,10 @@ class Update:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+RoomReply = TypeVar("RoomReply", protocol.RolloutsTaken, protocol.TasksQueued)
+"""What says when there may be room for what did not fit."""
 
 
 class Client:
@@ -279,7 +284,28 @@ class Client:
         """
         self._request(protocol.TellChecks(peer_id, checked_count, mismatched_count), protocol.ChecksNoted, 0.0)
 
+    def send_tasks(
+        self, contents: tuple[str, ...], lease_seconds: float, timeout_seconds: float = 0.0
+    ) -> protocol.TasksQueued:
+        """Hand tasks (see :func:`~pulsenet.local.tasks.encode_tasks`) over, all or none, waiting so long for room.
+
+        Raises:
+            UnavailableError: The daemon is away.
+        """
+        request = protocol.SendTasks(contents, _milliseconds(lease_seconds))
+        return self._ask_for_room(request, protocol.TasksQueued, timeout_seconds)
+
     # Serving
+
+    def take_tasks(self, count_max: int, timeout_seconds: float = 0.0) -> list[Task]:
+        """Return tasks leased to this node, all of one trainer; waits so long for the first.
+
+        Raises:
+            UnavailableError: The daemon is away.
+        """
+        request = protocol.TakeTasks(count_max, _milliseconds(timeout_seconds))
+        reply = self._request(request, protocol.TasksGiven, timeout_seconds)
+        return [task for given in reply.tasks if (task := read_task(given)) is not None]
 
     def next_update(self, engine_version: Version | None, timeout_seconds: float = 0.0) -> Update | None:
         """Wait for weights newer than ``engine_version``; ``None`` when the time is up.
@@ -374,14 +400,7 @@ class Client:
         Raises:
             UnavailableError: The daemon is away, or went away before it answered: it may have the batch.
         """
-        give_up_at = time.monotonic() + timeout_seconds
-        while True:
-            rest_seconds = max(0.0, give_up_at - time.monotonic())
-            taken = self._request(rollouts, protocol.RolloutsTaken, rest_seconds)
-            pause_seconds = taken.retry_after_ms / 1000
-            if not pause_seconds or time.monotonic() + pause_seconds > give_up_at:
-                return taken
-            time.sleep(pause_seconds)
+        return self._ask_for_room(rollouts, protocol.RolloutsTaken, timeout_seconds)
 
     def status(self) -> dict[str, Any]:
         """Return how the node is.
@@ -403,6 +422,16 @@ class Client:
             UnavailableError: It did not come.
         """
         return self._open_channel(time.monotonic() + timeout_seconds)
+
+    def _ask_for_room(self, message: LocalMessage, reply_type: type[RoomReply], timeout_seconds: float) -> RoomReply:
+        """Ask again, as often as there is time, while the daemon says that it has no room yet."""
+        give_up_at = time.monotonic() + timeout_seconds
+        while True:
+            reply = self._request(message, reply_type, max(0.0, give_up_at - time.monotonic()))
+            pause_seconds = reply.retry_after_ms / 1000
+            if not pause_seconds or time.monotonic() + pause_seconds > give_up_at:
+                return reply
+            time.sleep(pause_seconds)
 
     def _request(self, message: LocalMessage, reply_type: type[Reply], timeout_seconds: float) -> Reply:
         with self._channel(time.monotonic() + timeout_seconds) as channel:

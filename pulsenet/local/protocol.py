@@ -26,6 +26,7 @@ from pulsenet.chain.records import RewardName
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.local.rounds_protocol import ROUNDS_MESSAGE_TYPES, Code, RoundsMessage, Table
+from pulsenet.wire.messages import TaskId
 from pulsenet.wire.schema import CountMax, SizeExact, SizeMax, decode_value, encode_value
 
 PROTOCOL_VERSION: Final = 4
@@ -41,6 +42,9 @@ STATUS_SIZE_BYTES_MAX: Final = 1 << 20
 SENDER_SIZE_BYTES: Final = 16
 
 Detail = Annotated[str, SizeMax(4096)]
+TASKS_PER_CALL_MAX: Final = 1_024
+
+TaskContent = Annotated[str, SizeMax(limits.TASK_SIZE_BYTES_MAX)]
 Batch = Annotated[bytes, SizeMax(limits.ROLLOUT_BATCH_SIZE_BYTES_MAX)]
 
 
@@ -206,6 +210,8 @@ class SubmitRollouts:
     sample_count: int
     part_names: Annotated[tuple[RewardName, ...], CountMax(limits.REWARD_PARTS_MAX)]
     logprob_bits: int
+    trainer: PeerId | None
+    task_ids: Annotated[tuple[TaskId, ...], CountMax(limits.TASKS_PER_BATCH_MAX)]
     body: Batch
     metadata: Annotated[str, SizeMax(65_536)]
 
@@ -263,6 +269,50 @@ class ChecksNoted:
 
 
 @dataclass(frozen=True, slots=True)
+class SendTasks:
+    """Work for the inferencers; answered by :class:`TasksQueued`."""
+
+    contents: Annotated[tuple[TaskContent, ...], CountMax(TASKS_PER_CALL_MAX)]
+    """JSON objects."""
+    lease_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TasksQueued:
+    """Ids of the tasks, in their order; none of them if there was no room for all, and then why."""
+
+    task_ids: Annotated[tuple[TaskId, ...], CountMax(TASKS_PER_CALL_MAX)]
+    reason: Detail
+    retry_after_ms: int
+    """Above 0: there was no room."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeTasks:
+    """Ask for work; answered by :class:`TasksGiven`, empty when the time is up."""
+
+    count_max: int
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GivenTask:
+    """A task leased to this node."""
+
+    trainer: PeerId
+    task_id: TaskId
+    content: TaskContent
+    lease_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TasksGiven:
+    """Tasks of one trainer."""
+
+    tasks: Annotated[tuple[GivenTask, ...], CountMax(limits.TASKS_PER_REPLY_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
 class GetStatus:
     """Ask how the node is; answered by :class:`StatusReply`."""
 
@@ -301,6 +351,10 @@ LocalMessage = (
     | RolloutsReply
     | TellChecks
     | ChecksNoted
+    | SendTasks
+    | TasksQueued
+    | TakeTasks
+    | TasksGiven
     | GetStatus
     | StatusReply
     | LocalRefusal
@@ -329,6 +383,10 @@ MESSAGE_TYPES: Final[dict[int, type[LocalMessage]]] = {
     19: ChangedPart,
     60: TellChecks,
     61: ChecksNoted,
+    62: SendTasks,
+    63: TasksQueued,
+    64: TakeTasks,
+    65: TasksGiven,
     **dict(enumerate(ROUNDS_MESSAGE_TYPES, start=20)),
 }
 

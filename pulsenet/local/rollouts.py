@@ -18,6 +18,7 @@ from pulsenet.chain.rollouts import LOGPROB_DTYPES, RolloutArrays
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import PeerId, RunId, Version
 from pulsenet.local.protocol import SubmitRollouts
+from pulsenet.local.tasks import Task
 
 METADATA_SIZE_BYTES_MAX = 65_536
 
@@ -57,6 +58,8 @@ class ReceivedRollouts:
     """Names of the rows of ``arrays.reward_parts``."""
     metadata: Mapping[str, Any]
     """Whatever the sender wrote: judge it before use."""
+    task_ids: tuple[bytes, ...] = ()
+    """Tasks of this trainer that the batch answers, by the ids ``send_tasks`` returned."""
     stale_count: int = 0
     """Samples of the batch that were too old for the node's ``--max-staleness``, and are left out."""
 
@@ -93,6 +96,7 @@ def pack_rollouts(
     *,
     part_names: Sequence[str] = (),
     logprob_bits: Literal[16, 32] = 32,
+    tasks: Sequence[Task] = (),
 ) -> SubmitRollouts:
     """Return samples as they are handed to the daemon, compressed.
 
@@ -103,6 +107,7 @@ def pack_rollouts(
         metadata: JSON object for the training loop, 64 KiB at most.
         part_names: Names of the rows of ``reward_parts`` of arrays; samples name theirs.
         logprob_bits: 16 rounds to FP16: half the bytes of logprobs, a relative error of 2^-11.
+        tasks: What the batch answers, all of one trainer.
 
     Raises:
         LocalProtocolError: No sample, too many, or something every trainer would refuse; the message says what.
@@ -115,7 +120,13 @@ def pack_rollouts(
         arrays = _join_samples(listed, names, version_first, version_last, logprob_bits)
     text = _encode_metadata(metadata)
     batch = rollouts.pack_rollouts(
-        arrays, run_id=RunId(bytes(32)), sequence=0, part_names=names, metadata=text
+        arrays,
+        run_id=RunId(bytes(32)),
+        sequence=0,
+        part_names=names,
+        trainer=_find_trainer(tasks),
+        task_ids=[task.task_id for task in tasks],
+        metadata=text,
     )  # run and number are the daemon's to say
     fields = {name: getattr(batch, name) for name in SubmitRollouts.__dataclass_fields__}
     return SubmitRollouts(**fields)
@@ -144,6 +155,7 @@ def unpack_rollouts(peer_id: PeerId, batch: RolloutBatch, number_min: int = 0) -
         arrays=arrays.select(fresh) if stale_count else arrays,
         part_names=batch.part_names,
         metadata=_read_metadata(batch.metadata),
+        task_ids=batch.task_ids,
         stale_count=stale_count,
     )
 
@@ -189,6 +201,15 @@ def _join_samples(
 
 def _join(rows: Sequence[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     return np.concatenate([np.asarray(row, dtype).reshape(-1) for row in rows])
+
+
+def _find_trainer(tasks: Sequence[Task]) -> PeerId | None:
+    trainers = {task.trainer for task in tasks}
+    if len(trainers) > 1:
+        raise LocalProtocolError(f"a batch that answers tasks of {len(trainers)} trainers: make one for each")
+    if len(tasks) > limits.TASKS_PER_BATCH_MAX:
+        raise LocalProtocolError(f"a batch that answers {len(tasks)} tasks, {limits.TASKS_PER_BATCH_MAX} allowed")
+    return next(iter(trainers), None)
 
 
 def _encode_metadata(metadata: Mapping[str, Any] | None) -> str:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import Any, Final, Literal
 
@@ -36,9 +37,13 @@ from pulsenet.local.client import Client, Update
 from pulsenet.local.directories import RUN_NAME_DEFAULT, find_data_directory
 from pulsenet.local.protocol import RolloutsTaken, UpdateKind
 from pulsenet.local.rollouts import Sample, pack_rollouts
+from pulsenet.local.tasks import Task
 from pulsenet.serving.engine import Engine, FullUpdate, RecordsUpdate, apply_update
 
 CONNECT_SECONDS_MAX: Final = 10.0
+TASKS_WAIT_SECONDS: Final = 10.0
+"""One request's wait for tasks; the iterator asks again until its own time is up."""
+
 UPDATE_WAIT_SECONDS: Final = 2.0
 """One request's wait, and so the longest that closing takes; the next request follows at once."""
 
@@ -135,6 +140,7 @@ class Subscriber:
         metadata: Mapping[str, Any] | None = None,
         part_names: Sequence[str] = (),
         logprob_bits: Literal[16, 32] = 32,
+        tasks: Sequence[Task] = (),
         timeout_seconds: float = 0.0,
     ) -> RolloutsTaken:
         """Send samples to the trainers, stamped with the versions that generated the oldest and the newest token.
@@ -149,6 +155,7 @@ class Subscriber:
             metadata: JSON object for the training loop.
             part_names: Names of the rows of ``reward_parts`` of arrays.
             logprob_bits: 16 sends logprobs as FP16.
+            tasks: What the batch answers, all of one trainer; it goes to that trainer first.
             timeout_seconds: How long to wait for a daemon that is away or busy.
 
         Raises:
@@ -156,9 +163,40 @@ class Subscriber:
             UnavailableError: The daemon is away.
         """
         batch = pack_rollouts(
-            version_first, version_last, samples, metadata, part_names=part_names, logprob_bits=logprob_bits
+            version_first,
+            version_last,
+            samples,
+            metadata,
+            part_names=part_names,
+            logprob_bits=logprob_bits,
+            tasks=tasks,
         )
         return self._client.submit_rollouts(batch, timeout_seconds)
+
+    def tasks(self, *, count_max: int = 8, timeout_seconds: float | None = None) -> Iterator[Task]:
+        """Yield what training processes ask for, leased to this node.
+
+        Answer each by a batch that names it (``submit_rollouts(..., tasks=[task])``) before its lease ends; else
+        another inferencer gets it too.
+
+        Args:
+            count_max: Tasks taken at one time, 64 at most; their leases begin then.
+            timeout_seconds: Ends when there were none for so long; ``None`` waits for ever, 0 yields what is there.
+
+        Raises:
+            UnavailableError: The daemon is away.
+        """
+        idle_since = monotonic()
+        while True:
+            rest_seconds = TASKS_WAIT_SECONDS
+            if timeout_seconds is not None:
+                rest_seconds = min(rest_seconds, max(0.0, timeout_seconds - (monotonic() - idle_since)))
+            taken = self._client.take_tasks(count_max, rest_seconds)
+            yield from taken
+            if taken:
+                idle_since = monotonic()
+            elif timeout_seconds is not None and monotonic() - idle_since >= timeout_seconds:
+                return
 
     def status(self) -> dict[str, Any]:
         """Return how the daemon is, as ``pulsenet status --json`` does."""

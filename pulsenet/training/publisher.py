@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import torch
 
-from pulsenet.errors import ConfigError, LocalProtocolError
+from pulsenet.errors import ConfigError, LocalProtocolError, UnavailableError
 from pulsenet.ids import PeerId
 from pulsenet.local.client import Client, PublishResult
 from pulsenet.local.directories import RUN_NAME_DEFAULT, find_data_directory
@@ -30,6 +30,7 @@ from pulsenet.local.parts import SealedPart
 from pulsenet.local.protocol import Origin, PublishStatus
 from pulsenet.local.rollouts import ReceivedRollouts
 from pulsenet.local.shared_memory import write_parts
+from pulsenet.local.tasks import encode_tasks
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.baseline_keeper import BaselineKeeper, DeviceBaselineChoice
 from pulsenet.training.device_baseline import DeviceBaseline
@@ -39,6 +40,8 @@ from pulsenet.training.snapshot import ComputeDtype, Sharded, Snapshot, take_sna
 CONNECT_SECONDS_MAX: Final = 10.0
 ROLLOUTS_WAIT_SECONDS: Final = 10.0
 """One request's wait for rollouts; the iterator asks again until its own time is up."""
+
+LEASE_SECONDS_DEFAULT: Final = 600.0
 
 RECEIVED_COUNT_MAX: Final = 4_096
 """Batches remembered by name; more than a daemon keeps."""
@@ -189,6 +192,38 @@ class Publisher:
                 idle_since = monotonic()
             elif timeout_seconds is not None and monotonic() - idle_since >= timeout_seconds:
                 return
+
+    def send_tasks(
+        self,
+        tasks: Iterable[Mapping[str, Any]],
+        *,
+        lease_seconds: float = LEASE_SECONDS_DEFAULT,
+        timeout_seconds: float = 0.0,
+    ) -> tuple[bytes, ...]:
+        """Ask the inferencers to sample something; each task is one inferencer's at a time.
+
+        A task is done once a batch that answers it is taken (``ReceivedRollouts.task_ids``), and goes to another
+        inferencer when its lease ends before that. It is given up after eight leases. The daemon keeps 4,096 tasks or
+        64 MiB in memory: one that is restarted has forgotten them.
+
+        Args:
+            tasks: JSON objects, 1,024 at most and 64 KiB each; what they mean is between you and your engines.
+            lease_seconds: How long an inferencer has, until its batch has arrived.
+            timeout_seconds: How long to wait for a daemon that is away, and for room.
+
+        Returns:
+            An id for each task, in their order.
+
+        Raises:
+            UnavailableError: The daemon is away, or has no room; none is queued.
+            LocalProtocolError: Not JSON, too many, too large, a lease out of range, or this rank has no daemon.
+        """
+        queued = self._attached().send_tasks(encode_tasks(tasks), lease_seconds, timeout_seconds)
+        if queued.retry_after_ms:
+            raise UnavailableError(f"the tasks are not queued: {queued.reason}")
+        if queued.reason:
+            raise LocalProtocolError(queued.reason)
+        return queued.task_ids
 
     def _is_new(self, batch: ReceivedRollouts) -> bool:
         """Return whether this process did not get the batch before: a daemon that died may hand it out again."""

@@ -16,7 +16,7 @@ from typing import Annotated
 
 from pulsenet import limits
 from pulsenet.ids import Digest, PeerId, RunId
-from pulsenet.wire.schema import CountMax, SizeMax
+from pulsenet.wire.schema import CountMax, SizeExact, SizeMax
 
 Record = Annotated[bytes, SizeMax(limits.RECORD_SIZE_BYTES_MAX)]
 """An encoded ``SignedRecord``."""
@@ -251,6 +251,34 @@ class AggregatesReply:
     aggregates: Annotated[tuple[Record, ...], CountMax(limits.SIGNATURES_MAX)]
 
 
+TaskId = Annotated[bytes, SizeExact(16)]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a training process wants sampled, leased to the peer that is told of it."""
+
+    task_id: TaskId
+    content: Annotated[str, SizeMax(limits.TASK_SIZE_BYTES_MAX)]
+    """JSON object, for the engine's process; never interpreted by pulsenet."""
+    lease_ms: int
+    """Another peer is told of it after this time, unless a batch answered it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetTasks:
+    """Ask a trainer for work; answered by :class:`TasksReply`."""
+
+    count_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class TasksReply:
+    """Tasks leased to the requester, oldest first; empty if there are none."""
+
+    tasks: Annotated[tuple[Task, ...], CountMax(limits.TASKS_PER_REPLY_MAX)]
+
+
 Message = (
     Hello
     | GetHead
@@ -279,6 +307,8 @@ Message = (
     | RoundsReply
     | GetAggregates
     | AggregatesReply
+    | GetTasks
+    | TasksReply
 )
 """Anything a frame may hold."""
 
@@ -310,5 +340,7 @@ MESSAGE_TYPES: dict[int, type[Message]] = {
     25: RoundsReply,
     26: GetAggregates,
     27: AggregatesReply,
+    28: GetTasks,
+    29: TasksReply,
 }
 """Message number on the wire (one byte before the msgpack body); numbers are never reused."""

@@ -15,6 +15,7 @@ from pulsenet.errors import UnavailableError
 from pulsenet.ids import Version
 from pulsenet.local.client import Client
 from pulsenet.local.rollouts import ReceivedRollouts, Sample, pack_rollouts
+from pulsenet.local.tasks import encode_tasks
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -96,6 +97,7 @@ def test_a_seed_keeps_a_public_run_alive_and_only_listed_inferencers_rollouts_co
         for node in (worker, seed):
             node.wait_status("the revision arrived", lambda status: status["revision"] == 1)
         _check_counted_rollouts(client, worker)
+        _check_task(client, worker)
     worker.wait_applied(6)
     wait_stored(seed, 6)
     assert trainer.stop()[0] == 143
@@ -109,6 +111,20 @@ def _check_refused_rollouts(client: Client, worker: Node) -> None:
         assert inferencer.submit_rollouts(make_batch(5)).accepted
     wait_until("the refusal is told", lambda: "refused a rollout batch: untrusted" in worker.log)
     assert client.take_rollouts() == []
+
+
+def _check_task(client: Client, worker: Node) -> None:
+    """A task of the training process reaches an engine, and its answer ends it."""
+    queued = client.send_tasks(encode_tasks([{"prompt": "2 + 3"}]), lease_seconds=60.0)
+    with connect(worker.data_dir) as inferencer:
+        (task,) = inferencer.take_tasks(4, timeout_seconds=30.0)
+        assert (task.task_id, task.content) == (queued.task_ids[0], {"prompt": "2 + 3"})
+        version = Version(0, 6)
+        answer = pack_rollouts(version, version, [Sample([1], [2], [-0.1], 1.0)], tasks=[task])
+        assert inferencer.submit_rollouts(answer).accepted
+    (received,) = client.take_rollouts(timeout_seconds=30.0)
+    assert received.task_ids == queued.task_ids
+    assert client.status()["rollouts"]["tasks"]["done"] == 1
 
 
 def _check_counted_rollouts(client: Client, worker: Node) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import msgpack
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsenet.chain import records
+from pulsenet.chain.rollouts import unpack_rollouts
 from pulsenet.chain.signing import decode_signed
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest, PeerId, RunId, Version
@@ -65,11 +67,21 @@ def _decode_stream(data: bytes) -> None:
     decoder.eof()
 
 
+CODES = ("framing", "message-unknown", "decode", "schema", "chunk-list", "rollouts-shape", "rollouts-value")
+
+
+def _read_body(data: bytes) -> None:
+    batch = records.RolloutBatch(RunId(bytes(32)), 1, Version(0, 1), Version(0, 1), 1, (), 32, None, (), data, "{}")
+    unpack_rollouts(batch)
+
+
 DECODERS: dict[str, Callable[[bytes], object]] = {
     "frame": decode_message,
     "stream": _decode_stream,
     "signed": decode_signed,
     "chunk-list": ChunkList.decode,
+    "rollouts": _read_body,
+    "rollouts-raw": lambda data: _read_body(zstandard.compress(data)),
     **{
         cls.__name__: lambda data, cls=cls: decode_value(cls, data)
         for cls in (
@@ -94,7 +106,7 @@ def test_any_bytes_decode_or_are_refused(name: str, data: Any) -> None:
     try:
         DECODERS[name](anything)
     except RemoteProtocolError as error:
-        assert error.code in ("framing", "message-unknown", "decode", "schema", "chunk-list")  # noqa: PT017
+        assert error.code in CODES  # noqa: PT017
 
 
 @EXAMPLES

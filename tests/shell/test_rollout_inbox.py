@@ -14,7 +14,7 @@ from pulsenet import limits
 from pulsenet.chain.records import RolloutBatch
 from pulsenet.chain.signing import decode_signed, encode_signed
 from pulsenet.errors import StorageError
-from pulsenet.ids import PeerId, RunId, Version
+from pulsenet.ids import RunId, Version
 from pulsenet.local import protocol
 from pulsenet.local.protocol import SignedBatch
 from pulsenet.wire.schema import decode_value

@@ -262,6 +262,15 @@ def test_a_trainer_whose_answer_is_lost_is_asked_again_before_another(sender: Se
     assert sender.asked[2:] == [TRAINER] * UNANSWERED_COUNT_MAX + [OTHER]
 
 
+def test_an_answer_goes_to_the_trainer_whose_task_it_is_first(sender: Sender) -> None:
+    sender.targets = [(TRAINER, OTHER)]
+    sender.take(trainer=OTHER, task_ids=(bytes(16),))
+    sender.restart()
+    sender.take()
+    sender.send_all()
+    assert sender.asked == [OTHER, TRAINER]
+
+
 def test_a_batch_the_trainer_will_never_take_makes_way(sender: Sender) -> None:
     sender.answers = [PushReply(False, "untrusted"), PushReply(True, "")]
     sender.take(1)

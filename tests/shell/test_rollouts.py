@@ -9,10 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pulsenet.chain.records import Have
+from pulsenet.chain.records import Have, RolloutBatch
 from pulsenet.ids import PeerId
 from pulsenet.local.protocol import SubmitRollouts
-from pulsenet.wire.messages import PushReply, PushRollouts
+from pulsenet.wire.messages import GetTasks, Message, PushReply, PushRollouts
+from pulsenet.wire.schema import decode_value
 from pulsenetd.config import Config
 from pulsenetd.metrics import Metrics
 from pulsenetd.rollouts import Rollouts
@@ -24,8 +25,8 @@ def open_rollouts(run: Any, role: str, directory: Path, identity: Any, **changes
     return Rollouts(config, directory, run.run_id, identity, run.trust(), Metrics(), time.monotonic)
 
 
-def submission(run: Any, number: int) -> SubmitRollouts:
-    batch = run.batch(number)
+def submission(run: Any, number: int, **changes: Any) -> SubmitRollouts:
+    batch = run.batch(number, **changes)
     return SubmitRollouts(**{name: getattr(batch, name) for name in SubmitRollouts.__dataclass_fields__})
 
 
@@ -35,20 +36,26 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def connect(trainer: Rollouts) -> Callable[[PeerId, PushRollouts], Awaitable[PushReply]]:
-    async def push(_: PeerId, pushed: PushRollouts) -> PushReply:
+def connect(trainer: Rollouts, asker: PeerId) -> Callable[[PeerId, Message], Awaitable[Message]]:
+    async def request(_: PeerId, message: Message) -> Message:
+        if isinstance(message, GetTasks):
+            assert trainer.give_tasks is not None
+            return trainer.give_tasks(asker, message)
+        assert isinstance(message, PushRollouts)
         assert trainer.take is not None
-        reason = await trainer.take(pushed.batch)
+        reason = await trainer.take(message.batch)
         return PushReply(accepted=not reason, reason=reason)
 
-    return push
+    return request
 
 
 def test_batches_reach_the_trainer_once_through_restarts_of_both(run: Any, tmp_path: Path) -> None:
     publisher = run.publisher.peer_id
 
     async def send_from(inferencer: Rollouts, trainer: Rollouts) -> None:
-        sending = asyncio.create_task(inferencer.send(lambda: {publisher}, lambda _: None, connect(trainer)))
+        sending = asyncio.create_task(
+            inferencer.send(lambda: {publisher}, lambda _: None, connect(trainer, run.inferencer.peer_id))
+        )
         await until(lambda: not len(inferencer.outbox))
         sending.cancel()
 
@@ -85,7 +92,7 @@ def test_only_peers_that_train_are_asked_and_only_trainers_take(make_run: Any, t
         roles = {trainer: "trainer", seed: "seed"}
         return SimpleNamespace(role=roles[peer_id]) if peer_id in roles else None  # type: ignore[return-value]
 
-    async def push(peer_id: PeerId, _: PushRollouts) -> PushReply:
+    async def push(peer_id: PeerId, _: Message) -> Message:
         asked.append(peer_id)
         return PushReply(len(asked) == 2, "queue")
 
@@ -100,3 +107,41 @@ def test_only_peers_that_train_are_asked_and_only_trainers_take(make_run: Any, t
 
     asyncio.run(scenario())
     assert set(asked) == {trainer, unheard}
+
+
+def test_a_task_comes_to_an_engine_and_its_answer_takes_it_off_the_board(run: Any, tmp_path: Path) -> None:
+    publisher = run.publisher.peer_id
+
+    async def scenario() -> None:
+        inferencer = open_rollouts(run, "inferencer", tmp_path / "i", run.inferencer)
+        trainer = open_rollouts(run, "trainer", tmp_path / "t", run.publisher)
+        assert trainer.tasks is not None
+        assert inferencer.tasks is not None
+        assert inferencer.give_tasks is None
+        asked = asyncio.create_task(inferencer.tasks.take(4, 20.0))
+        connected = connect(trainer, run.inferencer.peer_id)
+        sending = asyncio.create_task(inferencer.send(lambda: {publisher}, lambda _: None, connected))
+        queued = await trainer.tasks.send(['{"prompt": 1}'], 60_000)
+        (task,) = await asked
+        assert (task.trainer, task.task_id, task.content) == (publisher, queued.task_ids[0], '{"prompt": 1}')
+        assert trainer.status()["tasks"]["leased"] == 1
+        answer = submission(run, 1, trainer=publisher, task_ids=queued.task_ids)
+        assert (await inferencer.outbox.take(answer)).accepted
+        await until(lambda: not len(inferencer.outbox))
+        assert trainer.status()["tasks"] == {"waiting": 0, "leased": 0, "done": 1, "expired": 0, "given_up": 0}
+        (batch,) = await trainer.inbox.give(1, 0.0)
+        assert decode_value(RolloutBatch, batch.batch).task_ids == queued.task_ids
+        sending.cancel()
+        inferencer.close()
+        trainer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_seed_has_no_tasks(run: Any, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        seed = open_rollouts(run, "seed", tmp_path / "s", run.stranger)
+        assert (seed.tasks, seed.give_tasks, seed.take) == (None, None, None)
+        seed.close()
+
+    asyncio.run(scenario())

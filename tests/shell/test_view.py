@@ -28,6 +28,7 @@ from pulsenet.wire.messages import (
     GetHead,
     GetRecords,
     GetRounds,
+    GetTasks,
     HaveReply,
     HeadReply,
     Message,
@@ -41,6 +42,8 @@ from pulsenet.wire.messages import (
     PushVote,
     RecordsReply,
     Refusal,
+    Task,
+    TasksReply,
 )
 from pulsenetd.driver import Driver, Handler, Post
 from pulsenetd.handlers.store import LEASE_SECONDS
@@ -79,6 +82,7 @@ class Node:
         self.view = NodeView(store, self.trust, self.mesh, lambda: self.descriptors, lambda: self.now)
         self.threads = ThreadPoolExecutor(1)
         self.take_rollouts: Callable[[bytes], Awaitable[str]] | None = None
+        self.give_tasks: Callable[[PeerId, GetTasks], Message] | None = None
         self.about_rounds: list[tuple[PeerId, Message]] = []
 
     async def answer_round(self, peer_id: PeerId, request: Any) -> Message:
@@ -93,7 +97,9 @@ class Node:
             driver = Driver(
                 {"mesh": self.mesh}, handlers, monotonic=lambda: self.now, wall_ms=lambda: int(self.run.now_ms)
             )
-            responder = Responder(self.view, driver, self.threads, self.take_rollouts, self.answer_round)
+            responder = Responder(
+                self.view, driver, self.threads, self.take_rollouts, self.answer_round, self.give_tasks
+            )
             working = asyncio.create_task(driver.run())
             try:
                 peer = peer_id or self.run.stranger.peer_id
@@ -205,6 +211,13 @@ def test_a_have_record_of_somebody_else_is_a_breach(node: Node, run: Any) -> Non
         node.ask(ExchangeHave(run.have(run.second)))
     assert caught.value.code == "schema"
     assert node.mesh.have_of(run.second.peer_id) is None
+
+
+def test_tasks_are_leased_where_there_are_any(node: Node) -> None:
+    task = Task(bytes(16), "{}", 1)
+    assert node.ask(GetTasks(4)) == [TasksReply(())]
+    node.give_tasks = lambda peer_id, request: TasksReply((task,) * request.count_max)
+    assert node.ask(GetTasks(2)) == [TasksReply((task, task))]
 
 
 def test_rollouts_are_judged_where_they_are_wanted(node: Node) -> None:

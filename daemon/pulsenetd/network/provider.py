@@ -26,6 +26,7 @@ from pulsenet.wire.messages import (
     GetHead,
     GetRecords,
     GetRounds,
+    GetTasks,
     HaveReply,
     HeadReply,
     Hello,
@@ -41,6 +42,7 @@ from pulsenet.wire.messages import (
     RecordsReply,
     Refusal,
     RoundsReply,
+    TasksReply,
 )
 from pulsenetd.identity import from_libp2p_bytes
 from pulsenetd.network.lanes import Lanes
@@ -74,6 +76,7 @@ REPLY_TYPES: Final[dict[type[Message], type[Message]]] = {
     PushReceipt: PushReply,
     GetRounds: RoundsReply,
     GetAggregates: AggregatesReply,
+    GetTasks: TasksReply,
 }
 """Every request, and what answers it; a :class:`Refusal` may answer any."""
 

@@ -23,6 +23,7 @@ from pulsenet.wire.messages import (
     PushRollouts,
     RecordsReply,
     Refusal,
+    TasksReply,
 )
 
 READ_SIZE_BYTES: Final = 256 << 10
@@ -37,6 +38,7 @@ KINDS: Final[dict[type[Message], str]] = {
     ExchangeHave: "have",
     HaveReply: "have",
     PushRollouts: "rollouts",
+    TasksReply: "tasks",
 }
 """What a message's bytes are counted as; anything else is ``other``."""
 

@@ -28,6 +28,28 @@ from pulsenetd.storage.staging import StagedUpdate
 
 
 @dataclass
+class TaskDesk:
+    """Tasks of a node that queues what it is sent, and gives it out again."""
+
+    answers: list[protocol.TasksQueued] = field(default_factory=list)
+    """Given before anything is queued."""
+    given: list[protocol.GivenTask] = field(default_factory=list)
+
+    async def send(self, contents: Sequence[str], lease_ms: int) -> protocol.TasksQueued:
+        if self.answers:
+            return self.answers.pop(0)
+        first = len(self.given)
+        ids = tuple((first + place).to_bytes(16, "big") for place in range(len(contents)))
+        for task_id, content in zip(ids, contents, strict=True):
+            self.given.append(protocol.GivenTask(PeerId(bytes(32)), task_id, content, lease_ms))
+        return protocol.TasksQueued(ids, "", 0)
+
+    async def take(self, count_max: int, wait_seconds: float) -> tuple[protocol.GivenTask, ...]:
+        taken, self.given = self.given[:count_max], self.given[count_max:]
+        return tuple(taken)
+
+
+@dataclass
 class Node:
     """Answers a local server's questions from lists."""
 
@@ -46,6 +68,7 @@ class Node:
     """Given before every batch is accepted."""
     settled: list[tuple[int, bool]] = field(default_factory=list)
     checks: list[tuple[PeerId, int, int]] = field(default_factory=list)
+    tasks: TaskDesk | None = field(default_factory=lambda: TaskDesk())
     batches: list[protocol.SignedBatch] = field(default_factory=list)
 
     async def on_snapshot(self, offer: SnapshotOffer) -> asyncio.Future[PublishDone]:
@@ -178,6 +201,7 @@ def serve(node: Node) -> Iterator[Callable[[Path], None]]:
             on_take_rollouts=node.on_take_rollouts,
             on_rollouts_settled=node.on_rollouts_settled,
             on_checks=node.on_checks,
+            tasks=node.tasks,
             on_status=node.on_status,
         )
         directory.mkdir(parents=True, exist_ok=True)

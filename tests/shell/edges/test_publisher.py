@@ -15,7 +15,7 @@ import torch
 from pulsenet.chain.records import RolloutBatch
 from pulsenet.errors import ConfigError, LocalProtocolError, UnavailableError
 from pulsenet.ids import PeerId, RunId, Version
-from pulsenet.local.protocol import PublishDone, PublishStatus, SignedBatch
+from pulsenet.local.protocol import PublishDone, PublishStatus, SignedBatch, TasksQueued
 from pulsenet.local.rollouts import Sample, pack_rollouts
 from pulsenet.training import publisher as publisher_module
 from pulsenet.training.publisher import CopyProgress, Publisher, attach
@@ -184,6 +184,24 @@ def test_a_batch_whose_logprobs_cannot_be_reproduced_is_counted_and_not_yielded(
         batches = list(publisher.rollouts(timeout_seconds=0.0, check=check))
     assert [batch.sequence for batch in batches] == [0, 2, 3]
     assert node.checks == [(PeerId(bytes(32)), 1, 0), (PeerId(bytes(32)), 1, 1)]
+
+
+def test_tasks_are_queued_with_an_id_each(serve: Serve, node: Any, tmp_path: Path) -> None:
+    serve(tmp_path)
+    busy, wrong = TasksQueued((), "busy: full", 20), TasksQueued((), "a lease of 0 s", 0)
+    with attach(data_dir=tmp_path) as publisher:
+        node.tasks.answers = [busy]
+        ids = publisher.send_tasks([{"prompt": 1}, {"prompt": 2}], lease_seconds=2.0, timeout_seconds=10.0)
+        assert [(task.task_id, task.content, task.lease_ms) for task in node.tasks.given] == [
+            (ids[0], '{"prompt": 1}', 2_000),
+            (ids[1], '{"prompt": 2}', 2_000),
+        ]
+        node.tasks.answers = [busy]
+        with pytest.raises(UnavailableError, match="full"):
+            publisher.send_tasks([{}])
+        node.tasks.answers = [wrong]
+        with pytest.raises(LocalProtocolError, match="lease of 0"):
+            publisher.send_tasks([{}])
 
 
 @pytest.mark.parametrize("blocking", [False, True])

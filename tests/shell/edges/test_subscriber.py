@@ -12,9 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from pulsenet.errors import ConfigError, IntegrityError, PulsenetError, StructureError, UnavailableError
-from pulsenet.ids import Digest, Version
-from pulsenet.local.protocol import RolloutsTaken
+from pulsenet.errors import (
+    ConfigError,
+    IntegrityError,
+    PulsenetError,
+    RemoteProtocolError,
+    StructureError,
+    UnavailableError,
+)
+from pulsenet.ids import Digest, PeerId, Version
+from pulsenet.local.protocol import GivenTask, RolloutsTaken
 from pulsenet.local.rollouts import Sample
 from pulsenet.serving.files import FilesEngine
 from pulsenet.serving.in_process import InProcessEngine
@@ -203,6 +210,33 @@ def test_rollouts_are_stamped_and_handed_over(serve: Serve, node: Any, tmp_path:
     (batch,) = node.rollouts
     assert (batch.version_first, batch.version_last) == (Version(0, 3), Version(0, 4))
     assert batch.metadata == '{"task": "sum"}'
+
+
+def test_tasks_come_one_after_another_and_are_answered_by_a_batch(serve: Serve, node: Any, tmp_path: Path) -> None:
+    serve(tmp_path)
+    node.tasks.given = [
+        GivenTask(PeerId(bytes(32)), bytes([number]) * 16, content, 1_000)
+        for number, content in enumerate(['{"prompt": 0}', "no JSON", '{"prompt": 2}'])
+    ]
+    with attach(InProcessEngine(make_model()), data_dir=tmp_path) as subscriber:
+        tasks = list(subscriber.tasks(count_max=2, timeout_seconds=0.0))
+        assert [(task.content, task.lease_seconds) for task in tasks] == [({"prompt": 0}, 1.0), ({"prompt": 2}, 1.0)]
+        samples, version = [Sample([1], [2], [-0.25], 1.0)], Version(0, 3)
+        subscriber.submit_rollouts(samples, version_first=version, version_last=version, tasks=tasks)
+        assert next(subscriber.tasks(timeout_seconds=0.0), None) is None
+        node.tasks.given = [GivenTask(PeerId(bytes(32)), bytes(16), "{}", 1_000)]
+        assert next(subscriber.tasks()).content == {}
+    assert node.rollouts[0].task_ids == (bytes(16), bytes([2]) * 16)
+
+
+def test_a_node_without_tasks_says_so(serve: Serve, node: Any, tmp_path: Path) -> None:
+    node.tasks = None
+    serve(tmp_path)
+    with (
+        attach(InProcessEngine(make_model()), data_dir=tmp_path) as subscriber,
+        pytest.raises(RemoteProtocolError, match="has no tasks"),
+    ):
+        next(subscriber.tasks())
 
 
 def test_a_busy_daemon_is_asked_again_while_there_is_time(serve: Serve, node: Any, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pulsenet.chain.records import Have, Kind, RolloutBatch
 from pulsenet.chain.rules import RAW_SIZE_BYTES_MAX, check_record, compute_encoded_size_bytes_max, entry_key
 from pulsenet.chain.trust import entry_of
 from pulsenet.errors import RemoteProtocolError
-from pulsenet.ids import Version, compute_digest
+from pulsenet.ids import PeerId, Version, compute_digest
 
 DIGEST = compute_digest(b"x")
 TWICE = (b"a" * 32, b"a" * 32)
@@ -148,14 +148,24 @@ def test_haves_and_rollouts_name_ranges_in_order(run: Any) -> None:
     check_record(have)
     refuse(replace(have, version_first=4))
     refuse(replace(have, anchors=(3, 1)))
-    batch = RolloutBatch(run.run_id, 1, Version(0, 1), Version(0, 2), 1, ("right",), 16, b"", "{}")
+    batch = RolloutBatch(run.run_id, 1, Version(0, 1), Version(0, 2), 1, ("right",), 16, None, (), b"", "{}")
     check_record(batch)
     refuse(replace(batch, version_first=Version(0, 3)))
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"sample_count": 0}, {"sample_count": 4_097}, {"logprob_bits": 8}, {"part_names": ("right", "right")}],
+    [
+        {"sample_count": 0},
+        {"sample_count": 4_097},
+        {"logprob_bits": 8},
+        {"part_names": ("right", "right")},
+        {"task_ids": (bytes(16),)},
+        {"trainer": PeerId(bytes(32))},
+        {"trainer": PeerId(bytes(32)), "task_ids": (bytes(16),) * 2},
+    ],
 )
 def test_rollouts_that_no_arrays_could_fit_are_refused(run: Any, changes: dict[str, Any]) -> None:
-    refuse(replace(RolloutBatch(run.run_id, 1, Version(0, 1), Version(0, 2), 1, (), 16, b"", "{}"), **changes))
+    refuse(
+        replace(RolloutBatch(run.run_id, 1, Version(0, 1), Version(0, 2), 1, (), 16, None, (), b"", "{}"), **changes)
+    )

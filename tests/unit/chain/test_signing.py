@@ -124,6 +124,6 @@ def test_sizes_are_bounded_by_type(run: Any) -> None:
         encode_signed(big)
     with pytest.raises(RemoteProtocolError, match="schema"):
         decode_signed(bytes(limits.ROLLOUT_BATCH_SIZE_BYTES_MAX + 1))
-    batch = RolloutBatch(run.run_id, 1, Version(0, 1), Version(0, 1), 1, (), 32, bytes((1 << 20) - 100), "{}")
+    batch = RolloutBatch(run.run_id, 1, Version(0, 1), Version(0, 1), 1, (), 32, None, (), bytes((1 << 20) - 100), "{}")
     with pytest.raises(LocalProtocolError, match="too large"):
         run.sign(batch, run.inferencer)

@@ -589,6 +589,8 @@ class TestOtherRecords:
             "sample_count": 1,
             "part_names": (),
             "logprob_bits": 32,
+            "trainer": None,
+            "task_ids": (),
             "body": b"",
             "metadata": "{}",
         }

@@ -14,6 +14,7 @@ from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import PeerId, RunId, Version
 from pulsenet.local.protocol import SubmitRollouts
 from pulsenet.local.rollouts import Sample, pack_rollouts, unpack_rollouts
+from pulsenet.local.tasks import Task
 
 PEER = PeerId(bytes(32))
 FIRST, LAST = Version(0, 1), Version(0, 2)
@@ -68,6 +69,18 @@ def test_logprobs_may_be_rounded_to_half() -> None:
     received = unpack_rollouts(PEER, make_batch(pack_rollouts(FIRST, LAST, SAMPLES, logprob_bits=16)))
     assert received.arrays.logprobs.dtype == np.float16
     assert received.samples[0].logprobs == [-0.5, -1.25]
+
+
+def test_a_batch_answers_tasks_of_one_trainer() -> None:
+    tasks = [Task(PEER, bytes([number]) * 16, {}, 1.0) for number in range(2)]
+    submitted = pack_rollouts(FIRST, LAST, SAMPLES, tasks=tasks)
+    assert (submitted.trainer, submitted.task_ids) == (PEER, (bytes(16), b"\1" * 16))
+    assert unpack_rollouts(PEER, make_batch(submitted)).task_ids == submitted.task_ids
+    other = replace(tasks[1], trainer=PeerId(b"o" * 32))
+    with pytest.raises(LocalProtocolError, match="2 trainers"):
+        pack_rollouts(FIRST, LAST, SAMPLES, tasks=[tasks[0], other])
+    with pytest.raises(LocalProtocolError, match="257 tasks"):
+        pack_rollouts(FIRST, LAST, SAMPLES, tasks=[tasks[0]] * 257)
 
 
 def test_no_metadata_is_an_empty_object() -> None:
