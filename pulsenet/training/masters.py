@@ -18,6 +18,8 @@ from pulsenet.training.snapshot import cast_to_bf16
 
 _NARROW: Final = (torch.bfloat16, torch.float16)
 
+_MAKE_LATER: Final = " after OuterOptimizer was made: make OuterOptimizer once model and optimizer are complete"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Narrow:
@@ -41,6 +43,7 @@ class Masters:
         self.tensors = tensors
         """One per tensor of the table, FP32."""
         self._narrow = narrow
+        self._optimizer = optimizer
         if narrow:
             optimizer.register_step_pre_hook(self._take_gradients)
             optimizer.register_step_post_hook(self._write_parameters)
@@ -50,6 +53,21 @@ class Masters:
     def are_separate(self) -> bool:
         """Whether any parameter has a master beside it, which a checkpoint of the model does not hold."""
         return bool(self._narrow)
+
+    def check_model(self, model: torch.nn.Module) -> None:
+        """Make sure that these are still what ``model`` computes with, and all that the optimizer steps.
+
+        Raises:
+            ConfigError: Parameters were added, or replaced by others, after they were adopted.
+        """
+        computed = {id(parameter) for parameter in model.parameters()}
+        stepped = {id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]}
+        shown = {id(pair.master): pair.parameter for pair in self._narrow}
+        for spec, tensor in zip(self.table.tensors, self.tensors, strict=True):
+            if id(shown.get(id(tensor), tensor)) not in computed:
+                raise ConfigError(f"parameter {spec.name} was replaced in the model{_MAKE_LATER}")
+        if stepped != {id(tensor) for tensor in self.tensors}:
+            raise ConfigError(f"the optimizer's parameters were changed{_MAKE_LATER}")
 
     def write_parameters(self) -> None:
         """Cast every separate master into its parameter."""

@@ -176,6 +176,7 @@ class OuterOptimizer:
             What the exchange did, on rank 0; ``None`` between exchanges and on other ranks.
 
         Raises:
+            ConfigError: The parameters are not those of the beginning any more.
             UnavailableError: The round's receipt did not come in time, or the exchange is away. Nothing is lost: call
                 again before the next ``optimizer.step()``.
         """
@@ -336,6 +337,7 @@ class OuterOptimizer:
             raise ConfigError("the algorithm ddp has one rank a trainer: run one process a trainer")
 
     def _synchronize(self) -> RoundReport | None:
+        self._masters.check_model(self._model)
         if not is_first_rank():
             self._follow(share_news(None, self._masters.tensors))
             return None

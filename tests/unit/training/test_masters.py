@@ -97,3 +97,18 @@ def test_sharded_parameters_are_refused_with_a_hint() -> None:
     model.weight.full_tensor = lambda: None  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="FSDP2"):
         adopt_masters(model, optimizer)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parameters_that_changed_later_are_refused_with_a_hint(dtype: torch.dtype) -> None:
+    model, optimizer = make(dtype)
+    masters = adopt_masters(model, optimizer)
+    masters.check_model(model)
+    masters.check_model(torch.nn.ModuleDict({"module": model}))
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    with pytest.raises(ConfigError, match="parameters were changed after"):
+        masters.check_model(model)
+    del optimizer.param_groups[1]
+    model.weight = torch.nn.Parameter(torch.zeros_like(model.weight))
+    with pytest.raises(ConfigError, match="weight was replaced"):
+        masters.check_model(model)
