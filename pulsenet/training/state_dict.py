@@ -82,6 +82,9 @@ def unpack_state(
     """
     if saved.get("format") != FORMAT:
         raise ConfigError(f"the saved outer state has format {saved.get('format')}, this version reads {FORMAT}")
+    lost = [name for name in ("table_digest", "numbers", "counters", "pending") if name not in saved]
+    if lost:
+        raise ConfigError(f"the saved outer state lacks {', '.join(lost)}: it is damaged, take an older checkpoint")
     if saved["table_digest"] != table.digest.hex():
         raise ConfigError("the saved outer state is of other masters: names, shapes or frozen parameters differ")
     copies: dict[str, Sequence[torch.Tensor]] = {"masters": [master.detach() for master in masters]}
@@ -91,6 +94,9 @@ def unpack_state(
         held = saved.get(kind, {})
         if tensors and set(held) != {spec.name for spec in table.tensors}:
             raise ConfigError(f"the saved outer state holds no {kind}: it was saved on another rank or algorithm")
+        for spec, tensor in zip(table.tensors, tensors, strict=False):
+            if held[spec.name].numel() != tensor.numel():
+                raise ConfigError(f"the saved {kind} of {spec.name} has another size: take an older checkpoint")
     for kind, tensors in copies.items():
         for spec, tensor in zip(table.tensors, tensors, strict=False):
             tensor.copy_(saved[kind][spec.name].view(tensor.shape))

@@ -57,6 +57,8 @@ def test_a_state_of_something_else_is_refused_and_changes_nothing(lone: Lone) ->
         ({**saved, "format": 9}, "format 9"),
         ({**saved, "table_digest": "00"}, "other masters"),
         (missing, "holds no theta"),
+        ({name: value for name, value in saved.items() if name != "counters"}, "lacks counters"),
+        ({**saved, "momentum": {**saved["momentum"], "2.bias": torch.zeros(1)}}, "momentum of 2.bias"),
     ):
         with pytest.raises(ConfigError, match=message):
             trainer.sync.load_state_dict(wrong)
