@@ -19,8 +19,8 @@ REASONS: Final = frozenset(
     {
         # wire, records and trust (SPEC section 9)
         "framing", "message-unknown", "unexpected-message", "decode", "schema", "chunk-list", "rollouts-shape",
-        "rollouts-value", "token", "wrong-type", "wrong-run", "signature", "untrusted", "rollback", "expired", "future",
-        "fork", "epoch", "revision-unknown", "revision-gap", "term", "table", "mismatch", "wire-version",
+        "rollouts-value", "rollouts-metadata", "token", "wrong-type", "wrong-run", "signature", "untrusted", "rollback",
+        "expired", "future", "fork", "epoch", "revision-unknown", "revision-gap", "term", "table", "mismatch", "wire-version",
         "not-admitted", "not-found", "range", "unexpected", "busy", "starting", "storage", "unavailable",
         "too-many-streams", "peer-id", "bad-chunk", "duplicate", "rate", "queue", "replay", "staleness",
         # tables, patches and anchors (spec-codec)

@@ -944,6 +944,9 @@ def make_rollout_vectors():
     yield case("count", "More samples than there are.", shape, sample_count=3)
     yield case("parts", "More reward parts than there are.", shape, part_names=["a", "b", "c"])
     yield body("length", "A length of 2^32 - 1.", shape, lengths=((2**32 - 1, 1), (1, 2)))
+    yield case("metadata", "No object.", "rollouts-metadata", metadata="[1]")
+    yield case("metadata-cut", "No JSON.", "rollouts-metadata", metadata="{")
+    yield case("metadata-empty", "As an empty object.", metadata="")
     value = "rollouts-value"
     yield body("token", "Above 2^31 - 1.", value, completions=(8, 9, 2**31))
     yield body("reward-infinite", "Infinity.", value, rewards=(math.inf, 0.0))

@@ -5,6 +5,7 @@ Python: a record is a dict, a version a list [epoch, number], None is nil. ``Ref
 """
 
 import base64
+import json
 import math
 import operator
 import struct
@@ -548,6 +549,11 @@ def write_planes(items):
 def read_rollouts(batch):
     """Return the samples of a batch, each with integers for tokens and bits for reals."""
     count, real = batch["sample_count"], batch["logprob_bits"] // 8
+    try:
+        metadata = json.loads(batch["metadata"] or "{}")
+    except (ValueError, RecursionError):
+        raise Refused("rollouts-metadata", "no JSON") from None
+    require(isinstance(metadata, dict), "rollouts-metadata", "no object")
     try:
         frame = zstandard.get_frame_parameters(batch["body"])
         require(1 <= frame.content_size <= BODY_MAX, "rollouts-shape", "body size")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -157,11 +158,12 @@ def encode_body(arrays: RolloutArrays) -> bytes:
 
 
 def unpack_rollouts(batch: RolloutBatch) -> RolloutArrays:
-    """Return the batch's arrays, once every shape and value holds.
+    """Return the batch's arrays, once every shape and value holds, and its metadata can be read.
 
     Raises:
-        RemoteProtocolError: ``rollouts-shape`` or ``rollouts-value``.
+        RemoteProtocolError: ``rollouts-shape``, ``rollouts-value`` or ``rollouts-metadata``.
     """
+    read_metadata(batch)
     reader = _BodyReader(_decompress(batch.body))
     count = batch.sample_count
     versions = reader.read(np.uint64, 4 * count).reshape(4, count)
@@ -186,6 +188,21 @@ def unpack_rollouts(batch: RolloutBatch) -> RolloutArrays:
     _check_values(arrays)
     _check_versions(arrays, batch)
     return arrays
+
+
+def read_metadata(batch: RolloutBatch) -> dict[str, Any]:
+    """Return what the sender wrote for the training loop; an empty text is an empty object.
+
+    Raises:
+        RemoteProtocolError: ``rollouts-metadata``: no JSON object.
+    """
+    try:
+        value = json.loads(batch.metadata or "{}")
+    except (ValueError, RecursionError) as error:
+        raise RemoteProtocolError("rollouts-metadata", "the metadata is not JSON") from error
+    if not isinstance(value, dict):
+        raise RemoteProtocolError("rollouts-metadata", f"metadata: a JSON {type(value).__name__}, not an object")
+    return value
 
 
 def _check_values(arrays: RolloutArrays) -> None:

@@ -15,7 +15,7 @@ from pulsenet import limits
 from pulsenet.chain import rollouts
 from pulsenet.chain.records import RolloutBatch
 from pulsenet.chain.rollouts import LOGPROB_DTYPES, RolloutArrays
-from pulsenet.errors import LocalProtocolError, RemoteProtocolError
+from pulsenet.errors import LocalProtocolError
 from pulsenet.ids import PeerId, RunId, Version
 from pulsenet.local.protocol import SubmitRollouts
 from pulsenet.local.tasks import Task
@@ -154,7 +154,7 @@ def unpack_rollouts(peer_id: PeerId, batch: RolloutBatch, number_min: int = 0) -
         version_last=batch.version_last,
         arrays=arrays.select(fresh) if stale_count else arrays,
         part_names=batch.part_names,
-        metadata=_read_metadata(batch.metadata),
+        metadata=rollouts.read_metadata(batch),
         task_ids=batch.task_ids,
         stale_count=stale_count,
     )
@@ -220,13 +220,3 @@ def _encode_metadata(metadata: Mapping[str, Any] | None) -> str:
     if len(text.encode()) > METADATA_SIZE_BYTES_MAX:
         raise LocalProtocolError(f"metadata of {len(text.encode())} bytes, {METADATA_SIZE_BYTES_MAX} allowed")
     return text
-
-
-def _read_metadata(text: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise RemoteProtocolError("rollouts-metadata", "not JSON") from error
-    if not isinstance(value, dict):
-        raise RemoteProtocolError("rollouts-metadata", f"a JSON {type(value).__name__}, not an object")
-    return value

@@ -128,6 +128,13 @@ def test_a_training_process_that_waits_is_woken_by_the_first_batch(receiver: Rec
     assert asyncio.run(scenario()) == 1
 
 
+def test_a_training_process_that_waits_in_vain_gets_nothing(receiver: Receiver) -> None:
+    async def scenario() -> tuple[SignedBatch, ...]:
+        return await receiver.inbox.give(5, 1.0)
+
+    assert receiver.hands.run_quickly(scenario) == ()
+
+
 def test_a_batch_sent_twice_counts_once(receiver: Receiver) -> None:
     """The first answer may have been lost, so the second one is friendly too."""
     assert [receiver.take(1), receiver.take(1)] == ["", ""]
@@ -155,6 +162,7 @@ def test_a_stranger_of_a_closed_run_is_refused_and_counted(receiver: Receiver, r
     [
         ({"body": b"\0\0\0\0"}, "rollouts-shape"),
         ({"version_first": Version(0, 0)}, "rollouts-value"),
+        ({"metadata": "[1]"}, "rollouts-metadata"),
         ({"run_id": RunId(b"x" * 32)}, "wrong-run"),
         ({"version_last": Version(4, 9)}, "epoch"),
     ],

@@ -181,6 +181,14 @@ def test_a_batch_cannot_claim_other_versions_than_its_samples(changes: dict[str,
     assert caught.value.code == "rollouts-value"
 
 
+@pytest.mark.parametrize("metadata", ["[", "[]", "7", "[" * 60_000, '{"a": NaN'])
+def test_metadata_that_is_no_object_is_refused_with_the_batch(metadata: str) -> None:
+    """It would else be found where it hurts: in the training loop, with other batches in hand."""
+    with pytest.raises(RemoteProtocolError) as caught:
+        unpack_rollouts(replace(pack(make_arrays()), metadata=metadata))
+    assert caught.value.code == "rollouts-metadata"
+
+
 def test_a_version_beyond_the_wire_is_refused() -> None:
     raw = bytearray(raw_body())
     raw[4 * 3 * 8 - 1] = 0x80  # the top plane of the last number

@@ -74,6 +74,14 @@ def test_by_default_the_share_is_drawn_and_no_two_checks_draw_alike() -> None:
     assert len(set(counts)) > 1
 
 
+def test_where_nothing_is_drawn_nothing_is_computed() -> None:
+    def compute(_: Sample) -> list[float]:
+        raise AssertionError
+
+    check = LogprobCheck(compute, share=0.1, draw=lambda: 0.1)
+    assert check.judge(receive(make_sample(1), make_sample(2))) == CheckResult(0, 0)
+
+
 def test_weights_that_are_gone_leave_a_sample_unchecked() -> None:
     check = LogprobCheck(lambda _: None, share=1.0)
     assert check.judge(receive(make_sample(1))) == CheckResult(0, 0)
