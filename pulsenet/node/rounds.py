@@ -65,7 +65,7 @@ RETRY_SECONDS = 5.0
 """Wait after the training process failed at something, before it is asked again."""
 
 ALONE_SECONDS = 10.0
-"""A node that reached nobody for so long since its training process came goes by its own records alone."""
+"""A node that heard from nobody for so long since its training process came goes by its own records alone."""
 
 EXTENSIONS_MAX = 2
 """While no coordinator is heard of, a round's inner steps go on for at most this many times their number."""
@@ -112,6 +112,8 @@ class Rounds:
         self._extension_count = 0
         self._drops_residual = False
         self._is_cut_off = False
+        self._awaits_news_until: float | None = None
+        """Until then inner steps are held back: rounds that are over may have to be stepped first."""
         self._alone_until: float | None = None
         """When this node, which its own records say is cut off, stops hoping for others'."""
         self._bad_anchors: set[Digest] = set()
@@ -189,6 +191,7 @@ class Rounds:
         if reply.votes:
             self._ledger.accept_mandate(reply.votes)
         self._contact.note_heard(peer_id, now)
+        self._contact.note_answer()
         if reply.state_anchor is not None:
             anchor = decode_signed(reply.state_anchor)
             if self._ledger.accept_anchor(anchor):
@@ -207,7 +210,7 @@ class Rounds:
     def _take_training(self, event: Event, now: float) -> list[Effect]:
         match event:
             case TrainingAttached():
-                return self._attach(event)
+                return self._attach(event, now)
             case TrainingLost() if self._phase is not Phase.IDLE:
                 self._move(Step.LOST)
                 self._state_root = None
@@ -236,7 +239,7 @@ class Rounds:
     def _is_due(self, phase: Phase, round_index: int) -> bool:
         return self._phase is phase and self._round_index == round_index
 
-    def _attach(self, event: TrainingAttached) -> list[Effect]:
+    def _attach(self, event: TrainingAttached, now: float) -> list[Effect]:
         if self._phase is not Phase.IDLE:
             # The one before died unnoticed.
             self._move(Step.LOST)
@@ -245,6 +248,8 @@ class Rounds:
             self._move(Step.ASTRAY)
             return [ShowToMachines(StateLost())]
         self._round_index, self._state_root = event.round_index, event.state_root
+        is_informed = self._contact.is_informed(self._trust.descriptor)
+        self._awaits_news_until = None if is_informed else now + ALONE_SECONDS
         effects: list[Effect] = [ShowToMachines(self._state_event)]
         if event.round_index > self._ledger.next_round_index:
             text = f"no receipt known here leads to round {event.round_index}, whose state the training process holds"
@@ -263,7 +268,7 @@ class Rounds:
         return [*effects, *self._start_inner_steps()]
 
     def _start_inner_steps(self) -> list[Effect]:
-        if self._ledger.final(self._round_index) is not None:
+        if self._awaits_news_until is not None or self._ledger.final(self._round_index) is not None:
             return []
         self._extension_count = 0
         return [RunInnerSteps(self._round_index, self._settings.inner_steps)]
@@ -333,6 +338,10 @@ class Rounds:
 
     def _go_on(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
+        until = self._awaits_news_until
+        if until is not None and (now >= until or self._contact.is_informed(self._trust.descriptor)):
+            self._awaits_news_until = None
+            effects += self._start_inner_steps() if self._phase is Phase.TRAINING else []
         if self._ledger.fork is None:
             # While nothing more comes of what a receipt lists, it may be gone: then a later anchor is the way on.
             if self._phase is Phase.GATHERING:
@@ -480,7 +489,8 @@ class Rounds:
         return [report]
 
     def _set_timer(self, now: float) -> list[Effect]:
-        times = [self._gathering.next_wake(now), self._retry_at, self._contact.next_wake(now), self._alone_until]
+        times = [self._gathering.next_wake(now), self._contact.next_wake(now)]
+        times += [self._retry_at, self._alone_until, self._awaits_news_until]
         at = min((time for time in times if time is not None and time > now), default=None)
         if at is None or at == self._timer_at:
             return []

@@ -6,6 +6,7 @@ from typing import Final
 
 from pulsenet import limits
 from pulsenet.chain.ledger import Ledger
+from pulsenet.chain.records import Descriptor
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.courier import Courier
 from pulsenet.node.effects import Effect
@@ -40,6 +41,7 @@ class Contact:
         self._draw = draw
         self._courier = courier
         self._heard_at: float | None = None
+        self._has_answer = False
         self._contribution: Digest | None = None
         self._send_at = 0.0
         self._sent_term = 0
@@ -55,6 +57,15 @@ class Contact:
         mandate = self._ledger.mandate
         if mandate is not None and source in (None, mandate.coordinator):
             self._heard_at = now
+
+    def note_answer(self) -> None:
+        """Somebody answered how far the run is."""
+        self._has_answer = True
+
+    def is_informed(self, descriptor: Descriptor | None) -> bool:
+        """Say whether somebody answered how far the run is, or nobody is listed who could."""
+        listed = set() if descriptor is None else {*descriptor.trainers, *descriptor.authorities}
+        return self._has_answer or listed <= {self._peer_id}
 
     def is_silent(self, now: float) -> bool:
         """Say whether no coordinator was heard of for the length of a lease."""

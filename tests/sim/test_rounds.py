@@ -265,7 +265,7 @@ def test_a_residual_is_dropped_after_too_many_missed_rounds_and_counted() -> Non
 
 def test_a_missed_round_folds_everything_back() -> None:
     """The contribution is stored but reaches nobody; the checkers see it again in the residual, then counted."""
-    world = RoundsWorld(15, constants={"missed_rounds_max": 3})
+    world = RoundsWorld(15, constants={"missed_rounds_max": 5})
     trainer = world.node("trainer 0")
     world.run_rounds(1, ROUND_SECONDS_MAX)
     for other in world.nodes.values():

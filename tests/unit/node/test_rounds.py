@@ -23,6 +23,7 @@ from pulsenet.node.effects import (
     RunInnerSteps,
     SaveState,
     SendRequest,
+    SetTimer,
     ShowToMachines,
     StoreContribution,
     StoreRecord,
@@ -73,8 +74,8 @@ class Bench:
         self.receipts: dict[int, Receipt] = {}
         self.begin()
 
-    def begin(self) -> None:
-        """Start the machine, for the first time or anew from the disk."""
+    def begin(self, *, is_answered: bool = True) -> None:
+        """Start the machine, for the first time or anew from the disk; somebody answers how far the run is."""
         self.ledger = Ledger.restore(self.trust, self.store.state.get(LEDGER_KEY), self.store.record)
         own = self.store.state.get(OWN_KEY)
         self.machine = Rounds(
@@ -85,6 +86,13 @@ class Bench:
         vote = Vote(self.run.run_id, 0, 1, self.authority.peer_id, None)
         votes = (encode_signed(self.run.seal(vote, self.authority)),)
         self.tell(TermSeen(votes, self.authority.peer_id))
+        if is_answered:
+            self.answer()
+
+    def answer(self) -> list[Effect]:
+        """Answer that nothing is newer than what this node knows."""
+        reply = RoundsReply(self.ledger.next_round_index, (), (), None)
+        return self.tell(ReplyReceived(1, self.authority.peer_id, reply))
 
     def tell(self, event: Event) -> list[Effect]:
         effects = sorted(self.machine.handle(event, self.now, 0), key=lambda effect: EXECUTION_ORDER[type(effect)])
@@ -365,3 +373,40 @@ def test_old_news_and_foreign_records_change_nothing(bench: Bench) -> None:
     assert Count("rejected", "schema") in effects
     assert record_digest(bench.run.genesis) == bench.run.run_id
     assert bench.machine.phase is Phase.TRAINING
+
+
+def test_inner_steps_wait_for_the_first_answer_how_far_the_run_is(bench: Bench) -> None:
+    bench.begin(is_answered=False)
+    assert not only(bench.attach(), RunInnerSteps)
+    assert not only(bench.tell(TimerFired()), RunInnerSteps)
+    assert only(bench.answer(), RunInnerSteps)
+    assert not only(bench.answer(), RunInnerSteps)
+
+
+def test_rounds_that_are_over_are_stepped_before_inner_steps_are_run(bench: Bench) -> None:
+    bench.attach()
+    bench.contribute()
+    bench.finish()
+    bench.begin(is_answered=False)
+    effects = bench.attach()
+    effects += bench.answer()
+    assert not only(effects, RunInnerSteps)
+    assert bench.machine.phase is not Phase.TRAINING
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for_long(bench: Bench) -> None:
+    bench.begin(is_answered=False)
+    (timer,) = only(bench.attach(), SetTimer)[-1:]
+    assert timer.at <= ALONE_SECONDS
+    bench.now = ALONE_SECONDS
+    assert only(bench.tell(TimerFired()), RunInnerSteps)
+
+
+def test_nobody_is_waited_for_where_nobody_is_listed(make_run: Callable[..., Any]) -> None:
+    alone = make_run(trainers=())
+    trust = alone.trust()
+    key = make_run.publisher  # type: ignore[attr-defined]
+    assert trust.descriptor.authorities == (key.peer_id,)
+    machine = Rounds(trust, Ledger(trust), key.peer_id, key.sign, lambda count: 0, FakeStore())
+    effects = machine.handle(TrainingAttached(0, root(0), None), 0.0, 0)
+    assert only(effects, RunInnerSteps)
