@@ -208,7 +208,9 @@ def test_few_or_small_contributions_are_fetched_whole(make_run: Callable[..., An
     assert authority.is_whole()
 
 
-def test_in_an_old_round_a_trainer_sums_its_slice_and_an_authority_names_none(bench: Bench, make_run: Callable[..., Any]) -> None:
+def test_in_an_old_round_a_trainer_sums_its_slice_and_an_authority_names_none(
+    bench: Bench, make_run: Callable[..., Any]
+) -> None:
     for one in (bench, Bench(make_run, is_authority=True)):
         later = Receipt(
             run_id=one.run.run_id,
