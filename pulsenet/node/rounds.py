@@ -366,7 +366,7 @@ class Rounds:
             self._told = None
         if self._ledger.is_changed:
             effects.append(SaveState(LEDGER_KEY, self._ledger.save()))
-        return effects + self._report() + self._set_timer(now)
+        return effects + self._report(now) + self._set_timer(now)
 
     def _note_alone(self, now: float) -> None:
         """Notice that the own records lead on only from later, where nobody is there who might have more."""
@@ -474,7 +474,7 @@ class Rounds:
     def _move(self, step: Step) -> None:
         self._phase = follow(self._phase, step)
 
-    def _report(self) -> list[Effect]:
+    def _report(self, now: float) -> list[Effect]:
         report = make_report(
             self._ledger,
             phase=self._phase,
@@ -482,6 +482,7 @@ class Rounds:
             has_anchor=self._anchor() is not None,
             contact=self._contact,
             progress=self._gathering.progress(),
+            now=now,
         )
         if report == self._told:
             return []

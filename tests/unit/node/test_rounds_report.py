@@ -20,7 +20,13 @@ def report(
     contact.refusal, contact.wait_seconds = refusal, 60.0 if refusal else 0.0
     progress = FetchProgress(10, 5, 1, 1, reason)
     made = make_report(
-        ledger, phase=phase, round_index=round_index, has_anchor=has_anchor, contact=contact, progress=progress
+        ledger,
+        phase=phase,
+        round_index=round_index,
+        has_anchor=has_anchor,
+        contact=contact,
+        progress=progress,
+        now=0.0,
     )
     return dict(made.fields)
 
@@ -40,4 +46,10 @@ def test_who_fetches_says_what_holds_it_up(run: Any) -> None:
 
 
 def test_a_state_that_no_receipt_leads_to_is_said(run: Any) -> None:
-    assert report(run, Phase.PENDING, has_anchor=False, round_index=3)["rounds_reason"] == "ahead"
+    fields = report(run, Phase.PENDING, has_anchor=False, round_index=3)
+    assert (fields["rounds_reason"], fields["rounds_behind"]) == ("ahead", 0)
+
+
+def test_who_waits_for_a_receipt_says_that_nobody_closes_rounds(run: Any) -> None:
+    assert report(run, Phase.PENDING, has_anchor=True)["rounds_reason"] == "no-coordinator"
+    assert report(run, Phase.TRAINING, has_anchor=True)["rounds_reason"] == ""
