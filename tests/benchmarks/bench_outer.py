@@ -46,7 +46,7 @@ from pathlib import Path
 import torch
 from outer_plot import draw_plot
 from outer_report import SEEDS_MAX, format_table, summarize, verdicts
-from outer_swarm import Plan, RunFigures, Swarm
+from outer_swarm import CONTROLS, Plan, RunFigures, Swarm
 from outer_tasks import DialectTask, SumsTask, Task
 
 BEGIN, END = "<!-- convergence: written by tests/benchmarks/bench_outer.py -->", "<!-- convergence: end -->"
@@ -71,8 +71,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=None)
     parser.add_argument("--pretrain-steps", type=int, default=None)
     parser.add_argument("--held-out-count", type=int, default=512)
-    parser.add_argument("--beside", choices=["ddp", "delayed"], nargs="*", default=[])
-    parser.add_argument("--delay-rounds", type=int, default=16)
+    parser.add_argument("--beside", choices=["ddp", *CONTROLS], nargs="*", default=[])
+    parser.add_argument("--delay-rounds", type=int, default=20, help="of the control delayed")
+    parser.add_argument("--flush-interval", type=int, default=50, help="rounds, of the control flushed")
     parser.add_argument("--processes", type=int, default=2, help="seeds that run at the same time; changes no figure")
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--write", type=Path, default=None, help="Markdown file whose marked part becomes the table")
@@ -105,6 +106,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
         batch_size=options.batch_size,
         evaluate_interval=options.evaluate_interval,
         delay_rounds=options.delay_rounds,
+        flush_interval=options.flush_interval,
     )
 
 

@@ -12,8 +12,20 @@ import numpy as np
 PANEL_WIDTH: Final = 330
 PANEL_HEIGHT: Final = 240
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 42, 44
-COLOURS: Final = {"pulseloco": "#0969da", "diloco": "#9a6700", "ddp": "#57606a", "delayed": "#1a7f37"}
-LABELS: Final = {"pulseloco": "PULSELoCo", "diloco": "DiLoCo", "ddp": "DDP", "delayed": "DiLoCo, delayed"}
+COLOURS: Final = {
+    "pulseloco": "#0969da",
+    "diloco": "#9a6700",
+    "ddp": "#57606a",
+    "delayed": "#1a7f37",
+    "flushed": "#8250df",
+}
+LABELS: Final = {
+    "pulseloco": "PULSELoCo",
+    "diloco": "DiLoCo",
+    "ddp": "DDP",
+    "delayed": "DiLoCo, delayed",
+    "flushed": "PULSELoCo, flushed",
+}
 
 Points = Sequence[tuple[float, float]]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-from outer_swarm import FP32_SIZE_BYTES, Plan, RunFigures
+from outer_swarm import CONTROLS, FP32_SIZE_BYTES, Plan, RunFigures
 
 T_95: Final = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -23,6 +23,8 @@ FALL_RATIO_MIN: Final = 0.05
 TAIL_RATIO_MAX: Final = 0.003
 """Of the loss: what DiLoCo may still gain in the last quarter of the rounds and be flat."""
 INTERVAL_WIDTH_RATIO_MAX: Final = 0.01
+DIFFERENCE_RATIO_MAX: Final = 0.01
+INCLUDES_ZERO: Final = "95 % interval of the loss difference to DiLoCo includes 0"
 DENSITY_MIN, DENSITY_MAX = 0.01, 0.06
 PAYLOAD_RATIO_MIN: Final = 17.0
 
@@ -95,6 +97,21 @@ def summarize(runs: Runs, plan: Plan, *, floor: float | None) -> dict[str, Any]:
         "payload_ratio": element_count * FP32_SIZE_BYTES / payload,
         "payload_ratio_min": min(ratio for run in pulse for ratio in run.payload_ratios),
         "bits_per_entry": 8 * payload / (float(densities.mean()) * element_count),
+        "payload_ratios": {
+            name: element_count * FP32_SIZE_BYTES / float(np.mean([run.payload_size_bytes for run in listed]))
+            for name, listed in runs.items()
+        },
+        "loss_applied": float(np.mean([run.loss_applied for run in pulse])),
+        "sizes": [
+            {
+                "low": low,
+                **{
+                    name: float(np.mean([getattr(row, name) for run in pulse for row in run.sizes if row.low == low]))
+                    for name in ("share", "density", "never_sent")
+                },
+            }
+            for low in sorted({row.low for run in pulse for row in run.sizes})
+        ],
         "received": [_count_received(count, payload, element_count, plan.inner_steps) for count in TRAINER_COUNTS],
         "seconds": sum(run.seconds for listed in runs.values() for run in listed),
     }
@@ -140,7 +157,8 @@ def verdicts(summary: Mapping[str, Any]) -> dict[str, bool]:
         "density 1 to 6 % from round 3 on": bool(densities)
         and densities[0] >= DENSITY_MIN
         and densities[1] <= DENSITY_MAX,
-        "95 % interval of the loss difference to DiLoCo includes 0": abs(difference) <= half_width,
+        INCLUDES_ZERO: abs(difference) <= half_width,
+        "all of the interval within 1 % of the loss": abs(difference) + half_width < DIFFERENCE_RATIO_MAX,
         "interval narrower than 1 % of the loss": 2 * half_width < INTERVAL_WIDTH_RATIO_MAX,
         "payload more than 17x below dense FP32": summary["payload_ratio"] > PAYLOAD_RATIO_MIN,
     }
@@ -152,6 +170,7 @@ def format_table(summary: Mapping[str, Any], heading: str) -> str:
     of_fall, of_fall_width = summary["difference_of_fall"]
     names = list(summary["loss"])
     floor = summary["loss_floor"]
+    payloads = ", ".join(f"{name} {summary['payload_ratios'][name]:.1f}x" for name in names if name in CONTROLS)
     ends = "" if floor is None else f", floor {floor:.4f}"
     low, high = summary["density_from_round_3"] or (math.nan, math.nan)
     lines = [
@@ -176,7 +195,17 @@ def format_table(summary: Mapping[str, Any], heading: str) -> str:
         f"At the end: {100 * difference:+.3f} % ± {100 * half_width:.3f} % of the loss, {100 * of_fall:+.2f} % ± "
         f"{100 * of_fall_width:.2f} % of its fall (seed by seed, 1e-4 nats: {seeds}). Density {100 * low:.2f} to "
         f"{100 * high:.2f} % from round 3 on. Payload {summary['payload_ratio']:.1f}x below dense FP32 (worst round "
-        f"{summary['payload_ratio_min']:.1f}x), {summary['bits_per_entry']:.1f} bits an entry.",
+        f"{summary['payload_ratio_min']:.1f}x), {summary['bits_per_entry']:.1f} bits an entry. Were every residual "
+        f"sent at once and its momentum run out, PULSELoCo would have {summary['loss_applied']:.5f}."
+        + (f" Payload of the controls: {payloads}." if payloads else ""),
+        "",
+        "| weights from | share, % | sent a round, % | never sent, % |",
+        "| --- | --- | --- | --- |",
+        *(
+            f"| {row['low']:g} | {100 * row['share']:.1f} | {100 * row['density']:.2f} "
+            f"| {100 * row['never_sent']:.1f} |"
+            for row in summary["sizes"]
+        ),
         "",
         "| trainers | received a trainer and round, kB: PULSELoCo | ring all-reduce (DiLoCo) | DDP | x below DiLoCo "
         "| x below DDP |",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -10,16 +11,24 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from outer_tasks import BETAS, Batch, Task, compute_loss
 
 from pulsenet.outer.blob import encode_blob
+from pulsenet.outer.contribution import Entries, index_dtype
 from pulsenet.training import Algorithm, LocalExchange, OuterOptimizer, OuterSettings
 from pulsenet.training.exchange import FinalRound
 from pulsenet.training.snapshot import cast_to_bf16
 from pulsenetd.demo.models import copy_module
 
 FP32_SIZE_BYTES: Final = 4
+
+CONTROLS: Final = {"delayed": Algorithm.DILOCO, "flushed": Algorithm.PULSELOCO}
+"""Runs that no descriptor names: each changes one thing of the algorithm beside it."""
+
+SIZE_EDGES: Final = (0.0, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, math.inf)
+"""Of a weight's magnitude: each class has BF16 steps twice as large as the one below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,22 @@ class Plan:
     """Rounds between two looks at the held-out loss; the start and the last round are looked at too."""
     delay_rounds: int = 0
     """Of the control ``delayed``."""
+    flush_interval: int = 0
+    """Of the control ``flushed``: every so many rounds the gate passes everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRow:
+    """How often weights of one size were sent by the first trainer."""
+
+    low: float
+    """Smallest magnitude, at the end."""
+    share: float
+    """Such weights over all."""
+    density: float
+    """Of them, sent in a round, mean of all rounds."""
+    never_sent: float
+    """Of them, sent in no round."""
 
 
 @dataclass(slots=True)
@@ -56,6 +81,9 @@ class RunFigures:
     """That contribution's size, mean of all rounds."""
     residual_norms: list[float] = field(default_factory=list)
     """The first trainer's, after each round."""
+    loss_applied: float = math.nan
+    """After the last round, if everyone's residual were sent at once and the momentum it gives had run out."""
+    sizes: list[SizeRow] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -118,7 +146,8 @@ class Swarm:
     Args:
         task: Gives the batches; trainer i's are the same under every algorithm.
         start: Model that all trainers start from; stays as it is.
-        algorithm: How they share: an :class:`Algorithm`, or ``delayed`` for :class:`DelayedExchange`.
+        algorithm: How they share: an :class:`Algorithm`, ``delayed`` for :class:`DelayedExchange`, or ``flushed`` for
+            PULSELoCo whose gate passes everything every ``flush_interval`` rounds.
         seed: Of the shards.
         plan: Sizes.
     """
@@ -127,16 +156,21 @@ class Swarm:
         element_count = sum(parameter.numel() for parameter in start.parameters())
         self.figures = RunFigures(algorithm, seed, element_count)
         self._task = task
-        self._algorithm = Algorithm.DILOCO if algorithm == "delayed" else Algorithm(algorithm)
+        self._algorithm = CONTROLS.get(algorithm) or Algorithm(algorithm)
         self._seed = seed
         self._plan = plan
         settings = OuterSettings(algorithm=self._algorithm, inner_steps=plan.inner_steps)
+        self._settings = settings
         self._delay_rounds = plan.delay_rounds if algorithm == "delayed" else 0
+        self._flush_interval = plan.flush_interval if algorithm == "flushed" else 0
         self._exchange = DelayedExchange(settings, plan.trainers, delay_rounds=self._delay_rounds)
         self._models = [copy_module(start, torch.float32) for _ in range(plan.trainers)]
         self._held_out = task.draw_held_out()
         self._reports: list[list[Any]] = [[] for _ in self._models]
+        self._syncs: dict[int, OuterOptimizer] = {}
         self._sizes: list[int] = []
+        self._sent_counts: list[npt.NDArray[np.int32]] = []
+        """Rounds in which the first trainer sent each entry, by tensor."""
         self._errors: list[BaseException] = []
         self._turn = threading.Lock()
         """One trainer computes at a time: on few cores, threads that fight for the interpreter only lose time."""
@@ -160,6 +194,9 @@ class Swarm:
         if self._algorithm is not Algorithm.DDP:
             figures.densities = np.mean([[one.density for one in row] for row in self._reports], axis=0).tolist()
             figures.residual_norms = [one.residual_norm for one in self._reports[0]]
+        if self._algorithm is Algorithm.PULSELOCO:
+            figures.loss_applied = self._apply_residuals()
+            figures.sizes = self._count_by_size()
         figures.payload_ratios = [dense_size_bytes / size for size in self._sizes]
         figures.payload_size_bytes = float(np.mean(self._sizes)) if self._sizes else float(dense_size_bytes)
         figures.seconds = time.process_time() - started
@@ -178,6 +215,9 @@ class Swarm:
         # No weight decay: over these few small steps it would be noise.
         optimizer = torch.optim.AdamW(model.parameters(), lr=self._task.learning_rate, betas=BETAS, weight_decay=0.0)
         sync = OuterOptimizer(model, optimizer, exchange=self._exchange.member(index))
+        self._syncs[index] = sync
+        if self._flush_interval:
+            sync.state.gate = flushing(sync, self._flush_interval)  # type: ignore[method-assign]
         if index == 0:
             self._look(view, 0)
             if self._algorithm is Algorithm.PULSELOCO:
@@ -213,14 +253,53 @@ class Swarm:
             self.figures.losses.append(view.evaluate(self._held_out))
 
     def _measured(self, sync: OuterOptimizer) -> Callable[[], Any]:
-        """Return ``sync.begin_round`` with a note of each contribution's encoded size."""
+        """Return ``sync.begin_round`` with a note of what each contribution holds and of its encoded size."""
         begin = sync.begin_round
+        self._sent_counts = [np.zeros(values.numel(), np.int32) for values in sync.state.theta]
 
         def wrapped() -> Any:
             contribution = begin()
             assert contribution is not None
             theta = [values.numpy() for values in sync.state.theta]
             self._sizes.append(sum(len(piece) for piece in encode_blob(contribution, sync.state.table, theta)))
+            for entries in contribution.entries:
+                self._sent_counts[entries.tensor_index][entries.indices] += 1
             return contribution
 
         return wrapped
+
+    def _apply_residuals(self) -> float:
+        """Return the loss of theta without what is held back, moved as far as the outer optimizer would in the end."""
+        gain = self._settings.learning_rate / (1.0 - self._settings.momentum_factor)
+        model = copy_module(self._models[0], torch.float32)
+        with torch.no_grad():
+            # The order of the table is not the model's.
+            parameters = dict(model.named_parameters())
+            for index, spec in enumerate(self._syncs[0].state.table.tensors):
+                held = sum(sync.state.residual[index] for sync in self._syncs.values()) / len(self._syncs)
+                parameters[spec.name].sub_((gain * held).view(parameters[spec.name].shape))
+        return ComputeView(model).evaluate(self._held_out)
+
+    def _count_by_size(self) -> list[SizeRow]:
+        sizes = np.concatenate([np.abs(values.numpy()) for values in self._syncs[0].state.theta])
+        sent = np.concatenate(self._sent_counts)
+        rows = []
+        for low, high in itertools.pairwise(SIZE_EDGES):
+            found = sent[(sizes >= low) & (sizes < high)]
+            if found.size:
+                density = float(found.mean()) / self._plan.rounds
+                rows.append(SizeRow(low, found.size / sent.size, density, float(np.mean(found == 0))))
+        return rows
+
+
+def flushing(sync: OuterOptimizer, interval: int) -> Callable[..., Entries]:
+    """Return ``sync.state.gate`` that passes everything in every ``interval``-th round."""
+    gate = sync.state.gate
+
+    def wrapped(tensor_index: int, local: torch.Tensor, *, is_dense: bool) -> Entries:
+        if (sync.round_index + 1) % interval:
+            return gate(tensor_index, local, is_dense=is_dense)
+        values = gate(tensor_index, local, is_dense=True).values
+        return Entries(tensor_index, np.arange(values.size, dtype=index_dtype(values.size)), values)
+
+    return wrapped
