@@ -191,7 +191,7 @@ class Rounds:
         if reply.votes:
             self._ledger.accept_mandate(reply.votes)
         self._contact.note_heard(peer_id, now)
-        self._contact.note_answer()
+        self._contact.note_answer(peer_id, self._trust.descriptor)
         if reply.state_anchor is not None:
             anchor = decode_signed(reply.state_anchor)
             if self._ledger.accept_anchor(anchor):
@@ -355,9 +355,9 @@ class Rounds:
             effects += self._use_what_is_whole(now)
         effects += self._gathering.pump(now)
         effects += self._send_contribution(now)
-        effects += self._contact.poll(
-            now, from_round_index=self._poll_from, is_waiting=self._phase in (Phase.JOINING, Phase.PENDING)
-        )
+        waits = self._phase in (Phase.JOINING, Phase.PENDING) or self._awaits_news_until is not None
+        known = self._trust.descriptor
+        effects += self._contact.poll(now, from_round_index=self._poll_from, is_waiting=waits, descriptor=known)
         if self._is_unsaved:
             self._is_unsaved = False
             effects += [StoreRecord(signed) for signed in self._ledger.records()]

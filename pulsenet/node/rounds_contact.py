@@ -58,14 +58,13 @@ class Contact:
         if mandate is not None and source in (None, mandate.coordinator):
             self._heard_at = now
 
-    def note_answer(self) -> None:
-        """Somebody answered how far the run is."""
-        self._has_answer = True
+    def note_answer(self, peer_id: PeerId, descriptor: Descriptor | None) -> None:
+        """A peer answered how far the run is; only those who take part in rounds know it first hand."""
+        self._has_answer |= peer_id in _list_members(descriptor)
 
     def is_informed(self, descriptor: Descriptor | None) -> bool:
-        """Say whether somebody answered how far the run is, or nobody is listed who could."""
-        listed = set() if descriptor is None else {*descriptor.trainers, *descriptor.authorities}
-        return self._has_answer or listed <= {self._peer_id}
+        """Say whether a member answered how far the run is, or this node is the only one."""
+        return self._has_answer or _list_members(descriptor) <= {self._peer_id}
 
     def is_silent(self, now: float) -> bool:
         """Say whether no coordinator was heard of for the length of a lease."""
@@ -119,15 +118,17 @@ class Contact:
         """Ask at the next chance: somebody new can be asked."""
         self._poll_at = min(self._poll_at, now)
 
-    def poll(self, now: float, *, from_round_index: int, is_waiting: bool) -> list[Effect]:
-        """Return the question how far the run is, if one is due."""
+    def poll(
+        self, now: float, *, from_round_index: int, is_waiting: bool, descriptor: Descriptor | None = None
+    ) -> list[Effect]:
+        """Return the question how far the run is, if one is due; members are asked before others."""
         interval = POLL_WAITING_SECONDS if is_waiting else POLL_SECONDS
         self._poll_at = min(self._poll_at, now + max(interval, self.wait_seconds))
         if now < self._poll_at or not self._courier.connected:
             return []
         self._poll_at = now + interval
         self.refusal, self.wait_seconds = "", 0.0
-        connected = sorted(self._courier.connected)
+        connected = sorted(self._courier.connected & _list_members(descriptor) or self._courier.connected)
         mandate = self._ledger.mandate
         peer_id = connected[self._draw(len(connected))]
         # The coordinator knows best, but not if it is the one that went silent.
@@ -141,3 +142,7 @@ class Contact:
         if self._contribution is not None:
             times.append(self._send_at)
         return min((at for at in times if at > now), default=None)
+
+
+def _list_members(descriptor: Descriptor | None) -> set[PeerId]:
+    return set() if descriptor is None else {*descriptor.trainers, *descriptor.authorities}

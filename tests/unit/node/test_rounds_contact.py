@@ -127,3 +127,22 @@ def test_silence_is_a_lease_without_a_sign(bench: Bench) -> None:
 def test_nobody_is_asked_where_nobody_is(bench: Bench) -> None:
     assert bench.contact.poll(0.0, from_round_index=0, is_waiting=True) == []
     assert bench.contact.next_wake(0.0) is None
+
+
+def test_members_are_asked_before_others_and_only_their_answer_informs(bench: Bench) -> None:
+    descriptor = bench.ledger._trust.descriptor
+    member, stranger = bench.run.publisher.peer_id, bench.run.stranger.peer_id
+    assert not bench.contact.is_informed(descriptor)
+    bench.courier.connected.add(stranger)
+    (question,) = bench.contact.poll(0.0, from_round_index=0, is_waiting=True, descriptor=descriptor)
+    assert isinstance(question, SendRequest)
+    assert question.peer_id == stranger
+    bench.contact.note_answer(stranger, descriptor)
+    assert not bench.contact.is_informed(descriptor)
+    bench.connect()
+    for now in (10.0, 20.0, 30.0):
+        (question,) = bench.contact.poll(now, from_round_index=0, is_waiting=True, descriptor=descriptor)
+        assert isinstance(question, SendRequest)
+        assert question.peer_id == member
+    bench.contact.note_answer(member, descriptor)
+    assert bench.contact.is_informed(descriptor)
