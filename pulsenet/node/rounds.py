@@ -248,8 +248,9 @@ class Rounds:
             self._move(Step.ASTRAY)
             return [ShowToMachines(StateLost())]
         self._round_index, self._state_root = event.round_index, event.state_root
-        is_informed = self._contact.is_informed(self._trust.descriptor)
-        self._awaits_news_until = None if is_informed else now + ALONE_SECONDS
+        ledger, known = self._ledger, self._trust.descriptor
+        is_known = event.round_index >= ledger.next_round_index or ledger.final(event.round_index) is not None
+        self._awaits_news_until = self._contact.await_news(now, known, ALONE_SECONDS, is_known=is_known)
         effects: list[Effect] = [ShowToMachines(self._state_event)]
         if event.round_index > self._ledger.next_round_index:
             text = f"no receipt known here leads to round {event.round_index}, whose state the training process holds"
@@ -338,10 +339,6 @@ class Rounds:
 
     def _go_on(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        until = self._awaits_news_until
-        if until is not None and (now >= until or self._contact.is_informed(self._trust.descriptor)):
-            self._awaits_news_until = None
-            effects += self._start_inner_steps() if self._phase is Phase.TRAINING else []
         if self._ledger.fork is None:
             # While nothing more comes of what a receipt lists, it may be gone: then a later anchor is the way on.
             if self._phase is Phase.GATHERING:
@@ -353,6 +350,10 @@ class Rounds:
             if self._phase is not Phase.APPLYING:
                 effects += self._gathering.update(now, final=self._due_final, anchor=self._wanted_anchor())
             effects += self._use_what_is_whole(now)
+        until = self._awaits_news_until
+        if until is not None and (now >= until or self._contact.is_informed(self._trust.descriptor)):
+            self._awaits_news_until = None
+            effects += self._start_inner_steps() if self._phase is Phase.TRAINING else []
         effects += self._gathering.pump(now)
         effects += self._send_contribution(now)
         waits = self._phase in (Phase.JOINING, Phase.PENDING) or self._awaits_news_until is not None

@@ -62,6 +62,21 @@ class Contact:
         """A peer answered how far the run is; only those who take part in rounds know it first hand."""
         self._has_answer |= peer_id in _list_members(descriptor)
 
+    def await_news(
+        self, now: float, descriptor: Descriptor | None, seconds_max: float, *, is_known: bool
+    ) -> float | None:
+        """Return until when a training process that came waits for news.
+
+        Args:
+            seconds_max: Longest wait.
+            is_known: Whether what leads on from its state is known here; if not, answers to earlier questions, asked
+                before it was there, say nothing of it.
+        """
+        if not is_known:
+            self._has_answer = False
+            self.poll_soon(now)
+        return None if self.is_informed(descriptor) else now + seconds_max
+
     def is_informed(self, descriptor: Descriptor | None) -> bool:
         """Say whether a member answered how far the run is, or this node is the only one."""
         return self._has_answer or _list_members(descriptor) <= {self._peer_id}

@@ -55,7 +55,7 @@ from pulsenet.node.rounds import ALONE_SECONDS, EXTENSIONS_MAX, RETRY_SECONDS, R
 from pulsenet.node.rounds_phase import Phase
 from pulsenet.testing.fakes import FakeStore
 from pulsenet.testing.toy_training import write_blob
-from pulsenet.wire.messages import PushContribution, RoundsReply
+from pulsenet.wire.messages import GetRounds, PushContribution, RoundsReply
 
 
 def root(round_index: int) -> Digest:
@@ -410,3 +410,16 @@ def test_nobody_is_waited_for_where_nobody_is_listed(make_run: Callable[..., Any
     machine = Rounds(trust, Ledger(trust), key.peer_id, key.sign, lambda count: 0, FakeStore())
     effects = machine.handle(TrainingAttached(0, root(0), None), 0.0, 0)
     assert only(effects, RunInnerSteps)
+
+
+def test_an_answer_from_before_the_training_process_came_says_nothing_of_its_state(bench: Bench) -> None:
+    """The rounds that lead on from an old checkpoint are kept by nobody: a state anchor is the way, not inner steps."""
+    bench.tell_rounds(9, bench.anchor(8))
+    effects = bench.attach(3)
+    assert not only(effects, RunInnerSteps)
+    questions = [request.message for request in only(effects, SendRequest)]
+    assert GetRounds(3) in questions
+    effects = bench.tell_rounds(9, bench.anchor(8))
+    assert not only(effects, RunInnerSteps)
+    assert bench.machine.phase is Phase.RESTORING
+    assert only(effects, RestoreState)
