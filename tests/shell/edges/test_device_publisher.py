@@ -55,7 +55,7 @@ class Daemon:
         self._is_busy = False
         self._threads = ThreadPoolExecutor(1)
         unused: Any = None
-        hooks = LocalHooks(self._on_snapshot, unused, unused, unused, unused, unused)
+        hooks = LocalHooks(self._on_snapshot, unused, unused, unused, unused, unused, unused, unused)
         server = LocalServer(self.directory, hooks, role="trainer")
         server.listen()
         self._task = self.loop.create_task(server.serve())

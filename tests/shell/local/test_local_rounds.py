@@ -86,7 +86,7 @@ class Daemon:
             threads=self.threads,
             metrics=self.metrics,
         )
-        hooks = LocalHooks(unused, unused, unused, unused, unused, unused, rounds=hook)
+        hooks = LocalHooks(unused, unused, unused, unused, unused, unused, unused, unused, rounds=hook)
         self.server = LocalServer(directory, hooks, role="trainer")
         self.loop = asyncio.new_event_loop()
         self.server.listen()
@@ -209,7 +209,7 @@ def test_the_settings_are_told_before_anything_is_opened(daemon: Daemon, process
 
 
 def test_a_node_that_trains_nothing_says_so(tmp_path: Path, daemon: Daemon) -> None:
-    hooks = LocalHooks(unused, unused, unused, unused, unused, unused)
+    hooks = LocalHooks(unused, unused, unused, unused, unused, unused, unused, unused)
     server = LocalServer(tmp_path / "other", hooks, role="seed")
 
     async def scenario() -> Any:
