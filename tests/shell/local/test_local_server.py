@@ -860,7 +860,8 @@ def test_rollouts_go_out_and_come_in(daemon: Daemon, client: Client) -> None:
     assert [(item.peer_id, item.sequence, item.samples) for item in received] == [(peer_id, 3, (stamped,))] * 2
     assert len(client.take_rollouts(2)) == 1
     assert client.take_rollouts(2, 0.01) == []
-    assert daemon.settled == [(2, True), (1, True), (0, True)]
+    # The daemon notes it after the reply has left.
+    wait_until(lambda: daemon.settled == [(2, True), (1, True), (0, True)])
 
 
 def test_batches_that_do_not_reach_the_process_are_given_back(daemon: Daemon) -> None:
