@@ -27,9 +27,12 @@ Bytes: *payload* is what one trainer sends, once, encoded as for the transport; 
 from the payload measured: everyone's payload under PULSELoCo, a ring all-reduce of FP32 under DiLoCo (one a round) and
 DDP (one an inner step).
 
+What came out is in ``docs/outer.md``: PULSELoCo ends above DiLoCo, so the script returns 1.
+
 ``--beside delayed`` adds a control: DiLoCo whose aggregates are applied ``--delay-rounds`` late, so that the delay acts
-alone, without a gate. ``--beside ddp`` adds the loss under DDP, which has no outer momentum and so moves a seventh as
-far a round. ``--task sums`` has the settings of earlier tries; ``docs/outer.md`` lists what they gave.
+alone, without a gate. ``--beside flushed`` adds PULSELoCo whose gate passes everything every ``--flush-interval``
+rounds, so that nothing waits for long. ``--beside ddp`` adds the loss under DDP, which has no outer momentum and so
+moves a seventh as far a round. ``--task sums`` has the settings of earlier tries.
 """
 
 from __future__ import annotations
