@@ -22,7 +22,9 @@ LINKS_SECONDS: Final = 1.0
 HEADS_SECONDS: Final = 15.0
 """The directory is the fallback: the mesh brings heads within a round trip."""
 HAVES_SECONDS: Final = 20.0
-MEND_SECONDS: Final = 30.0
+MEND_SECONDS: Final = 20.0
+"""A link that comes back is used within this time, the 10 s a dial takes at most, and libp2p's back-off from the one or
+two dials that our own calls made before the loss was noticed (6 to 9 s)."""
 RUN_FILES_SECONDS: Final = 3.0
 """What nodes and commands of this machine wrote into the run's directory is noticed within so many seconds."""
 DESCRIPTORS_SECONDS: Final = 15.0

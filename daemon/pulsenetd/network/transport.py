@@ -20,6 +20,7 @@ from pulsenet.wire.messages import Hello, Message
 from pulsenetd.errors import AddressInUseError
 from pulsenetd.network import addresses, p2pd
 from pulsenetd.network.dial import DialHistory, DialOutcome
+from pulsenetd.network.knock import CLOSED, knock
 from pulsenetd.network.p2pd import P2pd, P2pdSettings, RawStream
 from pulsenetd.network.provider import Admission, Handler, Provider, ViolationHandler
 from pulsenetd.network.requester import Requester
@@ -221,21 +222,33 @@ class Transport:
         usable = [address for address in peer_addresses if running.can_dial(address)]
         outcomes = {address: DialOutcome(peer_id, address, "invalid", "not an address") for address in peer_addresses}
         if usable:
-            outcomes |= await self._dial_usable(running, peer_id, usable, timeout_seconds)
+            outcomes |= await self._dial_usable(
+                running, peer_id, usable, timeout_seconds or self._deadlines.open_seconds
+            )
         return tuple(outcomes[address] for address in peer_addresses)
 
     async def _dial_usable(
-        self, running: P2pd, peer_id: PeerId, usable: Sequence[str], timeout_seconds: float | None
+        self, running: P2pd, peer_id: PeerId, usable: Sequence[str], timeout_seconds: float
     ) -> dict[str, DialOutcome]:
+        is_new = peer_id not in {peer.peer_id for peer in await running.list_peers(_CONTROL_SECONDS)}
+        outcomes: dict[str, DialOutcome] = {}
+        if is_new:
+            answers = await asyncio.gather(*(knock(address, timeout_seconds) for address in usable))
+            closed = {address: reason for address, reason in zip(usable, answers, strict=True) if reason}
+            outcomes = {one: DialOutcome(peer_id, one, reason, CLOSED[reason]) for one, reason in closed.items()}
+            usable = [address for address in usable if address not in closed]
+            if not usable:
+                return outcomes
         try:
-            await running.connect(peer_id, usable, timeout_seconds or self._deadlines.open_seconds)
+            await running.connect(peer_id, usable, timeout_seconds)
         except UnavailableError as error:
             text = str(error)
-            return {address: self._dial_history.explain(peer_id, address, text) for address in usable}
-        self._outbound.add(peer_id)
+            return outcomes | {address: self._dial_history.explain(peer_id, address, text) for address in usable}
+        if is_new:
+            self._outbound.add(peer_id)
         for address in usable:
             self._dial_history.forget(peer_id, address)
-        return {address: DialOutcome(peer_id, address, "connected", "connected") for address in usable}
+        return outcomes | {address: DialOutcome(peer_id, address, "connected", "connected") for address in usable}
 
     async def dial_all(self, bootstraps: Sequence[str], timeout_seconds: float) -> tuple[DialOutcome, ...]:
         """Dial bootstraps (``/ip4/.../p2p/<peer>``) at once; return one outcome each, in their order (A-NET-1).

@@ -17,7 +17,7 @@ from pulsenet.wire.messages import GetHead, HeadReply, Message
 from pulsenetd.errors import NoBootstrapError, P2pdError, exit_code
 from pulsenetd.identity import load_or_create, verify
 from pulsenetd.network import hivemind_repairs
-from pulsenetd.network.addresses import join_address
+from pulsenetd.network.addresses import get_port, join_address, split_address
 from pulsenetd.network.directory import Directory
 from pulsenetd.network.p2pd import P2pdSettings
 from pulsenetd.network.stack import Network
@@ -44,6 +44,15 @@ def make_network(tmp_path: Path, name: str, *, on_change: Any = lambda _: None, 
 async def bootstrap_address(tmp_path: Path, name: str, network: Network) -> str:
     address = (await network.transport.listen_addresses(private_too=True))[0]
     return join_address(address, load_or_create(tmp_path / f"{name}.key").peer_id)
+
+
+async def wait_alone(network: Network) -> None:
+    """Wait until p2pd noticed that nobody is left."""
+    for _ in range(200):
+        if not await network.transport.connected_peers():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("still connected")
 
 
 async def answer(_peer: PeerId, _message: Message) -> list[Message]:
@@ -147,8 +156,35 @@ def test_peers_dialled_later_are_remembered_for_mending(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_node_that_lost_everybody_dials_again_although_libp2p_backs_off(tmp_path: Path) -> None:
-    """A-NET-5: after an outage the back-off must not keep a node alone for minutes; its watch sees no death."""
+def test_a_node_that_lost_everybody_reaches_them_as_soon_as_they_are_back(tmp_path: Path) -> None:
+    """A-NET-5: nobody was dialled in vain, so that libp2p has nothing to back off from."""
+
+    async def main() -> None:
+        first, second = make_network(tmp_path, "first"), make_network(tmp_path, "second")
+        await first.open([])
+        try:
+            address = await bootstrap_address(tmp_path, "first", first)
+            await second.open([address])
+            await first.close()
+            process = second.transport.p2pd
+            await wait_alone(second)
+            for _ in range(6):
+                assert await second.mend() == ()
+            await first.open([])
+            assert len(await second.mend()) == 1
+            assert second.transport.p2pd is process
+        finally:
+            await second.close()
+            await first.close()
+
+    run(main())
+
+
+def test_where_libp2p_backs_off_from_everybody_a_new_p2pd_dials(tmp_path: Path) -> None:
+    """A-NET-5: something at the address opens and speaks another language; the watch sees no death."""
+
+    async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
 
     async def main() -> None:
         first, second = make_network(tmp_path, "first"), make_network(tmp_path, "second")
@@ -158,11 +194,15 @@ def test_a_node_that_lost_everybody_dials_again_although_libp2p_backs_off(tmp_pa
             await second.open([address])
             watch = asyncio.create_task(second.run())
             await first.close()
+            port = get_port(split_address(address)[0])
+            stranger = await asyncio.start_server(hang_up, "127.0.0.1", port)
             process = second.transport.p2pd
             assert await second.mend() == ()
             second._refresh_at = 0.0
             assert await second.mend() == ()
             assert second.transport.p2pd is not process
+            stranger.close()
+            await stranger.wait_closed()
             await first.open([])
             assert await second.mend() == ()  # refreshed a moment ago: libp2p still backs off
             second._refresh_at = 0.0

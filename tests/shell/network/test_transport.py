@@ -425,6 +425,34 @@ def test_every_bootstrap_failure_has_its_own_reason(make_node: Any) -> None:
     run(main())
 
 
+def test_a_peer_that_was_away_is_dialled_as_soon_as_it_is_back(make_node: Any) -> None:
+    """A-NET-5: libp2p's own back-off is a minute after so many dials, and neither link is lost meanwhile."""
+
+    async def main() -> None:
+        async with make_node("a") as a, make_node("b") as b:
+            address = await b.address()
+            await b.transport.close()
+            for _ in range(8):
+                assert [one.reason for one in await a.transport.dial(b.peer_id, [address])] == ["refused"]
+            process = a.transport.p2pd
+            await b.transport.open()
+            assert [one.reason for one in await a.transport.dial(b.peer_id, [address])] == ["connected"]
+            assert a.transport.p2pd is process
+
+    run(main())
+
+
+def test_a_connection_somebody_else_opened_is_not_counted_as_our_own(make_node: Any) -> None:
+    async def main() -> None:
+        async with make_node("a") as a, make_node("b") as b:
+            await b.meet(a)
+            assert (await a.transport.dial(b.peer_id, [await b.address()]))[0].is_connected
+            assert [link.outbound for link in await a.transport.connected_peers()] == [False]
+            assert [link.outbound for link in await b.transport.connected_peers()] == [True]
+
+    run(main())
+
+
 def test_addresses_a_peer_made_up_are_outcomes_and_not_errors(make_node: Any) -> None:
     async def main() -> None:
         async with make_node("a") as a, make_node("b") as b:
