@@ -44,6 +44,8 @@ class Order(StrEnum):
     """Let go of what a commit overwrote: it is the new version."""
     READ_BACK = "read_back"
     """Compare a sample of what was written last with what is there."""
+    COMPARE = "compare"
+    """Compare all weights with a model directory, while the engine serves; nothing changes."""
     WATCHDOG = "watchdog"
     """Nobody asked: the node was gone in the middle of an update."""
 
@@ -201,7 +203,7 @@ class UpdateInfo:
     engine_url: str = ""
     """With ATTACH: where a watchdog may resume the engine."""
     checkpoint: str = ""
-    """With ATTACH: directory to compare with, if not the engine's own model."""
+    """Directory to compare with: with ATTACH, if it is not the engine's own model; with COMPARE, always."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the order as plain values."""

@@ -27,7 +27,7 @@ from pulsenet.errors import (
 )
 from pulsenet.ids import Version, compute_digest
 from pulsenet.serving.engine import check_records
-from pulsenet.serving.vllm.attest import Checkpoint, RegionTensors, attest, overwrite
+from pulsenet.serving.vllm.attest import Checkpoint, RegionTensors, Tensors, attest, overwrite
 from pulsenet.serving.vllm.exchange import State, UpdateInfo, parse_version
 from pulsenet.serving.vllm.map import EngineMap, LoadWeights, Memory, trace_map
 from pulsenet.tensors.params import ParameterTable
@@ -294,6 +294,18 @@ class RankWeights:
             self._drop()
             self.state, self.held, self.root = State.UNKNOWN, None, None
             raise
+
+    def compare(self, tensors: Tensors, what: str) -> None:
+        """Compare everything this rank holds with ``tensors``, which are called ``what``; nothing changes.
+
+        Raises:
+            LocalProtocolError: An update is committed and not finished.
+            IntegrityError: The bits differ; the message names the tensors.
+        """
+        if self.state is State.COMMITTED:
+            raise LocalProtocolError("an update is committed and not finished")
+        self._check_addresses()
+        attest(self.map, tensors, what)
 
     def _check_addresses(self) -> None:
         """Refuse to work on memory that the model has left."""

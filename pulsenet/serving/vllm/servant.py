@@ -41,7 +41,7 @@ from pulsenet.serving.vllm.map import EngineMap
 from pulsenet.serving.vllm.rank import RankWeights
 from pulsenet.tensors.params import ParameterTable
 
-READING_ORDERS: Final = frozenset({Order.ATTACH, Order.STAGE, Order.READ_BACK})
+READING_ORDERS: Final = frozenset({Order.ATTACH, Order.STAGE, Order.READ_BACK, Order.COMPARE})
 
 Work = Callable[[], None]
 
@@ -190,6 +190,8 @@ class RankServant:
                 return lambda: weights.stage(order, memory)
             case Order.READ_BACK:
                 return weights.read_back
+            case Order.COMPARE:
+                return lambda: weights.compare(Checkpoint(Path(order.checkpoint), weights.map.table), order.checkpoint)
             case Order.COMMIT:
                 return weights.commit
             case Order.FINISH:

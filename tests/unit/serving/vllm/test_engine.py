@@ -28,7 +28,9 @@ from pulsenet.errors import (
 from pulsenet.ids import Digest, Version
 from pulsenet.local.shared_memory import create_memory, write_at
 from pulsenet.serving.engine import FullUpdate, RecordsUpdate, apply_update
+from pulsenet.serving.vllm import compare as compare_module
 from pulsenet.serving.vllm import engine as engine_module
+from pulsenet.serving.vllm.compare import compare_engine
 from pulsenet.serving.vllm.engine import UpdateTimes, VllmEngine, _make_error
 from pulsenet.serving.vllm.exchange import PAUSED_NAME, State
 from pulsenet.serving.vllm.handover import lend_memory
@@ -587,3 +589,46 @@ def test_memory_shorter_than_announced_is_not_copied(swarm: Swarm) -> None:
         pass
     os.close(descriptor)
     assert not (swarm.path / "node" / "memory").exists()
+
+
+def save_state(swarm: Swarm, number: int) -> Path:
+    """Write a version as a model directory."""
+    directory = swarm.path / f"version-{number}"
+    directory.mkdir()
+    save_file({name: tensor.clone() for name, tensor in swarm.states[number].items()}, directory / "m.safetensors")
+    return directory
+
+
+def test_a_whole_engine_is_compared_with_a_model_directory_beside_its_node(
+    swarm: Swarm, make_records: MakeRecords, fresh_bits: Any
+) -> None:
+    apply_update(swarm.engine, swarm.versions[0])
+    apply_update(swarm.engine, make_records(swarm.versions[0], swarm.versions[1]))
+    place = swarm.path / "node"
+    assert compare_engine(swarm.vllm, place, save_state(swarm, 1)) == RANKS
+    with pytest.raises(IntegrityError, match=r"rank 0: the engine holds other bits than .*version-2"):
+        compare_engine(swarm.vllm, place, save_state(swarm, 2))
+    # Another comparison's outcome says nothing about the engine: it serves on, and the node goes on with it.
+    assert swarm.is_version(1, fresh_bits)
+    apply_update(swarm.engine, make_records(swarm.versions[1], swarm.versions[3]))
+    assert compare_engine(swarm.vllm, place, save_state(swarm, 3)) == RANKS
+    with torch.no_grad():
+        swarm.vllm.servants[1]._weights._model.bias[0] += 1
+    with pytest.raises(IntegrityError, match="rank 1"):
+        compare_engine(swarm.vllm, place, swarm.path / "version-3")
+
+
+def test_a_comparison_that_nobody_answers_is_unavailable_and_leaves_the_engine_open_to_updates(
+    swarm: Swarm, make_records: MakeRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare_module, "COMPARE_SECONDS_MAX", 0.0)
+    apply_update(swarm.engine, swarm.versions[0])
+    swarm.vllm.silent["compare"] = 1
+    with pytest.raises(UnavailableError, match="of the engine did not answer 'compare'"):
+        compare_engine(swarm.vllm, swarm.path / "node", save_state(swarm, 0))
+    swarm.vllm.silent.clear()
+    monkeypatch.undo()
+    with pytest.raises(UnavailableError, match="no safetensors files"):
+        compare_engine(swarm.vllm, swarm.path / "node", swarm.path)
+    apply_update(swarm.engine, make_records(swarm.versions[0], swarm.versions[1]))
+    assert swarm.engine.version == Version(0, 1)

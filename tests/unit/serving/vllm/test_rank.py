@@ -366,6 +366,8 @@ def test_reading_back_finds_weights_that_changed_since(
     bench.weights.commit()
     with pytest.raises(LocalProtocolError, match="not finished"):
         bench.weights.read_back()
+    with pytest.raises(LocalProtocolError, match="not finished"):
+        bench.weights.compare(Checkpoint(bench.checkpoint, bench.weights.map.table), "it")
     bench.weights.finish()
     with torch.no_grad():
         bench.model.norm += 1
