@@ -18,6 +18,7 @@ from pulsenet.training.snapshot import collect_tensors, take_snapshot
 
 if TYPE_CHECKING:
     from pulsenet.training.callback import PulsenetCallback
+    from pulsenet.training.publish_callback import PublishCallback
 
 __all__ = [
     "attach",
@@ -41,13 +42,18 @@ __all__ = [
     "Restoration",
     "LocalExchange",
     "PulsenetCallback",
+    "PublishCallback",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the Trainer's callback when it is asked for: it needs transformers, which the rest does without."""
+    """Import the Trainer's callbacks when they are asked for: they need transformers, which the rest does without."""
     if name == "PulsenetCallback":
         from pulsenet.training.callback import PulsenetCallback
 
         return PulsenetCallback
+    if name == "PublishCallback":
+        from pulsenet.training.publish_callback import PublishCallback
+
+        return PublishCallback
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
