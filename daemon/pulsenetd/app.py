@@ -34,7 +34,6 @@ from pulsenetd.local_server import LocalServer
 from pulsenetd.logs import logger
 from pulsenetd.membership import Membership
 from pulsenetd.metrics import Metrics
-from pulsenetd.network import addresses
 from pulsenetd.network.directory import Directory
 from pulsenetd.network.p2pd import P2pdSettings
 from pulsenetd.network.stack import Network
@@ -201,9 +200,15 @@ class Node:
         bootstraps = tuple(dict.fromkeys((*self._config.bootstrap, *settled.token.bootstraps)))
         if not (bootstraps or settled.is_local or self._config.wait) and self._trust.descriptor is None:
             self._search.refuse_to_be_alone(await asyncio.to_thread(live.read))
-        await self._network.open(
-            self._without_self(bootstraps), wait=self._config.wait, on_progress=lambda text: logger.info("%s", text)
+        outcomes = await self._network.open(
+            bootstraps,
+            try_seconds=self._config.start_timeout_seconds,
+            wait=self._config.wait,
+            on_progress=lambda text: logger.info("%s", text),
         )
+        for outcome in outcomes:
+            if not outcome.is_connected and outcome.reason != "self":
+                logger.warning("a bootstrap was not reached and is tried again later: %s", outcome)
         try:
             await self._search.find(live)
             transport = self._network.transport
@@ -273,10 +278,6 @@ class Node:
 
     def _is_private(self) -> bool:
         return self._trust.descriptor is not None and self._trust.descriptor.private
-
-    def _without_self(self, texts: tuple[str, ...]) -> tuple[str, ...]:
-        own = self._settled.identity.peer_id
-        return tuple(text for text in texts if addresses.split_address(text)[1] != own)
 
     async def _build_role(self) -> Role:
         return await build_role(

@@ -178,6 +178,7 @@ def _ask_for_what_is_refused(told: Story, swarm: Swarm) -> None:
             "join",
             "--role=inferencer",
             f"--token={file['token']}",
+            "--start-timeout-seconds=15",
             *(f"--bootstrap={address}" for address in told.seen["bootstraps"].values()),
             home=swarm.home("elsewhere"),
         )

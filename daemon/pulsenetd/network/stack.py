@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NoReturn
 
@@ -72,14 +73,18 @@ class Network:
         bootstraps: Sequence[str],
         *,
         timeout_seconds: float = limits.REQUEST_OPEN_SECONDS_MAX,
+        try_seconds: float = 0.0,
         wait: bool = False,
         on_progress: Callable[[str], None] = lambda _: None,
     ) -> tuple[DialOutcome, ...]:
         """Start p2pd, dial the bootstraps and join the directory; return one outcome per bootstrap.
 
+        One bootstrap that answers is enough. A node that is a bootstrap itself may be the first of them.
+
         Args:
             bootstraps: Addresses with ``/p2p/<peer>``; none starts a swarm of one.
             timeout_seconds: Limit for each dial.
+            try_seconds: How long to go on while none can be reached: those started at the same moment come up late.
             wait: Try for ever while no bootstrap can be reached, instead of giving up.
             on_progress: Told what is being waited for.
 
@@ -93,23 +98,34 @@ class Network:
             await self.transport.open(on_progress)
             await self.directory.open(self.transport.hivemind_p2p)
             self._bootstraps = tuple(bootstraps)
-            delay_seconds = limits.RETRY_SECONDS_MIN
-            while True:
-                outcomes = await self.transport.dial_all(self._bootstraps, timeout_seconds)
-                others = [outcome for outcome in outcomes if outcome.reason != "self"]
-                if not others or any(outcome.is_connected for outcome in others):
-                    break
-                if not wait:
-                    raise NoBootstrapError(describe_failure(others))
-                on_progress(describe_failure(others))
-                await self._sleep(delay_seconds * (0.5 + self._draw() / 2))
-                await self._refresh_if_stuck(outcomes)
-                delay_seconds = min(2 * delay_seconds, limits.RETRY_SECONDS_MAX)
+            outcomes = await self._reach_one(timeout_seconds, try_seconds, wait, on_progress)
             await self.directory.join([outcome.peer_id for outcome in outcomes if outcome.is_connected])
         except BaseException:
             await self.close()
             raise
         return outcomes
+
+    async def _reach_one(
+        self, timeout_seconds: float, try_seconds: float, wait: bool, on_progress: Callable[[str], None]
+    ) -> tuple[DialOutcome, ...]:
+        """Dial the bootstraps until one answers."""
+        give_up_at = self._clock() + try_seconds
+        delay_seconds = limits.RETRY_SECONDS_MIN
+        told = ""
+        while True:
+            outcomes = await self.transport.dial_all(self._bootstraps, timeout_seconds)
+            others = [outcome for outcome in outcomes if outcome.reason != "self"]
+            if len(others) < len(outcomes) or not others or any(outcome.is_connected for outcome in others):
+                return outcomes
+            if not wait and self._clock() >= give_up_at:
+                raise NoBootstrapError(describe_failure(others))
+            text = describe_failure(others) if wait else summarise_failure(others)
+            if text != told:
+                told = text
+                on_progress(text)
+            await self._sleep(delay_seconds * (0.5 + self._draw() / 2))
+            await self._refresh_if_stuck(outcomes)
+            delay_seconds = min(2 * delay_seconds, limits.RETRY_SECONDS_MAX)
 
     async def run(self) -> NoReturn:
         """Watch p2pd and restart everything when it dies, until cancelled.
@@ -209,3 +225,9 @@ def describe_failure(outcomes: Sequence[DialOutcome]) -> str:
     return "\n".join(
         ["no bootstrap can be reached:", *lines, "check the addresses and that one of them runs; --wait retries"]
     )
+
+
+def summarise_failure(outcomes: Sequence[DialOutcome]) -> str:
+    """Return one line on bootstraps that may still come up: how many failed for which reason."""
+    counts = Counter(outcome.detail for outcome in outcomes)
+    return f"no bootstrap answers yet ({', '.join(f'{text}: {count}' for text, count in counts.items())}): trying again"

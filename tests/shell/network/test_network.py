@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,11 @@ async def wait_alone(network: Network) -> None:
             return
         await asyncio.sleep(0.05)
     raise AssertionError("still connected")
+
+
+def find_free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 async def answer(_peer: PeerId, _message: Message) -> list[Message]:
@@ -111,6 +117,98 @@ def test_no_bootstrap_reached_is_one_error_with_a_line_each(tmp_path: Path) -> N
         assert list((tmp_path / "node").iterdir()) == []
         with pytest.raises(UsageError):
             await network.open(["not an address"])
+
+    run(main())
+
+
+def test_one_live_bootstrap_of_five_is_enough_and_the_others_are_named(tmp_path: Path) -> None:
+    """A-NET-1: each dead one fails in its own way, the one that lives is found within 30 s."""
+
+    async def main() -> None:
+        live, node = make_network(tmp_path, "live"), make_network(tmp_path, "node")
+        await live.open([])
+        try:
+            address = await bootstrap_address(tmp_path, "live", live)
+            refused, silent, nameless = (PeerId(bytes([number]) * 32) for number in (1, 2, 3))
+            with socket.create_server(("127.0.0.1", 0)) as hole:
+                port = hole.getsockname()[1]
+                dead = [
+                    join_address("/ip4/127.0.0.1/tcp/1", refused),
+                    join_address(f"/ip4/127.0.0.1/tcp/{port}", silent),
+                    join_address("/dns4/nobody.invalid/tcp/1", nameless),
+                    join_address(split_address(address)[0], PeerId(bytes([4]) * 32)),
+                ]
+                started = time.monotonic()
+                outcomes = await node.open([*dead, address], timeout_seconds=5)
+            assert time.monotonic() - started < 30
+            reasons = [outcome.reason for outcome in outcomes]
+            assert reasons == ["refused", "timed-out", "unresolved", "wrong-peer", "connected"]
+        finally:
+            await node.close()
+            await live.close()
+
+    run(main())
+
+
+def test_bootstraps_that_start_at_the_same_moment_find_each_other(tmp_path: Path) -> None:
+    """A-DHT-4: all have the same list, and nobody on it is up yet."""
+
+    async def main() -> None:
+        names = [f"n{number}" for number in range(4)]
+        nodes = []
+        for name in names:
+            port = find_free_port()
+            nodes.append(make_network(tmp_path, name, listen_addresses=(f"/ip4/127.0.0.1/tcp/{port}",)))
+        listed = [
+            join_address(node.transport._settings.listen_addresses[0], load_or_create(tmp_path / f"{name}.key").peer_id)
+            for name, node in zip(names, nodes, strict=True)
+        ]
+        try:
+            await asyncio.gather(*(node.open(listed[:2], try_seconds=30) for node in nodes))
+            # the first two were each other's only bootstrap: whichever was up first found nobody, and mends
+            await asyncio.gather(*(node.mend() for node in nodes))
+            for node in nodes:
+                assert len(node.directory._node.protocol.routing_table.uid_to_peer_id) >= 2
+        finally:
+            await asyncio.gather(*(node.close() for node in nodes))
+
+    run(main())
+
+
+def test_a_bootstrap_itself_may_be_the_first_one_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = make_network(tmp_path, "node", listen_addresses=(f"/ip4/127.0.0.1/tcp/{find_free_port()}",))
+        own = join_address("/ip4/127.0.0.1/tcp/1", load_or_create(tmp_path / "node.key").peer_id)
+        other = join_address("/ip4/127.0.0.1/tcp/2", PeerId(bytes([2]) * 32))
+        outcomes = await node.open([own, other])
+        try:
+            assert [outcome.reason for outcome in outcomes] == ["self", "refused"]
+        finally:
+            await node.close()
+
+    run(main())
+
+
+def test_a_bootstrap_that_comes_up_within_the_start_limit_is_joined(tmp_path: Path) -> None:
+    """A-NET-1: retried within the limit, and told once in one line."""
+
+    async def main() -> None:
+        later = make_network(tmp_path, "later")
+        await later.open([])
+        address = await bootstrap_address(tmp_path, "later", later)
+        await later.close()
+        node = make_network(tmp_path, "node")
+        told = asyncio.Queue[str]()
+        opening = asyncio.create_task(node.open([address], try_seconds=30, on_progress=told.put_nowait))
+        try:
+            assert await told.get() == "no bootstrap answers yet (connection refused: 1): trying again"
+            await later.open([])
+            assert (await opening)[0].is_connected
+            assert told.empty()
+        finally:
+            opening.cancel()
+            await node.close()
+            await later.close()
 
     run(main())
 
