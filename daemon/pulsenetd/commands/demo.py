@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
 from pulsenet.errors import UsageError
+from pulsenetd.config import environment_name
 
 
 def add_parser(commands: Any) -> None:
@@ -21,6 +23,15 @@ def add_parser(commands: Any) -> None:
         "--trainers", type=int, default=1, metavar="N", help="more than one: they train together in rounds (PULSELoCo)"
     )
     parser.add_argument("--rounds", type=int, default=None, metavar="N", help="with --trainers: rounds (default 12)")
+    parser.add_argument(
+        "--engine", choices=("torch", "vllm"), default="torch", help="what samples: a torch module, or a real vLLM"
+    )
+    parser.add_argument(
+        "--engine-python",
+        default=None,
+        metavar="FILE",
+        help="interpreter that has vLLM (env PULSENET_ENGINE_PYTHON; default: this one)",
+    )
     parser.add_argument("--workdir", default=None, metavar="DIR", help="keep logs, keys and weights here")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.set_defaults(run_command=_demo)
@@ -31,6 +42,8 @@ def _demo(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if value is not None and not 1 <= value <= most:
             raise UsageError(f"--{name}: {value} is not from 1 to {most}")
+    if arguments.engine != "vllm" and arguments.engine_python is not None:
+        raise UsageError("--engine-python goes with --engine vllm")
     if arguments.trainers != 1:
         return _demo_together(arguments)
     if arguments.rounds is not None:
@@ -43,7 +56,15 @@ def _demo(arguments: argparse.Namespace) -> int:
         inferencers=2 if arguments.inferencers is None else arguments.inferencers,
         workdir=Path(arguments.workdir) if arguments.workdir else None,
         json_output=arguments.json,
+        vllm_python=_find_python(arguments),
     )
+
+
+def _find_python(arguments: argparse.Namespace) -> str | None:
+    """Return the interpreter that has vLLM, empty for this one; ``None`` if no vLLM is wanted."""
+    if arguments.engine != "vllm":
+        return None
+    return arguments.engine_python or os.environ.get(environment_name("engine_python"), "")
 
 
 def _demo_together(arguments: argparse.Namespace) -> int:
@@ -57,6 +78,8 @@ def _demo_together(arguments: argparse.Namespace) -> int:
             f"--rounds: {rounds} is not from {settings.ROUNDS_MIN} to 100000: "
             f"a trainer is killed in round {settings.KILL_IN_ROUND} and has to be seen coming back"
         )
+    if arguments.engine == "vllm":
+        raise UsageError("--engine vllm is for one trainer: with --trainers nobody samples")
     for name in ("versions", "inferencers"):
         if getattr(arguments, name) is not None:
             raise UsageError(f"--{name} is for one trainer: with --trainers, versions follow the rounds")

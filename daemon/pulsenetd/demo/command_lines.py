@@ -45,6 +45,15 @@ def join(role: str, data_directory: Path) -> list[str]:
     return [*PULSENET, "join", "--role", role, *options]
 
 
+def join_vllm(data_directory: Path, *, python: str, base: Path, port: int, context_tokens_max: int) -> list[str]:
+    """Return the command of an inferencer's node that starts a vLLM and keeps it current; prompts are token ids."""
+    options = ["--run", RUN_NAME, "--data-dir", str(data_directory), "--listen", LOOPBACK, "--worker-threads", "2"]
+    options += ["--wait", "--engine", "vllm", "--engine-python", python, "--serve", "--"]
+    served = ["--model", str(base), "--dtype", "bfloat16", "--max-model-len", str(context_tokens_max)]
+    served += ["--port", str(port), "--skip-tokenizer-init", "--enable-scale-out", "--enforce-eager"]
+    return [*PULSENET, "join", "--role", "inferencer", *options, *served]
+
+
 def join_rounds(role: str, data_directory: Path) -> list[str]:
     """Return the command that runs one node of the demonstration of rounds; an inferencer keeps files current."""
     options = ["--run", RUN_NAME, "--data-dir", str(data_directory), "--listen", LOOPBACK, "--worker-threads", "2"]
@@ -63,13 +72,40 @@ def rounds_process(
 
 
 def training_process(
-    *, model: str, data_directory: Path, versions: int, output: Path, threads: int, seed: int
+    *,
+    model: str,
+    data_directory: Path,
+    versions: int,
+    output: Path,
+    threads: int,
+    seed: int,
+    base: Path | None = None,
+    rollouts_seconds: float | None = None,
 ) -> list[str]:
-    """Return the command of the training loop beside the trainer's node."""
+    """Return the command of the training loop beside the trainer's node.
+
+    Args:
+        base: Where it writes the weights it starts from, as a model directory.
+        rollouts_seconds: Its longest wait for samples; ``None``: its own.
+    """
+    further = [] if base is None else ["--base", str(base)]
+    further += [] if rollouts_seconds is None else ["--rollouts-seconds", str(rollouts_seconds)]
     return [
         *(sys.executable, "-m", "pulsenetd.demo.trainer"),
         *("--model", model, "--data-dir", str(data_directory), "--versions", str(versions)),
         *("--output", str(output), "--threads", str(threads), "--seed", str(seed)),
+        *further,
+    ]
+
+
+def vllm_process(
+    *, model: str, data_directory: Path, url: str, prompts: int, weights: Path, final_file: Path, seed: int
+) -> list[str]:
+    """Return the command of the process that asks a vLLM for samples."""
+    return [
+        *(sys.executable, "-m", "pulsenetd.demo.vllm_inferencer"),
+        *("--model", model, "--data-dir", str(data_directory), "--url", url, "--prompts", str(prompts)),
+        *("--weights", str(weights), "--final-file", str(final_file), "--seed", str(seed)),
     ]
 
 
@@ -95,6 +131,16 @@ def environment(workdir: Path, inherited: Mapping[str, str], *, threads: int) ->
         "OMP_WAIT_POLICY": "PASSIVE",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
+    }
+
+
+def vllm_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a node that starts a vLLM: several share this machine, and nobody counts them."""
+    return {
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the models are small
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every engine takes the same cores
+        "VLLM_NO_USAGE_STATS": "1",
+        **environment,
     }
 
 

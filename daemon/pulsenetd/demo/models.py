@@ -64,6 +64,15 @@ def load_empty(name: str) -> tuple[LlamaForCausalLM, PromptTokenizer]:
     return _build_module(_smollm2_config(reader), torch.bfloat16), _read_tokenizer(reader)
 
 
+def load_tokenizer(name: str) -> PromptTokenizer:
+    """Return a model's tokenizer alone.
+
+    Raises:
+        ConfigError: The package that ships the model is not installed.
+    """
+    return CharacterTokenizer() if name == "tiny" else _read_tokenizer(_open_gguf())
+
+
 def copy_module(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaForCausalLM:
     """Return an independent module with the same values in ``dtype``."""
     copied = _build_module(model.config, dtype)

@@ -6,6 +6,8 @@
                  ├─ training process                   (GRPO; publishes, takes rollouts)
                  ├─ inferencer's node   ── p2pd        (pulsenet join --role inferencer), once per inferencer
                  └─ engine process                     (samples from the weights it received)
+
+With ``--engine vllm`` an inferencer's node starts a vLLM and keeps it current, and the engine process only asks it.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from pulsenetd.demo import command_lines
 from pulsenetd.demo.comparison import Comparison, compare_weights, compute_root
 from pulsenetd.demo.node_status import NodeWatch
 from pulsenetd.demo.processes import Children, DemoError, run_together
-from pulsenetd.demo.progress import Progress, Screen, format_size
-from pulsenetd.demo.reports import Applied, Finished, Loaded, Published, Report, Sampled
-from pulsenetd.demo.settings import SETTINGS, DemoSettings
+from pulsenetd.demo.progress import STAGES, VLLM_STAGES, Progress, Screen, format_size
+from pulsenetd.demo.reports import Applied, Compared, EngineFound, Finished, Loaded, Published, Report, Sampled
+from pulsenetd.demo.settings import SETTINGS, VLLM_START_SECONDS_MAX, DemoSettings
 from pulsenetd.demo.stage import Stopped, explain, open_workdir, stop_on_signals
+from pulsenetd.demo.vllm_stage import VllmEngines, end_engines, prepare_vllm
 
 NODE_START_SECONDS_MAX: Final = 90.0
 SILENCE_SECONDS_MAX: Final = 180.0
@@ -49,6 +52,8 @@ class _Swarm:
     progress: Progress
     watches: dict[str, NodeWatch]
     """By inferencer."""
+    vllm: VllmEngines | None = None
+    """``None``: the engines are in the processes that sample."""
     loaded: set[str] = field(default_factory=set)
     finished: dict[str, Finished] = field(default_factory=dict)
     """By process: the trainer and each inferencer."""
@@ -57,7 +62,15 @@ class _Swarm:
     """When a process last reported something."""
 
 
-def run_demo(model: str, versions: int | None, inferencers: int, workdir: Path | None, json_output: bool) -> int:
+def run_demo(
+    model: str,
+    versions: int | None,
+    inferencers: int,
+    workdir: Path | None,
+    json_output: bool,
+    *,
+    vllm_python: str | None = None,
+) -> int:
     """Run the demonstration and return its exit code: 0 only if all inferencers are bit-identical.
 
     Args:
@@ -67,25 +80,29 @@ def run_demo(model: str, versions: int | None, inferencers: int, workdir: Path |
         workdir: Where keys, stores, logs and weights go and stay; ``None`` takes a temporary directory, which is
             removed unless something fails.
         json_output: Print one JSON object on standard output, and progress on standard error.
+        vllm_python: Interpreter that has vLLM, empty for the one that runs this; ``None`` takes engines of our own.
 
     Raises:
-        UsageError: ``workdir`` holds an earlier run.
+        UsageError: ``workdir`` holds an earlier run, or there is no vLLM.
         StorageError: There is too little space for it.
     """
     settings = SETTINGS[model]
     console = Console(stderr=json_output)
     started_at = time.monotonic()
+    names = tuple(f"inferencer-{index}" for index in range(1, inferencers + 1))
+    vllm = None if vllm_python is None else prepare_vllm(vllm_python, names)
     with open_workdir(workdir, _needed_size_bytes(settings, inferencers)) as directory, stop_on_signals():
-        names = tuple(f"inferencer-{index}" for index in range(1, inferencers + 1))
-        progress = Progress(names)
+        progress = Progress(names, stages=STAGES if vllm is None else VLLM_STAGES)
         watches = {
             name: NodeWatch(command_lines.node_directory(directory.path, "inferencer", index))
             for index, name in enumerate(names, 1)
         }
         title = f"pulsenet demo: {settings.title}, GRPO on small sums, {_count(inferencers, 'inferencer')}"
+        title += "" if vllm is None else f" with vLLM {vllm.version}"
         try:
             with Children(directory.path / "logs") as children:
-                swarm = _Swarm(settings, versions or settings.versions, directory.path, children, progress, watches)
+                wanted_count = versions or settings.versions
+                swarm = _Swarm(settings, wanted_count, directory.path, children, progress, watches, vllm)
                 with Screen(console, title, progress) as screen:
                     _run_swarm(swarm, screen)
                     received = {name: watch.read_received_bytes() for name, watch in watches.items()}
@@ -96,6 +113,9 @@ def run_demo(model: str, versions: int | None, inferencers: int, workdir: Path |
             return 1
         except Stopped as stopped:
             return 128 + stopped.number
+        finally:
+            if vllm is not None:
+                end_engines(watch.data_directory for watch in watches.values())
         summary = _summarise(swarm, comparisons, root, received, time.monotonic() - started_at)
         directory.is_kept = directory.is_kept or not summary["identical"]
         if json_output:
@@ -110,17 +130,27 @@ def run_demo(model: str, versions: int | None, inferencers: int, workdir: Path |
 def _run_swarm(swarm: _Swarm, screen: Screen) -> None:
     """Start everything, and follow it until every process has written its weights."""
     _create_run(swarm, screen)
-    _start_engines(swarm)
-    _start_nodes(swarm, screen)
-    swarm.progress.phase = "loading models"
+    _start_trainer(swarm)
+    if swarm.vllm is None:
+        _start_engines(swarm)
+        _start_nodes(swarm, screen)
+        swarm.progress.phase = "loading models"
+    else:
+        # vLLM starts from a model directory, as everywhere: the trainer writes the one it starts from
+        log = swarm.children.logs / f"{_TRAINER}.log"
+        _wait_until(swarm, screen, lambda: _TRAINER in swarm.loaded, "the trainer did not load its model", log)
+        _start_nodes(swarm, screen)
+        _start_askers(swarm, swarm.vllm)
+        swarm.progress.phase = "vLLM starts: about a minute"
     wanted = {_TRAINER, *swarm.watches}
     final_file = swarm.workdir / "final-version"
     while set(swarm.finished) != wanted:
         _follow(swarm, screen)
-        if time.monotonic() - swarm.heard_at > SILENCE_SECONDS_MAX:
+        silence_seconds_max = SILENCE_SECONDS_MAX if swarm.vllm is None else VLLM_START_SECONDS_MAX
+        if time.monotonic() - swarm.heard_at > silence_seconds_max:
             missing = ", ".join(sorted(wanted - set(swarm.finished)))
             log = swarm.children.logs / f"{_TRAINER}-node.log"
-            raise DemoError(f"nothing happened for {SILENCE_SECONDS_MAX:.0f} s; not finished: {missing}", log)
+            raise DemoError(f"nothing happened for {silence_seconds_max:.0f} s; not finished: {missing}", log)
         if _TRAINER in swarm.finished and not final_file.exists():
             # only now do the engines know which version is their last
             last = swarm.finished[_TRAINER]
@@ -143,10 +173,19 @@ def _create_run(swarm: _Swarm, screen: Screen) -> None:
     run_together([command_lines.create_run(authority=authority, inferencers=inferencers)], environment)
 
 
-def _start_engines(swarm: _Swarm) -> None:
-    """Start the training process and the engines; they load their models while the nodes come up."""
-    # a small model gains nothing from a second thread, and loses much where cores are busy
-    cores = min(command_lines.core_count(), swarm.settings.threads_max)
+def _count_cores(swarm: _Swarm) -> int:
+    """Return how many threads compute: a small model gains nothing from a second, and loses much on busy cores."""
+    return min(command_lines.core_count(), swarm.settings.threads_max)
+
+
+def _count_prompts(swarm: _Swarm) -> int:
+    """Return how many questions each inferencer asks in one batch: together enough for a step."""
+    return -(-swarm.settings.prompts_per_step // len(swarm.watches))
+
+
+def _start_trainer(swarm: _Swarm) -> None:
+    """Start the training process."""
+    cores = _count_cores(swarm)
     (swarm.workdir / "weights").mkdir()
     command = command_lines.training_process(
         model=swarm.settings.name,
@@ -155,23 +194,59 @@ def _start_engines(swarm: _Swarm) -> None:
         output=swarm.workdir / "weights" / f"{_TRAINER}.safetensors",
         threads=cores,
         seed=TRAINER_SEED,
+        base=None if swarm.vllm is None else swarm.workdir / "base",
+        rollouts_seconds=None if swarm.vllm is None else VLLM_START_SECONDS_MAX,
     )
     environment = command_lines.environment(swarm.workdir, os.environ, threads=cores)
     swarm.children.start(_TRAINER, command, environment, may_exit=True)
+
+
+def _start_engines(swarm: _Swarm) -> None:
+    """Start the engines; they load their models while the nodes come up."""
     # while they sample the trainer waits, so together they may use all cores
-    threads = max(1, cores // len(swarm.watches))
+    threads = max(1, _count_cores(swarm) // len(swarm.watches))
     environment = command_lines.environment(swarm.workdir, os.environ, threads=threads)
     for index, (name, watch) in enumerate(swarm.watches.items(), 1):
         command = command_lines.engine_process(
             model=swarm.settings.name,
             data_directory=watch.data_directory,
-            prompts=-(-swarm.settings.prompts_per_step // len(swarm.watches)),
+            prompts=_count_prompts(swarm),
             output=swarm.workdir / "weights" / f"{name}.safetensors",
             final_file=swarm.workdir / "final-version",
             threads=threads,
             seed=TRAINER_SEED + index,
         )
         swarm.children.start(name, command, environment, may_exit=True)
+
+
+def _start_askers(swarm: _Swarm, vllm: VllmEngines) -> None:
+    """Start the processes that ask the vLLMs, which the nodes start."""
+    environment = command_lines.environment(swarm.workdir, os.environ, threads=1)
+    for index, (name, watch) in enumerate(swarm.watches.items(), 1):
+        command = command_lines.vllm_process(
+            model=swarm.settings.name,
+            data_directory=watch.data_directory,
+            url=vllm.url(name),
+            prompts=_count_prompts(swarm),
+            weights=swarm.workdir / "weights",
+            final_file=swarm.workdir / "final-version",
+            seed=TRAINER_SEED + index,
+        )
+        swarm.children.start(name, command, environment, may_exit=True)
+
+
+def _join_inferencer(swarm: _Swarm, name: str) -> list[str]:
+    """Return the command of an inferencer's node."""
+    data_directory = swarm.watches[name].data_directory
+    if swarm.vllm is None:
+        return command_lines.join("inferencer", data_directory)
+    return command_lines.join_vllm(
+        data_directory,
+        python=swarm.vllm.python,
+        base=swarm.workdir / "base",
+        port=swarm.vllm.ports[name],
+        context_tokens_max=swarm.settings.context_tokens_max,
+    )
 
 
 def _start_nodes(swarm: _Swarm, screen: Screen) -> None:
@@ -182,9 +257,12 @@ def _start_nodes(swarm: _Swarm, screen: Screen) -> None:
     watches = {_TRAINER: NodeWatch(trainer_directory), **swarm.watches}
     logs = {}
     for name, watch in watches.items():
-        role = "trainer" if name == _TRAINER else "inferencer"
-        command = command_lines.join(role, watch.data_directory)
-        logs[name] = swarm.children.start(f"{name}-node", command, environment).log
+        if name == _TRAINER:
+            command, further = command_lines.join("trainer", watch.data_directory), environment
+        else:
+            command = _join_inferencer(swarm, name)
+            further = environment if swarm.vllm is None else command_lines.vllm_environment(environment)
+        logs[name] = swarm.children.start(f"{name}-node", command, further).log
     for name, watch in watches.items():
         _wait_until(swarm, screen, watch.is_up, f"the node of {name} did not start", logs[name])
 
@@ -223,6 +301,10 @@ def _take_in(swarm: _Swarm, name: str, report: Report) -> None:
         progress.add_applied(name, report, swarm.watches[name].read_stage_seconds())
     elif isinstance(report, Sampled):
         swarm.sample_count += report.sample_count
+    elif isinstance(report, EngineFound):
+        progress.phase = f"{name}: {report.name} serves"
+    elif isinstance(report, Compared) and swarm.vllm is not None:
+        swarm.vllm.compared[name] = report
     elif isinstance(report, Finished):
         swarm.finished[name] = report
 
@@ -232,7 +314,14 @@ def _compare(swarm: _Swarm) -> tuple[dict[str, Comparison], str]:
     folder = swarm.workdir / "weights"
     trainer = folder / f"{_TRAINER}.safetensors"
     root = compute_root(trainer)
-    comparisons = compare_weights(trainer, {name: folder / f"{name}.safetensors" for name in swarm.watches}, root)
+    if swarm.vllm is not None:
+        # its memory was compared where it is; what it holds has the root under which the node was given it
+        comparisons = {
+            name: Comparison(swarm.finished[name].root, compared.is_identical, compared.difference)
+            for name, compared in swarm.vllm.compared.items()
+        }
+    else:
+        comparisons = compare_weights(trainer, {name: folder / f"{name}.safetensors" for name in swarm.watches}, root)
     for name in swarm.watches:
         published_root = swarm.finished[name].root
         if published_root != root:
@@ -272,6 +361,7 @@ def _summarise(
         "reward_start": round(sum(rewards[:third]) / third, 4) if rewards else None,
         "reward_end": round(sum(rewards[-third:]) / third, 4) if rewards else None,
         "seconds": round(seconds, 1),
+        **({} if swarm.vllm is None else {"engine": swarm.vllm.summarise(rows)}),
     }
 
 
@@ -291,6 +381,12 @@ def _print_summary(console: Console, summary: Mapping[str, Any], comparisons: Ma
         f"{'time':<14} {summary['seconds']:.0f} s in all; "
         f"{summary['lag_seconds']:.2f} s from publish() to the last engine on average",
     ]
+    engine = summary.get("engine")
+    if engine is not None:
+        pauses = f"{_count(engine['pauses'], 'update')} held requests up"
+        if engine["pauses"]:
+            pauses += f" for {engine['pause_ms_median']:.0f} ms (median), {engine['pause_ms_max']:.0f} ms at most"
+        lines.append(f"{'engine':<14} {engine['name']}; {pauses}; all weights compared in its memory")
     for line in ["", *lines]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -15,12 +15,13 @@ from rich.text import Text
 
 from pulsenetd.demo.reports import Applied, Published
 
-STAGES: Final = ("fetch", "decode", "verify")
-"""Stages whose seconds come from the nodes' metrics; *apply* is measured by the engines themselves."""
+STAGES: Final = ("fetch", "decode", "verify", "apply")
+"""Stages of an update; all but *apply*, which such engines measure themselves, come from the nodes' metrics."""
+VLLM_STAGES: Final = ("fetch", "decode", "verify", "stage", "pause")
+"""The same with vLLM: *stage* beside its serving, *pause* while its requests wait."""
 
 ROWS_SHOWN_MAX: Final = 16
 CAPTION: Final = "seconds of the slowest inferencer; lag: from publish() to its engine"
-COLUMNS: Final = ("version", "changed", "patch", "ratio", "fetch", "decode", "verify", "apply", "lag", "reward")
 
 
 @dataclass(slots=True)
@@ -56,18 +57,23 @@ class VersionRow:
             return max((applied.apply_seconds for applied in self.applied.values()), default=None)
         return max((seconds[stage] for seconds in self.stage_seconds.values() if stage in seconds), default=None)
 
-    def cells(self) -> tuple[str, ...]:
-        """Return the row as text, in the order of :data:`COLUMNS`."""
+    def cells(self, stages: Sequence[str] = STAGES) -> tuple[str, ...]:
+        """Return the row as text, in the order of :func:`name_columns`."""
         share = self.published.changed_count / max(1, self.published.element_count)
         return (
             self.label,
             "all" if self.published.is_first else f"{share:.2%}",
             format_size(self.published.encoded_size_bytes),
             f"{self.ratio:.0f}x" if not self.published.is_first else "1x",
-            *(_format_seconds(self.slowest(stage)) for stage in (*STAGES, "apply")),
+            *(_format_seconds(self.slowest(stage)) for stage in stages),
             _format_seconds(self.lag_seconds),
             "-" if self.published.is_first else f"{self.published.reward:.3f}",
         )
+
+
+def name_columns(stages: Sequence[str]) -> tuple[str, ...]:
+    """Return the headings of the table."""
+    return ("version", "changed", "patch", "ratio", *stages, "lag", "reward")
 
 
 @dataclass(slots=True)
@@ -76,6 +82,8 @@ class Progress:
 
     inferencers: tuple[str, ...]
     phase: str = "starting"
+    stages: tuple[str, ...] = STAGES
+    """What the table shows of each update."""
     rows: dict[int, VersionRow] = field(default_factory=dict)
     """By version number."""
     _early: dict[int, dict[str, tuple[Applied, dict[str, float]]]] = field(default_factory=dict)
@@ -143,9 +151,9 @@ class Screen(AbstractContextManager["Screen"]):
         for number, row in sorted(self._progress.rows.items()):
             if number not in self._printed and (is_over or self._progress.is_complete(number)):
                 if not self._printed:
-                    self._print_cells(COLUMNS)
+                    self._print_cells(name_columns(self._progress.stages))
                 self._printed.add(number)
-                self._print_cells(row.cells())
+                self._print_cells(row.cells(self._progress.stages))
 
     def _print_cells(self, cells: Sequence[str]) -> None:
         line = f"{cells[0]:<8}" + "".join(f"{cell:>9}" for cell in cells[1:])
@@ -158,10 +166,10 @@ class Screen(AbstractContextManager["Screen"]):
         table = Table(title=self._title, title_justify="left", caption=CAPTION, caption_justify="left", box=None)
         # narrow enough for a terminal of 80 columns
         table.padding = (0, 1, 0, 0)
-        for column in COLUMNS:
+        for column in name_columns(self._progress.stages):
             table.add_column(column, justify="left" if column == "version" else "right", no_wrap=True)
         for _, row in sorted(self._progress.rows.items())[-ROWS_SHOWN_MAX:]:
-            table.add_row(*row.cells())
+            table.add_row(*row.cells(self._progress.stages))
         return Group(table, Text(f"{self._elapsed():5.0f} s  {self._progress.phase}"))
 
 

@@ -73,6 +73,23 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineFound:
+    """An engine in other processes answers."""
+
+    name: str
+    """Such as ``vLLM 0.32.0``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """All weights in the memory of an engine in other processes were compared with the trainer's file."""
+
+    is_identical: bool
+    difference: str
+    """Which tensors differ, for a person; empty when none does."""
+
+
+@dataclass(frozen=True, slots=True)
 class RoundDone:
     """A trainer has done one exchange with the others."""
 
@@ -104,7 +121,7 @@ class Resumed:
     """The round it is in after catching up."""
 
 
-Report = Loaded | Published | Applied | Sampled | Finished | RoundDone | Resumed
+Report = Loaded | Published | Applied | Sampled | Finished | EngineFound | Compared | RoundDone | Resumed
 
 _TYPES: Final[dict[str, type[Report]]] = {
     "loaded": Loaded,
@@ -112,6 +129,8 @@ _TYPES: Final[dict[str, type[Report]]] = {
     "applied": Applied,
     "sampled": Sampled,
     "finished": Finished,
+    "engine": EngineFound,
+    "compared": Compared,
     "round": RoundDone,
     "resumed": Resumed,
 }

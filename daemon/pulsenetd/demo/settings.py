@@ -21,6 +21,8 @@ class DemoSettings:
     group_size: int
     """Samples per prompt; advantages are relative to their group."""
     completion_tokens_max: int
+    context_tokens_max: int
+    """Of a prompt and its completion together."""
     learning_rate: float
     staleness_max: int
     """Rollouts from weights older than this many versions are dropped."""
@@ -29,6 +31,9 @@ class DemoSettings:
     repeat_seconds: float
     """An inferencer sends a second batch from the same version if nothing newer came for so long."""
 
+
+VLLM_START_SECONDS_MAX: Final = 900.0
+"""vLLM loads its libraries and the model; on a busy machine that takes minutes."""
 
 SETTINGS: Final = {
     "smollm2": DemoSettings(
@@ -40,6 +45,7 @@ SETTINGS: Final = {
         prompts_per_step=4,
         group_size=8,
         completion_tokens_max=6,
+        context_tokens_max=256,
         learning_rate=3e-6,
         staleness_max=1,
         threads_max=16,
@@ -54,6 +60,7 @@ SETTINGS: Final = {
         prompts_per_step=8,
         group_size=8,
         completion_tokens_max=4,
+        context_tokens_max=64,
         learning_rate=6e-7,
         staleness_max=1,
         threads_max=1,

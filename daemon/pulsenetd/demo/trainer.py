@@ -89,6 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--base", type=Path, default=None, help="write the first weights here, for an engine to start")
+    parser.add_argument("--rollouts-seconds", type=float, default=ROLLOUTS_SECONDS_MAX, help="longest wait for samples")
     parsed = parser.parse_args(arguments)
     torch.set_num_threads(parsed.threads)
     torch.manual_seed(parsed.seed)
@@ -96,16 +98,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started_at = time.monotonic()
     masters, tokenizer = load_masters(parsed.model)
     grpo = GrpoTrainer(masters, learning_rate=settings.learning_rate, pad_token=tokenizer.pad_token)
+    if parsed.base is not None:
+        grpo.view.save_pretrained(parsed.base, safe_serialization=True)
     write_report(sys.stdout, Loaded(time.monotonic() - started_at))
     wait_for_node(parsed.data_dir)
     with attach(data_dir=parsed.data_dir) as publisher:
-        version = train(publisher, grpo, Collector(settings, tokenizer), versions=parsed.versions)
+        version = train(
+            publisher,
+            grpo,
+            Collector(settings, tokenizer),
+            versions=parsed.versions,
+            rollouts_seconds_max=parsed.rollouts_seconds,
+        )
     write_weights(grpo.view, parsed.output)
     write_report(sys.stdout, Finished(version.epoch, version.number, ""))
     return 0
 
 
-def train(publisher: Publisher, grpo: GrpoTrainer, collector: Collector, *, versions: int) -> Version:
+def train(
+    publisher: Publisher,
+    grpo: GrpoTrainer,
+    collector: Collector,
+    *,
+    versions: int,
+    rollouts_seconds_max: float = ROLLOUTS_SECONDS_MAX,
+) -> Version:
     """Publish the weights as they are, then one version per step; returns the last version.
 
     Raises:
@@ -114,7 +131,7 @@ def train(publisher: Publisher, grpo: GrpoTrainer, collector: Collector, *, vers
     version = _publish(publisher, grpo, step_index=0, report=None, staleness=0, wait_seconds=0.0, step_seconds=0.0)
     for step_index in range(1, versions + 1):
         waiting_since = time.monotonic()
-        samples, staleness = _collect(publisher, collector, version)
+        samples, staleness = _collect(publisher, collector, version, rollouts_seconds_max)
         stepping_since = time.monotonic()
         report = grpo.step(samples)
         version = _publish(
@@ -129,12 +146,12 @@ def train(publisher: Publisher, grpo: GrpoTrainer, collector: Collector, *, vers
     return version
 
 
-def _collect(publisher: Publisher, collector: Collector, version: Version) -> tuple[Samples, int]:
-    for batch in publisher.rollouts(timeout_seconds=ROLLOUTS_SECONDS_MAX):
+def _collect(publisher: Publisher, collector: Collector, version: Version, seconds_max: float) -> tuple[Samples, int]:
+    for batch in publisher.rollouts(timeout_seconds=seconds_max):
         collector.add(batch, version)
         if collector.is_enough:
             return collector.take()
-    raise UnavailableError(f"no rollouts of version {version} came within {ROLLOUTS_SECONDS_MAX:.0f} s")
+    raise UnavailableError(f"no rollouts of version {version} came within {seconds_max:.0f} s")
 
 
 def _publish(

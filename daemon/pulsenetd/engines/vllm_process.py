@@ -177,6 +177,25 @@ def recall(path: Path, arguments: ServerArguments) -> tuple[AdoptedProcess, int]
 
     One that was started with other arguments is ended instead.
     """
+    left = _read_memory(path)
+    if left is None:
+        return None
+    process, port, given = left
+    if given != arguments.given:
+        process.stop()
+        return None
+    return process, port
+
+
+def end_left(path: Path) -> None:
+    """End the server that a node left running when it was killed. Blocks."""
+    left = _read_memory(path)
+    if left is not None:
+        left[0].stop()
+
+
+def _read_memory(path: Path) -> tuple[AdoptedProcess, int, tuple[str, ...]] | None:
+    """Return the server that is remembered, its port and its arguments; ``None`` if it is gone."""
     try:
         match json.loads(path.read_bytes()):
             case {"pid": int(pid), "begun": str(begun), "port": int(port), "arguments": list(given)}:
@@ -185,12 +204,7 @@ def recall(path: Path, arguments: ServerArguments) -> tuple[AdoptedProcess, int]
                 return None
     except (OSError, ValueError):
         return None
-    if process.exit_code() is not None:
-        return None
-    if tuple(given) != arguments.given:
-        process.stop()
-        return None
-    return process, port
+    return None if process.exit_code() is not None else (process, port, tuple(given))
 
 
 def _read_begun(pid: int) -> str | None:

@@ -6,7 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from pulsenetd.demo.progress import Progress, Screen, VersionRow, format_size
+from pulsenetd.demo.progress import VLLM_STAGES, Progress, Screen, VersionRow, format_size, name_columns
 from pulsenetd.demo.reports import Applied, Published
 
 FIRST = Published(
@@ -53,6 +53,12 @@ def test_a_row_reads_as_numbers_with_units() -> None:
     row = VersionRow(SECOND, {"a": applied(2, 21.0)}, {"a": {"fetch": 0.5, "decode": 0.25, "verify": 0.125}})
     assert row.cells() == (*("0.2", "0.60%", "10 kB", "200x", "0.50", "0.25", "0.12", "0.10", "1.00", "0.250"),)
     assert VersionRow(FIRST).cells()[:4] == ("0.1", "all", "2 MB", "1x")
+
+
+def test_with_vllm_the_table_shows_what_runs_beside_serving_and_what_holds_requests_up() -> None:
+    row = VersionRow(SECOND, {"a": applied(2, 21.0)}, {"a": {"fetch": 0.5, "stage": 0.04, "pause": 0.02}})
+    assert name_columns(VLLM_STAGES)[4:] == ("fetch", "decode", "verify", "stage", "pause", "lag", "reward")
+    assert row.cells(VLLM_STAGES)[4:] == ("0.50", "-", "-", "0.04", "0.02", "1.00", "0.250")
 
 
 def test_a_version_is_complete_once_every_inferencer_reached_or_passed_it() -> None:

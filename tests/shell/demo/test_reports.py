@@ -6,6 +6,8 @@ import pytest
 
 from pulsenetd.demo.reports import (
     Applied,
+    Compared,
+    EngineFound,
     Finished,
     Loaded,
     Published,
@@ -43,6 +45,8 @@ PUBLISHED = Published(
         Applied(0, 3, 0.1, 13.0),
         Sampled(3, 16, 0.5, 0.4),
         Finished(0, 3, "ab" * 32),
+        EngineFound("vLLM 0.32.0"),
+        Compared(False, "rank 0: other bits"),
         RoundDone(4, 5, "counted", 3, 10, 1000, 40, 0.5, 2.0, "ab" * 32, 1.5),
         Resumed(2, 5),
     ],
