@@ -264,13 +264,7 @@ class Node:
         self._directory = Directory(
             peer_id=settled.identity.peer_id, run_id=settled.token.run_id, verify=verify, secret=settled.token.secret
         )
-        return Network(
-            transport, self._directory, draw=secrets.SystemRandom().random, on_change=self._on_network_change
-        )
-
-    def _on_network_change(self, is_up: bool) -> None:
-        if is_up:
-            self._metrics.p2pd_restarts.inc()
+        return Network(transport, self._directory, draw=secrets.SystemRandom().random)
 
     def _on_descriptor(self, descriptor: Descriptor) -> None:
         self._directory.set_authorities(descriptor.authorities)
@@ -371,6 +365,7 @@ class Node:
         self._metrics.set("reachable", float(bool(self._network.transport.inbound_peers)))
         self._metrics.set("clock_offset_seconds", self._directory.clock_offset.ahead_seconds or 0.0)
         self._metrics.take_traffic(self._network.transport.traffic)
+        self._metrics.take_restarts(self._network.supervisor.restarts)
 
     def _take_up(self) -> bool:
         """Give the run that lives on this machine rounds, now that a training process asks for them."""

@@ -6,6 +6,7 @@ A reason no table knows is counted as ``other``, so a stranger cannot invent ser
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
@@ -64,6 +65,8 @@ SLICES: Final = frozenset({"summed", "failed", "astray"})
 KINDS: Final = frozenset({*streams.KINDS.values(), "other"})
 """What bytes on streams are counted as."""
 # fmt: on
+RESTARTS: Final = frozenset({"died", "hung", "failed", "stuck"})
+"""Why p2pd was started anew; ``failed`` counts tries that brought none up."""
 STAGES: Final = ("fetch", "decode", "verify", "stage", "pause", "apply", "encode", "commit")
 DIRECTIONS: Final = ("received", "sent")
 
@@ -88,7 +91,9 @@ class Metrics:
         )
         self.rejected = Counter("pulsenet_rejected", "Refused inputs.", ["reason"], registry=self.registry)
         self.retries = Counter("pulsenet_retries", "Requests sent again.", ["reason"], registry=self.registry)
-        self.p2pd_restarts = Counter("pulsenet_p2pd_restarts", "Times p2pd was restarted.", registry=self.registry)
+        self.p2pd_restarts = Counter(
+            "pulsenet_p2pd_restarts", "Times p2pd was restarted, or failed to.", ["reason"], registry=self.registry
+        )
         self.published = Counter("pulsenet_published_versions", "Versions committed here.", registry=self.registry)
         self.rollouts = Counter("pulsenet_rollouts", "Rollout batches by outcome.", ["outcome"], registry=self.registry)
         self.rollout_checks = Counter(
@@ -157,6 +162,11 @@ class Metrics:
             self._advance(self.bytes.labels(direction, closed(kind, KINDS)), ("bytes", direction, kind), total)
         for reason, total in list(traffic.rejected.items()):
             self._advance(self.rejected.labels(closed(reason, REASONS)), ("rejected", reason), total)
+
+    def take_restarts(self, restarts: Mapping[str, int]) -> None:
+        """Carry what the supervisor counted since the last call into the counter."""
+        for reason, total in list(restarts.items()):
+            self._advance(self.p2pd_restarts.labels(closed(reason, RESTARTS)), ("restarts", reason), total)
 
     def _advance(self, counter: Counter, source: tuple[str, ...], total: int) -> None:
         counter.inc(total - self._taken.get(source, 0))

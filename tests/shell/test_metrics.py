@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,16 @@ def test_traffic_of_the_streams_is_carried_over_once() -> None:
     assert 'pulsenet_bytes_total{direction="received",kind="chunk"} 111.0' in text
     assert 'pulsenet_rejected_total{reason="framing"} 1.0' in text
     assert 'pulsenet_rejected_total{reason="other"} 2.0' in text
+
+
+def test_restarts_of_p2pd_are_carried_over_once_by_reason() -> None:
+    metrics, restarts = Metrics(), Counter(died=1, hung=2)
+    metrics.take_restarts(restarts)
+    restarts["died"] += 1
+    metrics.take_restarts(restarts)
+    text = metrics.text().decode()
+    assert 'pulsenet_p2pd_restarts_total{reason="died"} 2.0' in text
+    assert 'pulsenet_p2pd_restarts_total{reason="hung"} 2.0' in text
 
 
 def test_no_stranger_can_invent_a_series() -> None:

@@ -72,6 +72,7 @@ class Directory:
         self._node: Any = None
         self._storage: Any = None
         self._announced_expiry: dict[str, float] = {}
+        self._is_clock_off = False
         self._round_trips: dict[PeerId, float] = {}
 
     # -- time -----------------------------------------------------------------------------------
@@ -246,6 +247,11 @@ class Directory:
             return
         logger.warning("this machine's clock jumped by %.1f s", jump_seconds)
         self.clock_offset.clear()
+        self._is_clock_off = False
+        self._forget_announced()
+
+    def _forget_announced(self) -> None:
+        """Drop what was stored by another time than the one that counts now."""
         self._announced_expiry.clear()
         self._storage.clear()
 
@@ -278,10 +284,14 @@ class Directory:
         before = self.clock_offset.correction_seconds
         self.clock_offset.add(peer_id, ahead_seconds=ahead_seconds, round_trip_seconds=round_trip_seconds)
         after = self.clock_offset.correction_seconds
-        if abs(after - before) > limits.CLOCK_OFFSET_SECONDS_MAX:
-            logger.warning("%s", self.clock_offset.warning or "this machine's clock is right again")
-            self._announced_expiry.clear()
-            self._storage.clear()
+        warning = self.clock_offset.warning
+        is_corrected_anew = abs(after - before) > limits.CLOCK_OFFSET_SECONDS_MAX
+        if is_corrected_anew or (warning is not None) != self._is_clock_off:
+            # said at the first peer that disagrees: two nodes alone never get the three that correct it
+            logger.warning("%s", warning or "this machine's clock agrees with its peers again")
+        self._is_clock_off = warning is not None
+        if is_corrected_anew:
+            self._forget_announced()
 
     async def _announce(self, record: SignedRecord, issued_at_ms: int, key: bytes, subkey: bytes | None) -> bool:
         node = self._get_node()

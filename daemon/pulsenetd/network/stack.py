@@ -16,7 +16,7 @@ from pulsenetd.errors import NoBootstrapError
 from pulsenetd.network import addresses
 from pulsenetd.network.dial import DialOutcome
 from pulsenetd.network.directory import Directory
-from pulsenetd.network.supervisor import RestartPolicy, Supervisor, watch_process
+from pulsenetd.network.supervisor import Loss, RestartPolicy, Supervisor, watch_process
 from pulsenetd.network.transport import Transport
 
 logger: Final = logging.getLogger("pulsenet.network")
@@ -26,6 +26,10 @@ REFRESH_SECONDS: Final = 20.0
 
 REMEMBERED_PEERS_MAX: Final = 64
 """Peers dialled again after a restart or a partition, besides the bootstraps."""
+
+
+INBOUND_JOINED_MAX: Final = 16
+"""Connected peers joined with at one mending, besides those that were dialled."""
 
 
 class Network:
@@ -157,7 +161,8 @@ class Network:
     async def mend(self) -> tuple[PeerId, ...]:
         """Dial bootstraps and remembered peers again and join with those that answer; return them.
 
-        To be called on a timer: routing tables of a healed partition do not merge by themselves.
+        To be called on a timer: routing tables of a healed partition do not merge by themselves. Some of the peers
+        that dialled this node are joined with too: a first node has nobody else to compare its clock with.
 
         Raises:
             UnavailableError: p2pd is being restarted.
@@ -165,7 +170,10 @@ class Network:
         outcomes = await self._dial_known()
         if await self._refresh_if_stuck(outcomes):
             outcomes = await self._dial_known()
-        return await self.directory.join([outcome.peer_id for outcome in outcomes if outcome.is_connected])
+        known = [outcome.peer_id for outcome in outcomes if outcome.is_connected]
+        others = [link.peer_id for link in await self.transport.connected_peers()]
+        first = int(self._draw() * len(others))
+        return await self.directory.join(known + (others[first:] + others[:first])[:INBOUND_JOINED_MAX])
 
     async def _dial_known(self) -> list[DialOutcome]:
         targets: dict[PeerId, list[str]] = {}
@@ -186,18 +194,19 @@ class Network:
             if await self.transport.connected_peers():
                 return False
             self._refresh_at = now + REFRESH_SECONDS
+            self.supervisor.restarts["stuck"] += 1
             logger.debug("no peer left and libp2p backs off: starting a new p2pd")
             await self._replace_p2pd()
         return True
 
-    async def _watch(self) -> str:
+    async def _watch(self) -> Loss:
         while True:
             process = self.transport.p2pd
-            reason = await watch_process(process)
+            loss = await watch_process(process)
             async with self._replacing:
                 if self.transport.is_open and self.transport.p2pd is not process:
                     continue  # replaced on purpose
-                return reason
+                return loss
 
     async def _replace_p2pd(self) -> None:
         await self.directory.close(p2pd_is_alive=False)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final, NoReturn, Protocol
 
 from pulsenet import limits
@@ -37,6 +38,19 @@ class WatchedProcess(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why p2pd has to be started anew."""
+
+    reason: str
+    """``died`` or ``hung``; of a restart that did not succeed, ``failed``."""
+    text: str
+    """The same for people."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class RestartPolicy:
     """When to restart and when to give up: pure arithmetic.
 
@@ -64,15 +78,19 @@ async def watch_process(
     *,
     ping_interval_seconds: float = PING_INTERVAL_SECONDS,
     ping_timeout_seconds: float = PING_TIMEOUT_SECONDS,
-) -> str:
-    """Return, once p2pd has ended or stopped answering, which of the two it was."""
+) -> Loss:
+    """Return, once p2pd has ended or stopped answering, which of the two it was.
+
+    An end is noticed at once; a hang ``PINGS_MISSED_MAX * (interval + timeout)`` seconds after the last answer at most,
+    14 s by default.
+    """
     exited = asyncio.create_task(process.wait_exit())
     missed_count = 0
     try:
         while True:
             await asyncio.wait({exited}, timeout=ping_interval_seconds)
             if exited.done():
-                return _describe_exit(exited.result())
+                return Loss("died", _describe_exit(exited.result()))
             try:
                 await process.ping(ping_timeout_seconds)
             except UnavailableError:
@@ -80,7 +98,7 @@ async def watch_process(
             else:
                 missed_count = 0
             if missed_count >= PINGS_MISSED_MAX and not exited.done():
-                return f"p2pd does not answer ({missed_count} tries of {ping_timeout_seconds:g} s)"
+                return Loss("hung", f"p2pd does not answer ({missed_count} tries of {ping_timeout_seconds:g} s)")
     finally:
         exited.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -102,7 +120,7 @@ class Supervisor:
     def __init__(
         self,
         *,
-        watch: Callable[[], Awaitable[str]],
+        watch: Callable[[], Awaitable[Loss]],
         restart: Callable[[], Awaitable[None]],
         policy: RestartPolicy,
         clock: Callable[[], float],
@@ -117,38 +135,52 @@ class Supervisor:
         self._sleep = sleep
         self.is_healthy = True
         """Whether p2pd answers; a node without it is not ready."""
-        self.restart_count = 0
+        self.restarts: Counter[str] = Counter()
+        """Losses after which p2pd came back and tries that failed, by :class:`Loss` reason; ``stuck`` where it was
+        replaced alive, because it would not dial."""
+
+    @property
+    def restart_count(self) -> int:
+        """How often p2pd was lost and brought back."""
+        return self.restarts["died"] + self.restarts["hung"]
 
     async def run(self) -> NoReturn:
         """Watch and restart until cancelled.
 
         Raises:
-            P2pdError: p2pd died too often, or cannot run any more.
+            P2pdError: p2pd died too often, or could not be started so often.
         """
         while True:
-            reason = await self._watch()
+            loss = await self._watch()
             self.is_healthy = False
             self._on_change(False)
-            await self._bring_back(reason)
+            await self._bring_back(loss)
+            self.restarts[loss.reason] += 1
             self.is_healthy = True
-            self.restart_count += 1
             logger.info("p2pd is back")
             self._on_change(True)
 
-    async def _bring_back(self, reason: str) -> None:
+    async def _bring_back(self, loss: Loss) -> None:
+        told = ""
         while True:
             delay_seconds = self._policy.record_death(self._clock())
             if delay_seconds is None:
                 raise P2pdError(
-                    f"p2pd died {DEATHS_MAX} times within {DEATH_WINDOW_SECONDS / 60:.0f} minutes, last: {reason}; "
+                    f"p2pd died {DEATHS_MAX} times within {DEATH_WINDOW_SECONDS / 60:.0f} minutes, last: {loss}; "
                     "look for memory shortage or a damaged hivemind install, then start the node again"
                 )
-            logger.warning("%s: restarting in %.1f s", reason, delay_seconds)
+            # the same cause again and again is told once; the last line of a node that gives up names it
+            logger.log(
+                logging.DEBUG if loss.text == told else logging.WARNING, "%s: restarting in %.1f s", loss, delay_seconds
+            )
+            told = loss.text
             await self._sleep(delay_seconds)
             try:
                 await self._restart()
-            except (UnavailableError, AddressInUseError) as error:
-                reason = str(error)
+            except (UnavailableError, AddressInUseError, P2pdError) as error:
+                # a binary that cannot run now may be one that is being upgraded
+                self.restarts["failed"] += 1
+                loss = Loss("failed", str(error))
             else:
                 return
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from pulsenet import limits
 from pulsenet.chain.records import Have, Head, SignedRecord
 from pulsenet.chain.signing import encode_signed, seal
 from pulsenet.errors import LocalProtocolError, UnavailableError
 from pulsenet.ids import Digest, RunId, Version
+from pulsenet.node.mesh import HAVE_SECONDS
 from pulsenetd.identity import Identity, verify
 from pulsenetd.network import hivemind_repairs
 from pulsenetd.network.directory import Directory
@@ -188,6 +191,58 @@ def test_a_clock_ten_minutes_ahead_is_named_and_corrected_once_three_peers_agree
             assert directory.now_ms() == pytest.approx((time.time() - 600.0) * 1000, abs=1000)
 
     run(main())
+
+
+def test_a_clock_that_is_off_is_named_once_at_the_first_peer_that_says_so(
+    make_node: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A-DHT-2: two nodes alone never get the three peers that correct a clock, and must not be silent."""
+
+    async def main() -> None:
+        async with (
+            make_node("a") as a,
+            make_node("b") as b,
+            open_directory(b),
+            open_directory(a, wall_clock=lambda: time.time() - 600) as directory,
+        ):
+            hivemind_repairs.set_clock(time.time)  # one clock per process; here two nodes share it
+            await a.meet(b)
+            for _ in range(3):
+                assert await directory.join([b.peer_id]) == (b.peer_id,)
+
+    with caplog.at_level(logging.WARNING):
+        run(main())
+    lines = [record.getMessage() for record in caplog.records if "clock" in record.getMessage()]
+    assert len(lines) == 1, lines
+    assert "600" in lines[0]
+    assert "behind its peers (1 asked)" in lines[0]
+    assert "timedatectl" in lines[0]
+
+
+def test_what_was_announced_reaches_a_node_that_was_away_when_it_was(make_node: Any) -> None:
+    """A-DHT-1, A-DHT-4: joined after a partition, without waiting for the next announcement."""
+
+    async def main() -> None:
+        async with (
+            make_node("a") as a,
+            make_node("b") as b,
+            open_directory(a, a) as ours,
+            open_directory(b, a) as theirs,
+        ):
+            head = sign_head(a.identity, 1)
+            await ours.announce_head(head)
+            await a.meet(b)
+            assert not len(theirs._storage)
+            await ours.join([b.peer_id])
+            assert await theirs.read_heads() == [encode_signed(head)]
+
+    run(main())
+
+
+def test_records_outlive_two_announcements_that_fail() -> None:
+    """A-DHT-1: refreshed long before they expire."""
+    assert max(limits.HEAD_RESIGN_SECONDS, HAVE_SECONDS) * 3 <= limits.RECORD_VALIDITY_SECONDS
+    assert limits.RECORD_VALIDITY_SECONDS < limits.DHT_EXPIRY_SECONDS_MAX < limits.DHT_SLOT_SECONDS
 
 
 def test_after_the_clock_was_set_back_new_records_count_at_once(make_node: Any) -> None:
