@@ -82,6 +82,14 @@ def run_state_anchor(fields):
     return {"blob": blob.hex()}
 
 
+def run_ddp_state(fields):
+    arguments = fields["tensors"], fields["round_index"], fields["theta"], fields["slots"]
+    return {
+        "root": reference.ddp_state_root(*arguments).hex(),
+        "blob": reference.ddp_state_anchor(*arguments).hex(),
+    }
+
+
 def run_history(fields):
     return {"rounds": reference.history(fields["tensor"], fields["rounds"])}
 
@@ -104,6 +112,7 @@ OPERATIONS = {
     "clip": run_clip,
     "state-root": run_state_root,
     "state-anchor": run_state_anchor,
+    "ddp-state": run_ddp_state,
     "history": run_history,
     "self-test": run_self_test,
 }
@@ -226,6 +235,10 @@ def other_vectors():
     }
     yield vector("state-root", "state-root", fields, "Over the round index and the hashes of theta and momentum.")
     yield vector("state-anchor", "state-anchor", fields, "The same state, whole.")
+    adam = [["step", [], fp32(7.0)], ["exp_avg", [2, 2], fp32(0.1, -0.0, 3e-40, 0.4)]]
+    slots = [[], [*adam, ["exp_avg_sq", [2, 2], fp32(1.0, 2.0, 3.0, 4.0)]], [["step", [], fp32(7.0)]]]
+    fields = {"tensors": fields["tensors"], "round_index": 7, "theta": fields["theta"], "slots": slots}
+    yield vector("ddp-state", "ddp-state", fields, "Root and anchor with the inner optimizer's state of each tensor.")
     yield vector("self-test", "self-test", {}, "What every trainer computes when it joins.")
 
 

@@ -219,11 +219,16 @@ def pack(values):
 
 def state_root(tensors, round_index, theta, momentum):
     """tensors: [name, shape] ascending by name; theta and momentum: a list of bits each."""
+    return root_of(tensors, round_index, [pack(t) for t in theta], [pack(v) for v in momentum])
+
+
+def root_of(tensors, round_index, firsts, seconds):
+    """The same over bytes: under ddp the second ones of each tensor are its inner optimizer's state."""
     hasher = blake3(b"pulsenet-state-v1\0" + struct.pack("<QI", round_index, len(tensors)))
-    for (name, shape), t, v in zip(tensors, theta, momentum, strict=True):
+    for (name, shape), first, second in zip(tensors, firsts, seconds, strict=True):
         raw = name.encode()
         hasher.update(struct.pack("<H", len(raw)) + raw + struct.pack(f"<B{len(shape)}Q", len(shape), *shape))
-        hasher.update(xxhash.xxh3_128_digest(pack(t)) + xxhash.xxh3_128_digest(pack(v)))
+        hasher.update(xxhash.xxh3_128_digest(first) + xxhash.xxh3_128_digest(second))
     return hasher.digest()
 
 
@@ -232,6 +237,29 @@ def state_anchor(tensors, round_index, theta, momentum):
     blob += struct.pack("<Q", round_index)
     for t, v in zip(theta, momentum, strict=True):
         blob += pack(t) + pack(v)
+    return blob
+
+
+def inner_state(slots):
+    """slots: [name, shape, bits] in any order."""
+    data = struct.pack("<H", len(slots))
+    for name, shape, values in sorted(slots, key=lambda slot: slot[0].encode()):
+        raw = name.encode()
+        data += struct.pack("<H", len(raw)) + raw + struct.pack(f"<B{len(shape)}Q", len(shape), *shape) + pack(values)
+    return data
+
+
+def ddp_state_root(tensors, round_index, theta, slots):
+    """slots: of each tensor, as above."""
+    return root_of(tensors, round_index, [pack(t) for t in theta], [inner_state(each) for each in slots])
+
+
+def ddp_state_anchor(tensors, round_index, theta, slots):
+    blob = b"PLSO" + bytes([2, 0, 0, 0]) + ddp_state_root(tensors, round_index, theta, slots)
+    blob += struct.pack("<Q", round_index)
+    for t, each in zip(theta, slots, strict=True):
+        data = inner_state(each)
+        blob += pack(t) + struct.pack("<Q", len(data)) + data
     return blob
 
 

@@ -19,7 +19,9 @@ class RoundSettings:
     """What the descriptor says about rounds; fields it does not name keep their defaults."""
 
     inner_steps: int = 8
-    """Inner steps of a round."""
+    """Inner steps of a round; under ``ddp`` always one, whatever the constant says."""
+    keeps_uncounted: bool = True
+    """Whether what no receipt counted is sent later: under ``ddp`` it is lost, so nothing is done ahead either."""
     missed_rounds_max: int = 2
     """Missed rounds in a row after which a residual is dropped."""
     contributions_min: int = 1
@@ -56,8 +58,12 @@ class RoundSettings:
         for name, value in counts.items():
             if value < 1 and name != "contribution_wait_seconds":
                 raise RemoteProtocolError("schema", f"descriptor: {name} 0")
+        is_ddp = descriptor.algorithm == "ddp"
+        if is_ddp:
+            counts["inner_steps"] = 1
         return cls(
             **counts,
+            keeps_uncounted=not is_ddp,
             clip_norm_ratio=_read_ratio(constants, "clip_norm_ratio", 0.0),
             all_gather_ratio_min=_read_ratio(constants, "all_gather_ratio_min", ALL_GATHER_RATIO_MIN),
         )

@@ -275,7 +275,7 @@ class Rounds:
         return [RunInnerSteps(self._round_index, self._settings.inner_steps)]
 
     def _end_inner_steps(self, now: float) -> list[Effect]:
-        if self._contact.is_silent(now) and self._extension_count < EXTENSIONS_MAX:
+        if self._settings.keeps_uncounted and self._extension_count < EXTENSIONS_MAX and self._contact.is_silent(now):
             self._extension_count += 1
             return [RunInnerSteps(self._round_index, self._settings.inner_steps)]
         self._move(Step.DONE)
@@ -295,7 +295,7 @@ class Rounds:
         fate = self._own.judge(final.receipt)
         self._own.note_settled(round_index - 1, fate)
         effects: list[Effect] = [Count("contributions", fate)]
-        if fate in (Fate.REJECTED, Fate.DROPPED):
+        if fate in (Fate.REJECTED, Fate.DROPPED) or (fate is Fate.MISSED and not self._settings.keeps_uncounted):
             effects.append(Count("wasted_inner_steps", fate, float(self._settings.inner_steps)))
         self._round_index, self._state_root = round_index, state_root
         effects += [ShowToMachines(self._state_event), *self._forget()]

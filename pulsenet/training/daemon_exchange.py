@@ -31,7 +31,7 @@ from pulsenet.local.protocol import PublishStatus
 from pulsenet.local.rounds_client import RoundsConnection
 from pulsenet.outer.contribution import Contribution
 from pulsenet.outer.floats import fp32_to_bits
-from pulsenet.outer.settings import Algorithm, OuterSettings
+from pulsenet.outer.settings import OuterSettings
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.exchange import FinalRound, Move, Outcome, RoundResult, StateView
 from pulsenet.training.publisher import Publisher
@@ -177,11 +177,6 @@ class DaemonExchange:
         reply = self._ask_settings()
         self._peer_id = reply.peer_id
         self._settings = OuterSettings.from_constants(reply.algorithm, reply.constants)
-        if self._settings.algorithm is Algorithm.DDP:
-            self._drop()
-            raise ConfigError(
-                "the run's algorithm is ddp, which trainers on several machines cannot run: use pulseloco or diloco"
-            )
         self._threads = ThreadPoolExecutor(min(THREADS_MAX, cpu_count() or 1), thread_name_prefix="pulsenet-rounds")
 
     @property

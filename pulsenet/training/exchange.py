@@ -18,6 +18,7 @@ from pulsenet.ids import Digest
 from pulsenet.outer.contribution import Contribution, Entries
 from pulsenet.outer.floats import FP32s
 from pulsenet.outer.settings import OuterSettings
+from pulsenet.outer.state_anchor import Beside
 from pulsenet.tensors.params import ParameterTable
 
 
@@ -78,8 +79,9 @@ class StateAnchor(Protocol):
     def state_root(self) -> Digest:
         """Its root."""
 
-    def tensors(self) -> Iterable[tuple[int, FP32s, FP32s]]:
-        """Yield position, theta and outer momentum of each tensor, flat, in table order.
+    def tensors(self) -> Iterable[tuple[int, FP32s, Beside]]:
+        """Yield position, theta and outer momentum of each tensor, flat, in table order; under ``ddp`` the inner
+        optimizer's state in place of the momentum.
 
         The values were hashed and found to have the root.
         """
@@ -129,8 +131,8 @@ class StateView(Protocol):
     def theta(self, tensor_index: int) -> FP32s:
         """Return theta of one tensor, flat, in host memory; may share the state's."""
 
-    def momentum(self, tensor_index: int) -> FP32s:
-        """Return the outer momentum of one tensor, likewise."""
+    def momentum(self, tensor_index: int) -> Beside:
+        """Return the outer momentum of one tensor, likewise; under ``ddp`` the inner optimizer's state as bytes."""
 
 
 class Exchange(Protocol):

@@ -1,4 +1,4 @@
-"""What the rounds do to the inner optimizer: learning-rate factors, resets, and the gradient exchange of DDP."""
+"""What the rounds do to the inner optimizer: learning-rate factors, resets, and a look before each step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class InnerOptimizer:
         warmup_steps: int = 0,
         before_step: Callable[[], None] = lambda: None,
     ) -> None:
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._schedule = schedule
         self._warmup_steps = warmup_steps
         self._before_step = before_step
@@ -50,7 +50,7 @@ class InnerOptimizer:
     def reset(self) -> None:
         """Forget momenta and step counts, and warm up again: the masters jumped to values they do not belong to."""
         self.reset_count += 1
-        self._optimizer.state.clear()
+        self.optimizer.state.clear()
         self.warmup_left = self._warmup_steps
 
     def compute_factor(self) -> float:
@@ -77,7 +77,7 @@ class InnerOptimizer:
 
     def _put_back(self) -> None:
         if self._original_rates is not None:
-            for group, rate in zip(self._optimizer.param_groups, self._original_rates, strict=True):
+            for group, rate in zip(self.optimizer.param_groups, self._original_rates, strict=True):
                 group["lr"] = rate
             self._original_rates = None
 
@@ -96,6 +96,23 @@ def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     raise ConfigError(
         f"{type(optimizer).__name__} is no torch.optim.Optimizer: OuterOptimizer needs one whose step hooks it can use"
     )
+
+
+def check_no_closure(args: Any, kwargs: Any) -> None:
+    """Refuse ``optimizer.step(closure)`` where gradients are taken before the step.
+
+    Args:
+        args: Of the step, the optimizer itself first, as torch passes them to its hooks.
+        kwargs: Likewise.
+
+    Raises:
+        LocalProtocolError: there is a closure.
+    """
+    if any(argument is not None for argument in (*args[1:], kwargs.get("closure"))):
+        raise LocalProtocolError(
+            "optimizer.step(closure) computes gradients inside the step, past what trains them together: call "
+            "backward() before optimizer.step(). For BF16 or FP16 parameters, FP32 ones with autocast allow a closure"
+        )
 
 
 def check_no_pending(is_pending: bool) -> None:

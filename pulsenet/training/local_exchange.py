@@ -26,7 +26,8 @@ from pulsenet.outer.floats import FP32s
 from pulsenet.outer.reduce import Counted, reduce_mean, reduce_median, reduce_trimmed
 from pulsenet.outer.residual import SCALE_ONE
 from pulsenet.outer.self_test import SELF_TEST_DIGEST
-from pulsenet.outer.settings import Algorithm, Combination, OuterSettings
+from pulsenet.outer.settings import Combination, OuterSettings
+from pulsenet.outer.state_anchor import Beside
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.exchange import FinalRound, Move, Outcome, Restoration, RoundResult, StateView
 
@@ -80,10 +81,10 @@ class HeldState:
 
     round_index: int
     state_root: Digest
-    held: tuple[tuple[FP32s, FP32s], ...]
-    """Theta and momentum of each tensor."""
+    held: tuple[tuple[FP32s, Beside], ...]
+    """Theta and momentum of each tensor, or under ``ddp`` the inner optimizer's state."""
 
-    def tensors(self) -> Iterator[tuple[int, FP32s, FP32s]]:
+    def tensors(self) -> Iterator[tuple[int, FP32s, Beside]]:
         """Yield position, theta and momentum."""
         for index, (theta, momentum) in enumerate(self.held):
             yield index, theta, momentum
@@ -208,7 +209,7 @@ class LocalExchange:
             LocalProtocolError: two members hold different states of one round.
         """
         assert self._table is not None
-        if state.round_index % self.settings.state_anchor_interval or self.settings.algorithm is Algorithm.DDP:
+        if state.round_index % self.settings.state_anchor_interval:
             return
         assert state.state_root is not None
         with self._changed:

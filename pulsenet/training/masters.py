@@ -6,14 +6,15 @@ not training, would decide what passes the gate. An FP32 parameter is its own ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
-from pulsenet.errors import ConfigError, LocalProtocolError
+from pulsenet.errors import ConfigError
 from pulsenet.tensors.params import ParameterTable, TensorSpec, canonical_name, make_table
+from pulsenet.training.inner import check_no_closure
 from pulsenet.training.snapshot import cast_to_bf16
 
 _NARROW: Final = (torch.bfloat16, torch.float16)
@@ -44,6 +45,8 @@ class Masters:
         """One per tensor of the table, FP32."""
         self._narrow = narrow
         self._optimizer = optimizer
+        self.is_stepping = False
+        """Whether the step in progress is :meth:`step_by`'s, not the user's."""
         if narrow:
             optimizer.register_step_pre_hook(self._take_gradients)
             optimizer.register_step_post_hook(self._write_parameters)
@@ -69,6 +72,26 @@ class Masters:
         if stepped != {id(tensor) for tensor in self.tensors}:
             raise ConfigError(f"the optimizer's parameters were changed{_MAKE_LATER}")
 
+    def step_by(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Let the optimizer step by these gradients, and leave none behind.
+
+        A parameter that needs no gradient gets none, so that weight decay does not move it either.
+
+        Args:
+            gradients: FP32, one per master, of its shape and on its device.
+        """
+        frozen = {id(pair.master) for pair in self._narrow if not pair.parameter.requires_grad}
+        try:
+            self.is_stepping = True
+            for master, gradient in zip(self.tensors, gradients, strict=True):
+                if master.requires_grad and id(master) not in frozen:
+                    master.grad = gradient
+            self._optimizer.step()
+        finally:
+            self.is_stepping = False
+            for master in self.tensors:
+                master.grad = None
+
     def write_parameters(self) -> None:
         """Cast every separate master into its parameter."""
         with torch.no_grad():
@@ -79,12 +102,9 @@ class Masters:
                     pair.parameter.copy_(pair.master)
 
     def _take_gradients(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        # Torch passes the optimizer itself first.
-        if any(argument is not None for argument in (*args[1:], kwargs.get("closure"))):
-            raise LocalProtocolError(
-                "optimizer.step(closure) computes gradients of BF16 or FP16 parameters inside the step, past their "
-                "FP32 masters: make the parameters FP32 and use autocast"
-            )
+        if self.is_stepping:
+            return
+        check_no_closure(args, kwargs)
         for pair in self._narrow:
             gradient = pair.parameter.grad
             pair.master.grad = None if gradient is None else gradient.float()

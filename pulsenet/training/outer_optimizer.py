@@ -8,12 +8,14 @@
         optimizer.step()
         sync.step()              # every H-th call exchanges a contribution and does the outer step
         optimizer.zero_grad()
+
+Under ``ddp`` ``optimizer.step()`` only takes the gradients; ``sync.step()`` exchanges them and steps by their mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -21,49 +23,22 @@ import torch
 from pulsenet.errors import ConfigError, UnavailableError
 from pulsenet.ids import Digest
 from pulsenet.outer.checks import Expected, compute_norm, find_fault
-from pulsenet.outer.contribution import Contribution
+from pulsenet.outer.contribution import Contribution, Entries
 from pulsenet.outer.self_test import SELF_TEST_DIGEST, run_self_test
 from pulsenet.outer.settings import Algorithm, OuterSettings
 from pulsenet.training.exchange import Exchange, FinalRound, Move, Outcome, RoundResult
-from pulsenet.training.gradients import share_gradients
-from pulsenet.training.inner import InnerOptimizer, Schedule, check_no_pending, unwrap_optimizer
+from pulsenet.training.gradients import GradientStepper, take_gradients
+from pulsenet.training.inner import InnerOptimizer, Schedule, check_no_closure, check_no_pending, unwrap_optimizer
 from pulsenet.training.masters import adopt_masters
 from pulsenet.training.outer_state import OuterState, Placement
 from pulsenet.training.outer_torch import run_device_self_test
 from pulsenet.training.ranks import RankNews, is_distributed, is_first_rank, share_news
+from pulsenet.training.round_report import RoundReport as RoundReport
 from pulsenet.training.state_dict import Counters, pack_state, unpack_state
 from pulsenet.training.stepper import Stepper
 
 WARMUP_STEPS_DEFAULT: Final = 8
 """Inner steps of warm-up after a reset: Adam's second moments need some to be worth dividing by."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoundReport:
-    """What one exchange did to this trainer."""
-
-    round_index: int
-    """The round this trainer is in now."""
-    outcome: Outcome
-    reason: str
-    """Stable code, unless counted."""
-    contributor_count: int
-    """Contributions in the newest round stepped; 0 if none was."""
-    sent_count: int
-    """Entries of the own contribution."""
-    element_count: int
-    payload_size_bytes: int
-    """Of the own contribution as it travels; 0 within one process."""
-    contribution_norm: float
-    residual_norm: float
-    """After the round."""
-    resynced: bool
-    """Too many rounds were missed, or the state was not the run's: the residual was given up."""
-
-    @property
-    def density(self) -> float:
-        """Sent entries over all entries."""
-        return self.sent_count / self.element_count if self.element_count else 0.0
 
 
 class OuterOptimizer:
@@ -102,13 +77,15 @@ class OuterOptimizer:
         self._pending: Contribution | None = None
         self._fault = ""
         """Why the newest own contribution was not fit to be sent."""
+        self._gradients: tuple[Entries, ...] | None = None
+        """Under ``ddp``: what the newest ``optimizer.step()`` would have stepped by."""
         self._model = model
         inner = unwrap_optimizer(optimizer)
-        # Before the masters' own hook, so that a refused step has moved no gradient; DDP's exchange comes after it.
-        inner.register_step_pre_hook(lambda *_: check_no_pending(self._is_unsettled))
+        # Before the masters' own hook, so that a refused step has moved no gradient; those of ddp are taken after it.
+        inner.register_step_pre_hook(self._check_step)
         self._masters = adopt_masters(model, inner)
         self._inner = InnerOptimizer(
-            inner, schedule=schedule, warmup_steps=warmup_steps, before_step=self._exchange_gradients
+            inner, schedule=schedule, warmup_steps=warmup_steps, before_step=self._take_gradients
         )
         self._exchange = exchange
         self._on_round = on_round
@@ -163,7 +140,7 @@ class OuterOptimizer:
         """The three FP32 copies.
 
         Raises:
-            LocalProtocolError: this rank, or the algorithm ``ddp``, has none.
+            LocalProtocolError: this rank has none, or the algorithm is ``ddp``, whose state are the masters.
         """
         return self._stepper.state
 
@@ -180,18 +157,17 @@ class OuterOptimizer:
             UnavailableError: The round's receipt did not come in time, or the exchange is away. Nothing is lost: call
                 again before the next ``optimizer.step()``.
         """
-        if self._settings.algorithm is Algorithm.DDP:
-            self._stepper.round_index += 1
-            self._inner.round_index = self.round_index // self._settings.inner_steps
-            return None
         if not self._is_unsettled:
+            if self._is_ddp and self._gradients is None:
+                # The inner step was skipped, as a loss scaler does: there is nothing to exchange.
+                return None
             if not self._has_caught_up and self._catch_up():
                 self._counters.inner_steps += 1
                 self._counters.wasted_inner_steps += 1
                 return None
             self._inner_step += 1
             self._counters.inner_steps += 1
-            if self._inner_step < self._settings.inner_steps + self._extra_inner_steps:
+            if not self._is_ddp and self._inner_step < self._settings.inner_steps + self._extra_inner_steps:
                 return None
         return self._synchronize()
 
@@ -203,10 +179,12 @@ class OuterOptimizer:
         """
         if self._pending is not None:
             return self._pending
-        entries = tuple(
-            self.state.gate(index, local, is_dense=self._settings.is_dense)
-            for index, local in enumerate(self._masters.tensors)
-        )
+        entries, self._gradients = self._gradients, None
+        if entries is None:
+            entries = tuple(
+                self.state.gate(index, local, is_dense=self._settings.is_dense)
+                for index, local in enumerate(self._masters.tensors)
+            )
         contribution = Contribution(self.round_index, self.state_root, max(1, self._inner_step), entries)
         fault = find_fault(contribution, self._expected())
         if fault is not None:
@@ -227,9 +205,12 @@ class OuterOptimizer:
             self._pending = None
             self._counters.deferred += 1
             self._extra_inner_steps = inner_steps + result.inner_steps - self._settings.inner_steps
+            if self._is_ddp:
+                self._counters.wasted_inner_steps += inner_steps
+                self._restart()
             return self._report(result, sent, move_count=0, resynced=False)
         if result.outcome is Outcome.REJECTED:
-            self._inner.reset()
+            self._reset_inner()
         move_count, error = self._make_moves(result.rounds)
         # What was moved is whole, so training goes on from there; where the run is now is asked again at the next step.
         self._has_caught_up = error is None
@@ -240,7 +221,9 @@ class OuterOptimizer:
             self._counters.rejected += 1
         else:
             self._counters.missed += 1
-        if result.outcome in (Outcome.REJECTED, Outcome.DROPPED):
+        # Nothing keeps a gradient that was not counted.
+        wasted = (Outcome.REJECTED, Outcome.DROPPED, *((Outcome.MISSED,) if self._is_ddp else ()))
+        if result.outcome in wasted:
             self._counters.wasted_inner_steps += inner_steps
         self._restart()
         return self._report(result, sent, move_count=move_count, resynced=self._counters.resyncs > resyncs_before)
@@ -258,8 +241,7 @@ class OuterOptimizer:
             UnavailableError: The exchange is away. What was done stays done; call again.
         """
         before = self.round_index
-        if self._settings.algorithm is not Algorithm.DDP:
-            self._catch_up()
+        self._catch_up()
         return self.round_index - before
 
     def state_dict(self) -> dict[str, Any]:
@@ -299,17 +281,40 @@ class OuterOptimizer:
         )
         self._stepper.round_index, self._inner_step = numbers["round_index"], numbers["inner_step"]
         self._extra_inner_steps, self._inner.warmup_left = numbers["extra_inner_steps"], numbers["warmup_left"]
-        self._inner.round_index = self.round_index
-        self._pending = pending
+        self._inner.round_index = self._period_of(self.round_index)
+        self._pending, self._gradients = pending, None
         self._has_caught_up = False
         self._masters.write_parameters()
-        if self._stepper.held is not None:
+        if self._stepper.holds_state:
             self._stepper.refresh_root()
 
     @property
     def _is_unsettled(self) -> bool:
         """Whether an exchange broke off: inner steps wait until it is finished."""
         return self._pending is not None or self._stepper.is_torn
+
+    @property
+    def _is_ddp(self) -> bool:
+        return self._settings.algorithm is Algorithm.DDP
+
+    def _period_of(self, round_index: int) -> int:
+        """Return what the schedule and publishing count: rounds, or as many inner steps of ``ddp`` as a round has."""
+        return round_index // self._settings.inner_steps if self._is_ddp else round_index
+
+    def _check_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._masters.is_stepping:
+            check_no_pending(self._is_unsettled or self._gradients is not None)
+            if self._is_ddp:
+                check_no_closure(args, kwargs)
+
+    def _take_gradients(self) -> None:
+        if self._is_ddp and not self._masters.is_stepping:
+            self._gradients = take_gradients(self._masters, self._inner.optimizer)
+
+    def _reset_inner(self) -> None:
+        """Let the inner optimizer begin anew, where its state is not part of what all trainers hold."""
+        if not self._is_ddp:
+            self._inner.reset()
 
     def _open(self, theta: Placement, residual: Placement, momentum: Placement) -> None:
         if self._exchange is None:
@@ -318,12 +323,13 @@ class OuterOptimizer:
         devices = {tensor.device for tensor in self._masters.tensors}
         digests = [run_self_test(), *(run_device_self_test(device) for device in devices)]
         wrong = [digest for digest in digests if digest != SELF_TEST_DIGEST]
-        state = None
-        if self._settings.algorithm is not Algorithm.DDP:
-            state = OuterState(
+        if self._is_ddp:
+            self._stepper = GradientStepper(self._masters, self._settings, self._inner)
+        else:
+            copies = OuterState(
                 self._masters.table, self._masters.tensors, theta=theta, residual=residual, momentum=momentum
             )
-        self._stepper = Stepper(self._masters, self._settings, state)
+            self._stepper = Stepper(self._masters, self._settings, copies)
         self._exchange.open(self._masters.table, wrong[0] if wrong else SELF_TEST_DIGEST, self._stepper)
 
     def _share_settings(self) -> None:
@@ -333,7 +339,7 @@ class OuterOptimizer:
         holder: list[Any] = [(str(self._settings.algorithm), self._settings.to_constants())]
         torch.distributed.broadcast_object_list(holder, src=0)
         self._settings = OuterSettings.from_constants(*holder[0])
-        if self._settings.algorithm is Algorithm.DDP:
+        if self._is_ddp:
             raise ConfigError("the algorithm ddp has one rank a trainer: run one process a trainer")
 
     def _synchronize(self) -> RoundReport | None:
@@ -355,7 +361,7 @@ class OuterOptimizer:
                     inner_step=self._inner_step,
                 )
                 share_news(news, self._masters.tensors)
-        if self.round_index != index_before:
+        if self._period_of(self.round_index) != self._period_of(index_before):
             assert self._exchange is not None
             self._exchange.note_residual(report.residual_norm)
             self._exchange.publish(self._model, self.round_index)
@@ -427,8 +433,9 @@ class OuterOptimizer:
         if move_count:
             if self._counters.inner_steps == 0:
                 # A joiner: the inner optimizer's state is fresh, and the masters are far from where it began.
-                self._inner.reset()
+                self._reset_inner()
             self._counters.wasted_inner_steps += inner_steps
+            self._gradients = None
             self._restart()
         return move_count > 0, error
 
@@ -445,16 +452,16 @@ class OuterOptimizer:
             for move in moves:
                 if isinstance(move, FinalRound):
                     self._stepper.step(move, has_work=has_work)
-                    is_given_up = move.outcome is Outcome.DROPPED
+                    is_given_up = move.outcome is Outcome.DROPPED and not self._is_ddp
                 else:
                     self._stepper.restore(move)
                     is_given_up = move.drops_residual
-                    self._inner.reset()
+                    self._reset_inner()
                 has_work, self._pending = False, None
                 move_count += 1
                 if is_given_up:
                     self._counters.resyncs += 1
-                    self._inner.reset()
+                    self._reset_inner()
         except UnavailableError as error:
             if self._stepper.is_torn or move_count == 0:
                 raise
@@ -465,7 +472,7 @@ class OuterOptimizer:
         """Start a round: local masters from theta, no inner steps yet."""
         self._stepper.restart()
         self._inner_step = self._extra_inner_steps = 0
-        self._inner.round_index = self.round_index
+        self._inner.round_index = self._period_of(self.round_index)
 
     def _expected(self) -> Expected:
         return Expected(
@@ -488,11 +495,6 @@ class OuterOptimizer:
             element_count=self._masters.table.element_count,
             payload_size_bytes=result.payload_size_bytes,
             contribution_norm=0.0 if sent is None else compute_norm(sent),
-            residual_norm=self.state.residual_norm(),
+            residual_norm=self._stepper.residual_norm(),
             resynced=resynced,
         )
-
-    def _exchange_gradients(self) -> None:
-        if self._settings.algorithm is Algorithm.DDP:
-            assert self._exchange is not None
-            share_gradients(self._exchange, self._masters.tensors, step_index=self.round_index)

@@ -23,8 +23,8 @@ from pulsenet.outer.blob import BlobContent, decode_blob, encode_blob, inspect_b
 from pulsenet.outer.checks import Expected, compute_norm
 from pulsenet.outer.contribution import Contribution
 from pulsenet.outer.floats import FP32s, fp32_from_bits, fp32_to_bits
-from pulsenet.outer.settings import OuterSettings
-from pulsenet.outer.state_anchor import StateHeader, check_state_size, decode_state, encode_state, hash_state
+from pulsenet.outer.settings import Algorithm, OuterSettings
+from pulsenet.outer.state_anchor import Beside, StateHeader, check_state_size, decode_state, encode_state, hash_state
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.exchange import Aggregate, FinalRound, Outcome, Restoration, StateView
 from pulsenet.training.round_blobs import BlobSpool, HostTheta, SpooledBlob
@@ -160,9 +160,9 @@ class RoundWork:
         Raises:
             UnavailableError: its blob cannot be read now.
         """
-        header = StateHeader(order.state_root, order.round_index)
+        header = self._header(order.state_root, order.round_index)
         try:
-            check_state_size(self._table, order.encoded_size_bytes)
+            check_state_size(self._table, order.encoded_size_bytes, has_inner_state=header.has_inner_state)
         except RemoteProtocolError as error:
             return local.RestoreRefused(error.code)
 
@@ -189,7 +189,7 @@ class RoundWork:
         state, root = self._state, self._state.state_root
         if root is None or state.round_index != order.round_index:
             return local.AnchorRefused(order.round_index, "round")
-        header = StateHeader(root, state.round_index)
+        header = self._header(root, state.round_index)
         try:
             blob = connection.put_blob(
                 encode_state(self._table, header, lambda index: (state.theta(index), state.momentum(index)))
@@ -197,6 +197,9 @@ class RoundWork:
         except StorageError as error:
             return local.AnchorRefused(order.round_index, error.reason)
         return local.AnchorStored(state.round_index, root, blob.blob_id, blob.size_bytes)
+
+    def _header(self, root: Digest, round_index: int) -> StateHeader:
+        return StateHeader(root, round_index, has_inner_state=self._settings.algorithm is Algorithm.DDP)
 
     def _find_fault(self, connection: RoundsConnection, order: local.CheckOrder) -> str:
         root = self._state.state_root
@@ -313,7 +316,7 @@ class RoundWork:
 _STEP_FAULTS: Final = frozenset({"base", "shape", "finite", "norm", "decode", "scale", "members", "slices"})
 """What may be wrong with a round; other codes are the connection's."""
 
-_STATE_FAULTS: Final = frozenset({"state-header", "mismatch", "state-truncated", "state-trailing"})
+_STATE_FAULTS: Final = frozenset({"state-header", "mismatch", "state-truncated", "state-trailing", "state-slots"})
 
 
 class _BlobAnchor:
@@ -326,8 +329,8 @@ class _BlobAnchor:
         self._header = header
         self._read = read
 
-    def tensors(self) -> Iterator[tuple[int, FP32s, FP32s]]:
-        """Yield position, theta and momentum of each tensor.
+    def tensors(self) -> Iterator[tuple[int, FP32s, Beside]]:
+        """Yield position, theta and momentum, or inner state, of each tensor.
 
         Raises:
             UnavailableError: the daemon went away, or cannot read the blob any more.

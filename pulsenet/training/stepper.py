@@ -7,15 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
+import numpy as np
 from pulsenet.errors import LocalProtocolError, UnavailableError
 from pulsenet.ids import Digest
+
 from pulsenet.outer.floats import FP32s
 from pulsenet.outer.settings import OuterSettings
+from pulsenet.outer.state_anchor import Beside
 from pulsenet.training.exchange import FinalRound, Outcome, Restoration
-from pulsenet.training.gradients import STATE_ROOT
 from pulsenet.training.masters import Masters
 from pulsenet.training.outer_state import OuterState
+
+NO_ROOT: Final = Digest(bytes(32))
+"""Stands where there is no state: on ranks other than 0."""
 
 
 class Stepper:
@@ -24,7 +30,7 @@ class Stepper:
     Args:
         masters: What the inner optimizer steps.
         settings: Of the run.
-        state: Theta, residual and momentum; ``None`` where there are none: on ranks other than 0, under ``ddp``.
+        state: Theta, residual and momentum; ``None`` on ranks other than 0, and under ``ddp``.
     """
 
     def __init__(self, masters: Masters, settings: OuterSettings, state: OuterState | None) -> None:
@@ -36,9 +42,14 @@ class Stepper:
         self.contributor_count = 0
         """Contributions in the newest round stepped."""
         self._is_torn = False
-        self._root = STATE_ROOT
+        self._root = NO_ROOT
         if state is not None:
             self.refresh_root()
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether there is a state whose root can be computed."""
+        return self.held is not None
 
     @property
     def state(self) -> OuterState:
@@ -48,7 +59,7 @@ class Stepper:
             LocalProtocolError: there are none.
         """
         if self.held is None:
-            raise LocalProtocolError("only rank 0 holds an outer state, and under the algorithm ddp nobody does")
+            raise LocalProtocolError("only rank 0 holds an outer state, and under the algorithm ddp the masters are it")
         return self.held
 
     @property
@@ -65,13 +76,17 @@ class Stepper:
         """Return theta of one tensor in host memory."""
         return self.state.read_theta(tensor_index)
 
-    def momentum(self, tensor_index: int) -> FP32s:
+    def momentum(self, tensor_index: int) -> Beside:
         """Return the outer momentum of one tensor in host memory."""
         return self.state.read_momentum(tensor_index)
 
+    def residual_norm(self) -> float:
+        """Return the Euclidean norm of what is held back."""
+        return self.state.residual_norm()
+
     def refresh_root(self) -> None:
         """Compute the root again: the state was written from outside."""
-        self._root = self.state.compute_root(self.round_index)
+        self._root = self._compute_root(self.round_index)
         self._is_torn = False
 
     def step(self, final: FinalRound, *, has_work: bool) -> None:
@@ -89,17 +104,9 @@ class Stepper:
         if final.base_state_root != self.state_root:
             raise LocalProtocolError(f"round {final.round_index} steps from another state than the one held")
         with self._moving():
-            for index, local in enumerate(self._masters.tensors):
-                if has_work and final.outcome in (Outcome.COUNTED, Outcome.MISSED):
-                    self.state.fold(index, local)
-                if final.own is not None:
-                    self.state.clear_sent(final.own.entries[index], scale=final.own_scale)
-                if final.aggregate is not None:
-                    self.state.step(final.aggregate.entries(index), self._settings, local.device)
-            if final.outcome is Outcome.DROPPED:
-                self.state.clear_residual()
+            self._move(final, has_work=has_work)
             self.round_index += 1
-            self._root = self.state.compute_root(self.round_index)
+            self._root = self._compute_root(self.round_index)
         self.contributor_count = 0 if final.aggregate is None else final.aggregate.contributor_count
 
     def restore(self, move: Restoration) -> None:
@@ -110,12 +117,9 @@ class Stepper:
                 torn.
         """
         with self._moving():
-            for index, theta, momentum in move.anchor.tensors():
-                self.state.write(index, theta, momentum)
-            if move.drops_residual:
-                self.state.clear_residual()
+            self._take(move)
             self.round_index = move.anchor.round_index
-            self._root = self.state.compute_root(self.round_index)
+            self._root = self._compute_root(self.round_index)
             if self._root != move.anchor.state_root:
                 raise UnavailableError(f"the state anchor of round {self.round_index} was damaged while it was read")
         self.contributor_count = 0
@@ -125,6 +129,26 @@ class Stepper:
         for index, local in enumerate(self._masters.tensors):
             self.state.restart(index, local)
         self._masters.write_parameters()
+
+    def _move(self, final: FinalRound, *, has_work: bool) -> None:
+        for index, local in enumerate(self._masters.tensors):
+            if has_work and final.outcome in (Outcome.COUNTED, Outcome.MISSED):
+                self.state.fold(index, local)
+            if final.own is not None:
+                self.state.clear_sent(final.own.entries[index], scale=final.own_scale)
+            if final.aggregate is not None:
+                self.state.step(final.aggregate.entries(index), self._settings, local.device)
+        if final.outcome is Outcome.DROPPED:
+            self.state.clear_residual()
+
+    def _take(self, move: Restoration) -> None:
+        for index, theta, momentum in move.anchor.tensors():
+            self.state.write(index, theta, momentum.view(np.float32))
+        if move.drops_residual:
+            self.state.clear_residual()
+
+    def _compute_root(self, round_index: int) -> Digest:
+        return self.state.compute_root(round_index)
 
     @contextmanager
     def _moving(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from pulsenet.ids import Digest
 from pulsenet.outer.checks import compute_norm, compute_scales
 from pulsenet.outer.contribution import Contribution, Entries
 from pulsenet.outer.gate import correct_delta, gate_entries
+from pulsenet.outer.inner_state import Slot, decode_slots, encode_slots
 from pulsenet.outer.optimizer import step_nesterov
 from pulsenet.outer.reduce import Counted, reduce_mean, reduce_median, reduce_trimmed
 from pulsenet.outer.residual import fold_back, settle_counted, split_scaled
@@ -115,6 +116,19 @@ def run_state_anchor(tensors: Any, round_index: int, theta: Any, momentum: Any) 
     return {"blob": blob.hex()}
 
 
+def run_ddp_state(tensors: Any, round_index: int, theta: Any, slots: Any) -> Json:
+    table = ParameterTable(tuple(TensorSpec(name, "F32", tuple(shape)) for name, shape in tensors))
+    inner = [encode_slots([Slot(name, tuple(shape), floats(values)) for name, shape, values in each]) for each in slots]
+    hashes = [(hash_tensor(floats(one)), hash_tensor(other)) for one, other in zip(theta, inner, strict=True)]
+    root = compute_state_root(table, round_index=round_index, hashes=hashes)
+    header = StateHeader(root, round_index, has_inner_state=True)
+    blob = b"".join(bytes(piece) for piece in encode_state(table, header, lambda i: (floats(theta[i]), inner[i])))
+    for index, values, state in decode_state([blob], table, header):
+        found = {slot.name: [slot.name, list(slot.shape), bits(slot.values)] for slot in decode_slots(state, 4)}
+        assert (bits(values), found) == (theta[index], {slot[0]: slot for slot in slots[index]})
+    return {"root": root.hex(), "blob": blob.hex()}
+
+
 def run_history(tensor: Any, rounds: Any) -> Json:
     table = ParameterTable((TensorSpec(tensor[0], "F32", tuple(tensor[1])),))
     count = table.element_count
@@ -161,6 +175,7 @@ OPERATIONS: dict[str, Callable[..., Json]] = {
     "clip": run_clip,
     "state-root": run_state_root,
     "state-anchor": run_state_anchor,
+    "ddp-state": run_ddp_state,
     "history": run_history,
     "self-test": check_self_test,
 }

@@ -28,6 +28,7 @@ from pulsenet.wire.chunks import ChunkCutter
 MakeDaemon = Callable[..., Any]
 Connect = Callable[..., DaemonExchange]
 SETTINGS = OuterSettings(inner_steps=3)
+DDP = OuterSettings(algorithm=Algorithm.DDP, inner_steps=3)
 
 
 def key(index: int) -> PeerId:
@@ -76,10 +77,15 @@ class Trainer:
         self.steps_done = saved["done"]
 
     def bits(self) -> bytes:
+        if self.sync.settings.algorithm is Algorithm.DDP:
+            # Of masters and moments.
+            return bytes(self.sync.state_root)
         state = self.sync.state
         return b"".join(one.numpy().tobytes() for one in (*state.theta, *state.residual, *state.momentum))
 
     def shared_bits(self) -> bytes:
+        if self.sync.settings.algorithm is Algorithm.DDP:
+            return bytes(self.sync.state_root)
         return b"".join(one.numpy().tobytes() for one in (*self.sync.state.theta, *self.sync.state.momentum))
 
 
@@ -129,7 +135,7 @@ def make_run(make_daemon: MakeDaemon, connect: Connect, small_run: Any) -> Calla
 MakeRun = Callable[..., tuple[Any, list[Trainer]]]
 
 
-@pytest.mark.parametrize("algorithm", [Algorithm.PULSELOCO, Algorithm.DILOCO])
+@pytest.mark.parametrize("algorithm", list(Algorithm))
 def test_rounds_have_the_bits_of_rounds_in_one_process(make_run: MakeRun, algorithm: Algorithm) -> None:
     settings = OuterSettings(algorithm=algorithm, inner_steps=3)
     _, trainers = make_run(3, settings)
@@ -159,8 +165,11 @@ def test_a_trainer_that_is_away_for_rounds_makes_them_all_before_it_goes_on(make
     assert trainers[2].reports[-1].outcome is Outcome.COUNTED
 
 
-def test_a_joiner_replays_the_rounds_that_are_kept(make_run: MakeRun, connect: Connect) -> None:
-    run, trainers = make_run(2, late=1)
+@pytest.mark.parametrize("settings", [SETTINGS, DDP], ids=["pulseloco", "ddp"])
+def test_a_joiner_replays_the_rounds_that_are_kept(
+    make_run: MakeRun, connect: Connect, settings: OuterSettings
+) -> None:
+    run, trainers = make_run(2, settings, late=1)
     together(trainers, lambda trainer: trainer.run_rounds(3))
     run.live.add(2)
     trainers.append(Trainer(connect(run.daemons[2]), seed=2))
@@ -171,8 +180,12 @@ def test_a_joiner_replays_the_rounds_that_are_kept(make_run: MakeRun, connect: C
 
 
 @pytest.mark.parametrize("why", ["forgotten", "other start"])
-def test_a_joiner_no_round_leads_on_takes_the_state_anchor(make_run: MakeRun, connect: Connect, why: str) -> None:
-    run, trainers = make_run(2, late=1, anchor_interval=2)
+@pytest.mark.parametrize("settings", [SETTINGS, DDP], ids=["pulseloco", "ddp"])
+def test_a_joiner_no_round_leads_on_takes_the_state_anchor(
+    make_run: MakeRun, connect: Connect, why: str, settings: OuterSettings
+) -> None:
+    """Under ddp the anchor holds the inner optimizer's state as well, or the round after it would differ."""
+    run, trainers = make_run(2, settings, late=1, anchor_interval=2)
     together(trainers, lambda trainer: trainer.run_rounds(5))
     run.live.add(2)
     trainers.append(Trainer(connect(run.daemons[2]), seed=2))
@@ -181,7 +194,8 @@ def test_a_joiner_no_round_leads_on_takes_the_state_anchor(make_run: MakeRun, co
         run.kept_from = 4
         joiner.sync._exchange._drop()
     else:
-        joiner.sync.state.theta[0][0] += 1.0
+        theta = joiner.model[0].bias if settings is DDP else joiner.sync.state.theta[0]
+        theta.data[0] += 1.0
         joiner.sync._stepper.refresh_root()
     assert run.anchor is not None
     assert run.anchor.round_index == 4
@@ -287,6 +301,53 @@ def test_a_daemon_that_dies_at_any_message_costs_nothing(make_run: MakeRun, dead
     assert deaths == 0
     assert [trainer.bits() for trainer in trainers] == [trainer.bits() for trainer in run_locally(2, 3, SETTINGS)]
     assert {report.outcome for trainer in trainers for report in trainer.reports} == {Outcome.COUNTED}
+
+
+@pytest.mark.parametrize("deadly", [local.OfferContribution, local.FetchBlobPart, local.Stepped, local.AnchorStored])
+def test_under_ddp_too_a_daemon_that_dies_costs_nothing(make_run: MakeRun, deadly: type) -> None:
+    run, trainers = make_run(2, DDP, anchor_interval=1)
+    together(trainers, lambda trainer: trainer.run_rounds(1))
+    daemon, deaths = run.daemons[0], [deadly]
+
+    def die(message: Any) -> None:
+        if deaths and isinstance(message, deaths[0]):
+            deaths.clear()
+            daemon.stop()
+            threading.Timer(0.1, daemon.start).start()
+            raise ConnectionError("died")
+        run.hear(0, message)
+
+    daemon.on_said = die
+    together(trainers, lambda trainer: trainer.run_rounds(2))
+    assert not deaths
+    assert [trainer.bits() for trainer in trainers] == [trainer.bits() for trainer in run_locally(2, 3, DDP)]
+
+
+def test_under_ddp_a_round_that_was_missed_is_stepped_by_the_others_mean(make_run: MakeRun) -> None:
+    run, trainers = make_run(3, DDP)
+    together(trainers, lambda trainer: trainer.run_rounds(1))
+    run.leave(2)
+    together(trainers[:2], lambda trainer: trainer.run_rounds(3))
+    run.live.add(2)
+    trainers[2].train_step()
+    assert (trainers[2].reports[-1].outcome, trainers[2].reports[-1].reason) == (Outcome.MISSED, "late")
+    assert len({trainer.shared_bits() for trainer in trainers}) == 1
+    assert (trainers[2].sync.counters.resyncs, trainers[2].sync.counters.wasted_inner_steps) == (0, 1)
+    together(trainers, lambda trainer: trainer.run_rounds(1))
+    assert len({trainer.shared_bits() for trainer in trainers}) == 1
+    assert trainers[2].reports[-1].outcome is Outcome.COUNTED
+
+
+def test_under_ddp_a_trainer_goes_on_from_its_checkpoint(make_run: MakeRun, connect: Connect) -> None:
+    run, trainers = make_run(2, DDP)
+    together(trainers, lambda trainer: trainer.run_rounds(2))
+    saved = trainers[1].checkpoint()
+    together(trainers, lambda trainer: trainer.run_rounds(2))
+    trainers[1].sync._exchange.close()
+    back = Trainer(connect(run.daemons[1]), seed=1)
+    back.restore(saved)
+    assert back.sync.catch_up() == 2
+    assert back.shared_bits() == trainers[0].shared_bits()
 
 
 def test_a_daemon_that_stays_away_is_an_error_and_calling_again_goes_on(make_run: MakeRun) -> None:
@@ -675,9 +736,7 @@ def test_a_place_that_becomes_free_is_taken(make_daemon: MakeDaemon, connect: Co
     assert daemon.kinds().count("OpenRounds") == 3
 
 
-def test_ddp_and_changed_constants_are_refused(make_daemon: MakeDaemon, connect: Connect) -> None:
-    with pytest.raises(ConfigError, match="ddp"):
-        connect(make_daemon(OuterSettings(algorithm=Algorithm.DDP)))
+def test_changed_constants_are_refused(make_daemon: MakeDaemon, connect: Connect) -> None:
     daemon = make_daemon()
     trainer = Trainer(connect(daemon))
     trainer.sync._exchange._drop()

@@ -27,6 +27,11 @@ def test_named_constants_are_taken_and_others_left_alone(make_run: Callable[...,
     )
 
 
+def test_a_round_of_ddp_is_one_inner_step_and_keeps_nothing(make_run: Callable[..., Any]) -> None:
+    settings = RoundSettings.of(make_run(algorithm="ddp", constants=(("inner_steps", 16),)).descriptor)
+    assert settings == RoundSettings(inner_steps=1, keeps_uncounted=False)
+
+
 @pytest.mark.parametrize(
     "constant",
     [

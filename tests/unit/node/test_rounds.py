@@ -65,9 +65,9 @@ def root(round_index: int) -> Digest:
 class Bench:
     """One trainer; the authorities and the training process are played."""
 
-    def __init__(self, make_run: Callable[..., Any], authorities: tuple[Any, ...] | None = None) -> None:
+    def __init__(self, make_run: Callable[..., Any], authorities: tuple[Any, ...] | None = None, **fields: Any) -> None:
         self.me, self.authority = make_run.second, make_run.publisher  # type: ignore[attr-defined]
-        self.run = make_run(authorities=authorities, trainers=(self.me.peer_id,))
+        self.run = make_run(authorities=authorities, trainers=(self.me.peer_id,), **fields)
         self.trust = self.run.trust()
         self.store = FakeStore()
         self.now = 0.0
@@ -274,6 +274,23 @@ def test_without_a_coordinator_inner_steps_go_on_up_to_a_bound(bench: Bench) -> 
     for _ in range(EXTENSIONS_MAX):
         assert only(bench.tell(InnerStepsDone(0)), RunInnerSteps)
     assert only(bench.tell(InnerStepsDone(0)), StoreContribution)
+
+
+def test_under_ddp_a_gradient_waits_for_a_coordinator_and_is_wasted_if_missed(make_run: Callable[..., Any]) -> None:
+    """There is nothing to go on with ahead of the round, and nothing that would be sent later."""
+    bench = Bench(make_run, algorithm="ddp")
+    bench.attach()
+    bench.now = 1e4
+    effects = bench.tell(InnerStepsDone(0))
+    assert only(effects, StoreContribution)
+    assert not only(effects, RunInnerSteps)
+    bench.tell(bench.stored())
+    (order,) = only(bench.finish(fate=Fate.MISSED), ApplyAggregate)
+    assert order.fate is Fate.MISSED
+    effects = bench.tell(AggregateApplied(1, root(1)))
+    assert [(one.label, one.value) for one in only(effects, Count) if one.name == "wasted_inner_steps"] == [
+        ("missed", 1.0)
+    ]
 
 
 def test_a_joiner_restores_the_newest_anchor_and_checks_its_root(bench: Bench) -> None:

@@ -6,6 +6,7 @@ import pytest
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import Digest
 from pulsenet.outer.floats import FP32s
+from pulsenet.outer.inner_state import Slot, StateBytes, encode_slots
 from pulsenet.outer.state import compute_state_root
 from pulsenet.outer.state_anchor import (
     HEADER_SIZE_BYTES,
@@ -107,3 +108,57 @@ def test_arrays_that_are_not_the_tables_are_our_own_fault(table: ParameterTable)
     short = np.zeros(2, np.float32)
     with pytest.raises(LocalProtocolError):
         list(encode_state(table, header(table), lambda index: (short, short)))
+
+
+ADAM = [
+    encode_slots([Slot("step", (), np.ones(1, np.float32)), Slot("exp_avg", (2, 3), BITS)]),
+    encode_slots([]),
+]
+
+
+def read_inner(tensor_index: int) -> tuple[FP32s, StateBytes]:
+    return TENSORS[tensor_index][0], ADAM[tensor_index]
+
+
+def inner_header(table: ParameterTable) -> StateHeader:
+    hashes = [(hash_tensor(TENSORS[index][0]), hash_tensor(ADAM[index])) for index in range(2)]
+    return StateHeader(compute_state_root(table, round_index=3, hashes=hashes), 3, has_inner_state=True)
+
+
+def inner_blob(table: ParameterTable) -> bytes:
+    return b"".join(bytes(piece) for piece in encode_state(table, inner_header(table), read_inner))
+
+
+@pytest.mark.parametrize("size_bytes", [1, 5, 1000])
+def test_an_inner_optimizers_state_comes_back_in_bytes(table: ParameterTable, size_bytes: int) -> None:
+    data = inner_blob(table)
+    found = list(decode_state(cut(data, size_bytes), table, inner_header(table)))
+    for index, theta, inner in found:
+        assert (theta.tobytes(), inner.tobytes()) == (TENSORS[index][0].tobytes(), ADAM[index].tobytes())
+    assert hash_state(cut(data, size_bytes), table, inner_header(table)) == inner_header(table).state_root
+
+
+def test_the_two_formats_are_not_taken_for_each_other(table: ParameterTable) -> None:
+    for data, expected in ((blob(table), inner_header(table)), (inner_blob(table), header(table))):
+        with pytest.raises(RemoteProtocolError) as caught:
+            list(decode_state([data], table, expected))
+        assert caught.value.code == "state-header"
+
+
+def test_an_inner_state_that_lies_about_its_size_is_refused_before_memory_is_spent(table: ParameterTable) -> None:
+    at = HEADER_SIZE_BYTES + TENSORS[0][0].nbytes
+    for size_bytes, code in ((1 << 60, "state-slots"), (len(ADAM[0]) - 1, "state-slots")):
+        data = bytearray(inner_blob(table))
+        data[at : at + 8] = size_bytes.to_bytes(8, "little")
+        with pytest.raises(RemoteProtocolError) as caught:
+            list(decode_state([bytes(data)], table, inner_header(table)))
+        assert caught.value.code == code
+
+
+def test_the_size_of_an_anchor_with_an_inner_state_lies_between_bounds(table: ParameterTable) -> None:
+    size_bytes = len(inner_blob(table))
+    check_state_size(table, size_bytes, has_inner_state=True)
+    for wrong, code in ((HEADER_SIZE_BYTES + 4 * table.element_count, "state-truncated"), (1 << 30, "state-trailing")):
+        with pytest.raises(RemoteProtocolError) as caught:
+            check_state_size(table, wrong, has_inner_state=True)
+        assert caught.value.code == code

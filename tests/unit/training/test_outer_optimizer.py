@@ -415,20 +415,6 @@ def test_training_nothing_sends_nothing_whatever_the_dtype(lone: Lone) -> None:
         assert trainer.reports[-1].sent_count == 0
 
 
-def test_ddp_steps_everyone_by_the_mean_gradient(make_swarm: Swarm) -> None:
-    swarm = make_swarm(3, settings={"algorithm": Algorithm.DDP})
-    swarm.run_rounds(6)
-    weights = {
-        b"".join(parameter.detach().numpy().tobytes() for parameter in trainer.model.parameters())
-        for trainer in swarm.trainers.values()
-    }
-    assert len(weights) == 1
-    assert len(swarm.exchange.rounds) == 6
-    with pytest.raises(LocalProtocolError):
-        _ = swarm.trainers[0].sync.state
-    assert swarm.trainers[0].sync.catch_up() == 0
-
-
 def test_diloco_sends_everything_and_holds_nothing_back(lone: Lone) -> None:
     trainer = lone(OuterSettings(algorithm=Algorithm.DILOCO, inner_steps=3))
     trainer.run_rounds(2)

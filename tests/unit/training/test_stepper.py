@@ -14,11 +14,10 @@ from pulsenet.errors import LocalProtocolError, UnavailableError
 from pulsenet.ids import Digest
 from pulsenet.outer.contribution import Contribution, Entries
 from pulsenet.training.exchange import FinalRound, Outcome, Restoration
-from pulsenet.training.gradients import STATE_ROOT
 from pulsenet.training.local_exchange import HeldState
 from pulsenet.training.masters import adopt_masters
 from pulsenet.training.outer_state import OuterState
-from pulsenet.training.stepper import Stepper
+from pulsenet.training.stepper import NO_ROOT, Stepper
 
 Lone = Callable[..., Any]
 
@@ -104,7 +103,7 @@ def test_what_becomes_of_the_residual(stepper: Stepper, outcome: Outcome, has_wo
 
 def test_a_round_that_does_not_go_on_from_here_moves_nothing(stepper: Stepper) -> None:
     root = stepper.state_root
-    for wrong in (replace(final_of(stepper), round_index=3), replace(final_of(stepper), base_state_root=STATE_ROOT)):
+    for wrong in (replace(final_of(stepper), round_index=3), replace(final_of(stepper), base_state_root=NO_ROOT)):
         with pytest.raises(LocalProtocolError):
             stepper.step(wrong, has_work=False)
     assert (stepper.state_root, stepper.is_torn) == (root, False)
@@ -158,7 +157,7 @@ def test_without_a_state_there_is_nothing_to_move(stepper: Stepper) -> None:
     model = torch.nn.Linear(2, 2)
     masters = adopt_masters(model, torch.optim.SGD(model.parameters(), lr=0.1))
     empty = Stepper(masters, stepper._settings, None)
-    assert empty.state_root == STATE_ROOT
+    assert empty.state_root == NO_ROOT
     with pytest.raises(LocalProtocolError, match="only rank 0"):
         _ = empty.state
     assert isinstance(stepper.state, OuterState)
