@@ -32,14 +32,26 @@ def vector(name, operation, fields, comment):
 
 def run_gate(fields):
     arguments = fields["theta"], fields["local"], fields["residual"]
-    indices, values = reference.gate(*arguments)
+    indices, values = reference.gate(*arguments, fields.get("parts", []), fields.get("flush_mantissa_bits", 23))
     return {"corrected": reference.correct(*arguments), "indices": indices, "values": values}
+
+
+def run_flush(fields):
+    return {
+        "rounds": [
+            reference.flushed_parts(fields["element_counts"], round_index, fields["flush_interval"])
+            for round_index in fields["rounds"]
+        ]
+    }
 
 
 def run_settle(fields):
     arguments = fields["theta"], fields["local"], fields["residual"]
-    indices, values = reference.gate(*arguments)
-    residual = reference.settle(*arguments, indices, values, fields["scale"], fields["outcome"])
+    parts, mantissa_bits = fields.get("parts", []), fields.get("flush_mantissa_bits", 23)
+    indices, values = reference.gate(*arguments, parts, mantissa_bits)
+    residual = reference.settle(
+        *arguments, indices, values, fields["scale"], fields["outcome"], keeps_rest=mantissa_bits < 23
+    )
     counted = [reference.split(value, fields["scale"])[0] for value in values]
     return {"indices": indices, "counted": counted, "residual": residual}
 
@@ -91,7 +103,8 @@ def run_ddp_state(fields):
 
 
 def run_history(fields):
-    return {"rounds": reference.history(fields["tensor"], fields["rounds"])}
+    flush = fields.get("flush_interval", 0), fields.get("flush_mantissa_bits", 23)
+    return {"rounds": reference.history(fields["tensor"], fields["rounds"], *flush)}
 
 
 def run_self_test(fields):
@@ -105,6 +118,7 @@ def run_self_test(fields):
 
 OPERATIONS = {
     "gate": run_gate,
+    "flush": run_flush,
     "settle": run_settle,
     "mean": run_mean,
     "trimmed": run_trimmed,
@@ -148,6 +162,30 @@ def gate_vectors():
         "residual": [SPECIALS[index % len(SPECIALS)] for index in range(len(grid))],
     }
     yield vector("gate-specials", "gate", fields, "Every special value meets every other; NaN results are 0x7fc00000.")
+
+
+def flush_vectors():
+    # Blocks of a million elements, numbered through the table; an empty tensor has none.
+    fields = {"element_counts": [7, 0, 2_500_000, 1 << 20, 1], "flush_interval": 4, "rounds": [0, 1, 2, 3, 4, 1_000_003]}
+    yield vector("flush-turns", "flush", fields, "Six blocks take turns, four rounds a cycle.")
+    fields = {"element_counts": [7, 9], "flush_interval": 1, "rounds": [5]}
+    yield vector("flush-always", "flush", fields, "Every block in every round.")
+    fields = {"element_counts": [7, 9], "flush_interval": 0, "rounds": [0, 5]}
+    yield vector("flush-never", "flush", fields, "No flush.")
+    specials = {"theta": SPECIALS, "local": reference.roll(SPECIALS, 4), "residual": reference.roll(SPECIALS, 7)}
+    yield vector("gate-flush-specials", "gate", {**specials, "parts": [[0, 9]], "flush_mantissa_bits": 1}, "All pass.")
+    values = {
+        "theta": fp32(1.0, 1.0, -0.5, 0.03125, 2.0**-126, 1.0),
+        "local": fp32(1.01, 1.0, -0.5000001, 0.03, 0.0, 1.0),
+        "residual": fp32(1e-3, 1e-7, 0.0, -1e-9, 2.0**-149, 3e-6),
+    }
+    for name, parts, mantissa_bits in (("whole", [[0, 6]], 23), ("cut", [[1, 3], [4, 6]], 2), ("power", [[0, 6]], 0)):
+        fields = {**values, "parts": parts, "flush_mantissa_bits": mantissa_bits}
+        yield vector(f"gate-flush-{name}", "gate", fields, "Parts pass whole, zeros too; the gate decides of the rest.")
+        for scale in (ONE, THIRD):
+            suffix = "" if scale == ONE else "-clipped"
+            settled = {**fields, "scale": scale, "outcome": "counted"}
+            yield vector(f"settle-flush-{name}{suffix}", "settle", settled, "What is cut off a value stays.")
 
 
 def settle_vectors():
@@ -209,6 +247,8 @@ def history_vectors():
     yield vector(
         "history", "history", fields, "A golden history: late, rejected, clipped, and a round that counts nobody."
     )
+    fields = {**fields, "flush_interval": 2, "flush_mantissa_bits": 1}
+    yield vector("history-flush", "history", fields, "The same, and in even rounds all of it passes, cut.")
 
 
 def other_vectors():
@@ -243,7 +283,7 @@ def other_vectors():
 
 
 def main(folder):
-    vectors = [*gate_vectors(), *settle_vectors(), *reduce_vectors(), *history_vectors(), *other_vectors()]
+    vectors = [*gate_vectors(), *flush_vectors(), *settle_vectors(), *reduce_vectors(), *history_vectors(), *other_vectors()]
     names = [item["name"] for item in vectors]
     assert len(set(names)) == len(names), "a name is used twice"
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from blake3 import blake3
 NAN = 0x7FC00000
 INFINITY = 0x7F800000
 SIGN = 0x80000000
+BLOCK_ELEMENTS = 1 << 20
 
 
 def is_nan(bits):
@@ -98,13 +99,31 @@ def correct(theta, local, residual):
     return [add(r, subtract(t, n)) for t, n, r in zip(theta, local, residual, strict=True)]
 
 
-def gate(theta, local, residual):
-    """Sent positions and values."""
-    sent = [
-        (index, s)
-        for index, (t, s) in enumerate(zip(theta, correct(theta, local, residual), strict=True))
-        if bf16(t) != bf16(subtract(t, s))
-    ]
+def flushed_parts(element_counts, round_index, interval):
+    """What passes the gate whole in a round: [tensor, first element, end], by tensors' element counts."""
+    found, block = [], 0
+    for tensor, count in enumerate(element_counts):
+        for start in range(0, count, BLOCK_ELEMENTS):
+            if interval and block % interval == round_index % interval:
+                found.append([tensor, start, min(start + BLOCK_ELEMENTS, count)])
+            block += 1
+    return found
+
+
+def cut(value, mantissa_bits):
+    """The value with its lowest mantissa bits cleared."""
+    unit = 1 << 23 - mantissa_bits
+    return value // unit * unit
+
+
+def gate(theta, local, residual, parts=(), mantissa_bits=23):
+    """Sent positions and values; ``parts`` are [first element, end] that pass whole."""
+    sent = []
+    for index, (t, s) in enumerate(zip(theta, correct(theta, local, residual), strict=True)):
+        if any(start <= index < end for start, end in parts):
+            sent.append((index, cut(s, mantissa_bits)))
+        elif bf16(t) != bf16(subtract(t, s)):
+            sent.append((index, s))
     return [index for index, _ in sent], [value for _, value in sent]
 
 
@@ -116,14 +135,15 @@ def split(value, scale):
     return subtract(value, held), held
 
 
-def settle(theta, local, residual, indices, values, scale, outcome):
-    """The residual after the round."""
+def settle(theta, local, residual, indices, values, scale, outcome, keeps_rest=False):
+    """The residual after the round; ``keeps_rest`` where values may be cut."""
     if outcome == "rejected":
         return list(residual)
     settled = correct(theta, local, residual)
     if outcome == "counted":
         for index, value in zip(indices, values, strict=True):
-            settled[index] = split(value, scale)[1]
+            held = split(value, scale)[1]
+            settled[index] = add(subtract(settled[index], value), held) if keeps_rest else held
     return settled
 
 
@@ -187,7 +207,7 @@ def scales(norms, clip_norm_ratio):
     ]
 
 
-def history(tensor, rounds):
+def history(tensor, rounds, interval=0, mantissa_bits=23):
     """Rounds of several trainers on one tensor: [name, shape]; a round lists [key, delta, scale, outcome] each.
 
     Returns for each round the state root after it and every trainer's residual by key, ascending.
@@ -199,8 +219,10 @@ def history(tensor, rounds):
         for key, delta, scale, outcome in trainers:
             residual = residuals.get(key, [0] * count)
             local = [subtract(t, d) for t, d in zip(theta, delta, strict=True)]
-            indices, values = gate(theta, local, residual)
-            residuals[key] = settle(theta, local, residual, indices, values, scale, outcome)
+            parts = [[start, end] for _, start, end in flushed_parts([count], round_index, interval)]
+            indices, values = gate(theta, local, residual, parts, mantissa_bits)
+            keeps_rest = mantissa_bits < 23
+            residuals[key] = settle(theta, local, residual, indices, values, scale, outcome, keeps_rest)
             if outcome == "counted":
                 contributions[bytes.fromhex(key)] = (indices, values, scale)
         if contributions:

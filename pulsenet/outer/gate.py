@@ -1,15 +1,20 @@
-"""The gate: send an entry only if it would change the BF16 cast of its weight (SPEC outer, "Gate")."""
+"""The gate: send an entry only if it would change the BF16 cast of its weight (SPEC outer, "Gate").
+
+In their turn whole blocks pass it (``outer/flush.py``).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from pulsenet import limits
-from pulsenet.outer.contribution import Entries, index_dtype
+from pulsenet.outer.contribution import Entries, Indices, index_dtype
 from pulsenet.outer.floats import NAN_BITS, FP32s, check_flat, settle_nans
+from pulsenet.outer.flush import NO_FLUSH, TensorFlush, cut_values
 from pulsenet.tensors.bf16 import cast_to_bf16_bits, cast_to_bf16_bits_twin
 from pulsenet.tensors.jit import compile_loop
 
@@ -58,12 +63,18 @@ def find_sent(theta: FP32s, corrected: FP32s) -> npt.NDArray[np.bool_]:
     return sent
 
 
-def gate_entries_twin(theta: FP32s, local: FP32s, residual: FP32s, *, tensor_index: int) -> Entries:
+def gate_entries_twin(
+    theta: FP32s, local: FP32s, residual: FP32s, *, tensor_index: int, flush: TensorFlush = NO_FLUSH
+) -> Entries:
     """Define :func:`gate_entries` in numpy."""
     corrected = correct_delta_twin(theta, local, residual)
     with np.errstate(all="ignore"):
         moved = settle_nans(theta - corrected)
-    indices = np.flatnonzero(cast_to_bf16_bits_twin(theta) != cast_to_bf16_bits_twin(moved))
+    passes = cast_to_bf16_bits_twin(theta) != cast_to_bf16_bits_twin(moved)
+    for part in flush.parts:
+        passes[part] = True
+        corrected[part] = cut_values(corrected[part], flush.mantissa_bits)
+    indices = np.flatnonzero(passes)
     return Entries(tensor_index, indices.astype(index_dtype(theta.size)), corrected[indices])
 
 
@@ -115,28 +126,50 @@ def _gate_loop(
     return count
 
 
-def gate_entries(theta: FP32s, local: FP32s, residual: FP32s, *, tensor_index: int) -> Entries:
+def gate_entries(
+    theta: FP32s, local: FP32s, residual: FP32s, *, tensor_index: int, flush: TensorFlush = NO_FLUSH
+) -> Entries:
     """Return the entries of one tensor that pass the gate, without keeping the corrected pseudo-gradient.
 
     The bits do not depend on how the tensor is cut into blocks. Arguments as in :func:`correct_delta`.
+
+    Args:
+        theta: As there.
+        local: As there.
+        residual: As there.
+        tensor_index: Of the tensor.
+        flush: What passes whole in this round.
 
     Raises:
         LocalProtocolError: arrays that are not flat FP32 of one length.
     """
     for values in (theta, local, residual):
         check_flat(values, theta.size)
+    dtype = index_dtype(theta.size)
+    indices, values_sent = [np.empty(0, dtype)], [np.empty(0, np.float32)]
+    for part, passes_whole in flush.split(theta.size):
+        if passes_whole:
+            corrected = correct_delta(theta[part], local[part], residual[part])
+            indices.append(np.arange(part.start, part.stop, dtype=dtype))
+            values_sent.append(cut_values(corrected, flush.mantissa_bits))
+            continue
+        for positions, sent in _gate_blocks(theta[part], local[part], residual[part]):
+            indices.append(positions.astype(dtype) + dtype.type(part.start))
+            values_sent.append(sent)
+    return Entries(tensor_index, np.concatenate(indices), np.concatenate(values_sent))
+
+
+def _gate_blocks(theta: FP32s, local: FP32s, residual: FP32s) -> Iterator[tuple[Indices, FP32s]]:
+    """Yield positions and values of what passes the gate, block by block."""
     nan = np.uint32(NAN_BITS).view(np.float32)
     # Pages of these buffers that no entry reaches are never touched.
     block_elements = min(limits.BLOCK_ELEMENTS, theta.size)
     found_indices, found_values = np.empty(block_elements, np.uint32), np.empty(block_elements, np.float32)
     dtype = index_dtype(theta.size)
-    indices, values_sent = [np.empty(0, dtype)], [np.empty(0, np.float32)]
     for start in range(0, theta.size, limits.BLOCK_ELEMENTS):
         block = slice(start, start + limits.BLOCK_ELEMENTS)
         with np.errstate(all="ignore"):
             count = _gate_loop(
                 theta[block], local[block], residual[block], nan, _TILE_ELEMENTS, found_indices, found_values
             )
-        indices.append(found_indices[:count].astype(dtype) + dtype.type(start))
-        values_sent.append(found_values[:count].copy())
-    return Entries(tensor_index, np.concatenate(indices), np.concatenate(values_sent))
+        yield found_indices[:count].astype(dtype) + dtype.type(start), found_values[:count].copy()

@@ -36,11 +36,26 @@ def split_scaled(values: FP32s, scale: np.float32) -> tuple[FP32s, FP32s]:
 
 
 def settle_counted(
-    residual: FP32s, theta: FP32s, local: FP32s, sent: Entries, *, scale: np.float32 = SCALE_ONE
+    residual: FP32s,
+    theta: FP32s,
+    local: FP32s,
+    sent: Entries,
+    *,
+    scale: np.float32 = SCALE_ONE,
+    keeps_rest: bool = False,
 ) -> None:
-    """Step 4, counted: the residual becomes what was not sent, and what clipping held of what was sent. In place."""
+    """Step 4, counted: the residual becomes what was not sent, and what clipping held of what was sent. In place.
+
+    Args:
+        residual: Of the round before.
+        theta: Masters at the round's start.
+        local: Masters at its end.
+        sent: Own entries.
+        scale: Given by the receipt.
+        keeps_rest: Sent values may be cut; what was cut off stays.
+    """
     correct_delta(theta, local, residual, out=residual)
-    clear_sent(residual, sent, scale=scale)
+    clear_sent(residual, sent, scale=scale, keeps_rest=keeps_rest)
 
 
 def fold_back(residual: FP32s, theta: FP32s, local: FP32s) -> None:
@@ -48,13 +63,21 @@ def fold_back(residual: FP32s, theta: FP32s, local: FP32s) -> None:
     correct_delta(theta, local, residual, out=residual)
 
 
-def clear_sent(residual: FP32s, sent: Entries, *, scale: np.float32 = SCALE_ONE) -> None:
+def clear_sent(residual: FP32s, sent: Entries, *, scale: np.float32 = SCALE_ONE, keeps_rest: bool = False) -> None:
     """Take out of the residual what a counted contribution sent: it is in the masters of the whole run now.
 
     Also how a trainer restored from an older checkpoint avoids counting twice.
+
+    Args:
+        residual: Changed in place.
+        sent: Own entries.
+        scale: Given by the receipt.
+        keeps_rest: The residual holds what the values were cut from: ``(residual - sent) + held`` stays, not ``held``.
+            At scale 1 that is exact.
     """
     _, held = split_scaled(sent.values, scale)
-    if sent.indices is None:
-        residual[:] = held
-    else:
-        residual[sent.indices] = held
+    where = slice(None) if sent.indices is None else sent.indices
+    if keeps_rest:
+        with np.errstate(all="ignore"):
+            held = settle_nans((residual[where] - sent.values) + held)
+    residual[where] = held

@@ -35,6 +35,11 @@ class Combination(StrEnum):
 _REALS: Final = ("learning_rate", "momentum_factor", "clip_norm_ratio", "norm_max")
 _COMBINATIONS: Final = tuple(Combination)
 
+MANTISSA_BITS: Final = 23
+"""Of FP32."""
+
+_FLUSH: Final = ("flush_interval", "flush_mantissa_bits")
+
 _OTHERS_NAMES: Final = frozenset({"contributions_min", "contribution_wait_seconds", "all_gather_ratio_min"})
 """Constants in the same list that govern when a round closes and what travels, not what it computes."""
 
@@ -65,6 +70,10 @@ class OuterSettings:
     """With ``trimmed``: contributions left out on each side of every element."""
     state_anchor_interval: int = 10
     """Rounds between state anchors (K)."""
+    flush_interval: int = 0
+    """Rounds in which every block passes the gate whole once (N); 0 for never. Only with ``pulseloco``."""
+    flush_mantissa_bits: int = MANTISSA_BITS
+    """Mantissa bits of a value that passes so; what is cut off stays in the residual."""
 
     def __post_init__(self) -> None:
         for name in _REALS:
@@ -84,6 +93,12 @@ class OuterSettings:
             raise ConfigError(f"norm_max is {self.norm_max}: sums of contributions must stay inside FP32, so 1e30")
         if self.trim_count < 0 or (self.trim_count and self.combination is not Combination.TRIMMED):
             raise ConfigError(f"trim_count is {self.trim_count} with combination {self.combination}")
+        if self.flush_interval < 0 or (self.flush_interval and self.is_dense):
+            raise ConfigError(f"flush_interval is {self.flush_interval} with the algorithm {self.algorithm}")
+        if not 0 <= self.flush_mantissa_bits <= MANTISSA_BITS:
+            raise ConfigError(f"flush_mantissa_bits is {self.flush_mantissa_bits}: FP32 has {MANTISSA_BITS}")
+        if self.flush_interval == 0 and self.flush_mantissa_bits != MANTISSA_BITS:
+            raise ConfigError(f"flush_mantissa_bits is {self.flush_mantissa_bits}, but flush_interval is 0")
         if self.combination is not Combination.MEAN and not self.is_dense:
             raise ConfigError(
                 f"combination {self.combination} needs dense contributions: use the algorithm diloco, or mean"
@@ -94,12 +109,20 @@ class OuterSettings:
         """Whether contributions hold every element."""
         return self.algorithm is not Algorithm.PULSELOCO
 
+    @property
+    def cuts_values(self) -> bool:
+        """Whether sent values may be shorter than what they are cut from, so that a rest stays."""
+        return self.flush_mantissa_bits < MANTISSA_BITS
+
     def to_constants(self) -> tuple[tuple[str, int], ...]:
-        """Return the descriptor's constants, ascending by name: integers as they are, reals as their FP32 bits."""
+        """Return the descriptor's constants, ascending by name: integers as they are, reals as their FP32 bits.
+
+        Without flushes their constants are left out, so that versions that do not know them can take part.
+        """
         constants = []
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "algorithm":
+            if field.name == "algorithm" or (field.name in _FLUSH and not self.flush_interval):
                 continue
             if field.name in _REALS:
                 value = fp32_to_bits(value)

@@ -18,6 +18,7 @@ from pulsenet.errors import ConfigError
 from pulsenet.ids import Digest
 from pulsenet.outer.contribution import Entries
 from pulsenet.outer.floats import FP32s
+from pulsenet.outer.flush import NO_FLUSH, TensorFlush
 from pulsenet.outer.gate import correct_delta, gate_entries
 from pulsenet.outer.optimizer import step_nesterov
 from pulsenet.outer.residual import clear_sent
@@ -59,21 +60,29 @@ class OuterState:
         for mine, local in zip(self.theta, locals_, strict=True):
             mine.copy_(local.detach().reshape(-1))
 
-    def gate(self, tensor_index: int, local: torch.Tensor, *, is_dense: bool) -> Entries:
-        """Return what one tensor sends. Nothing changes."""
+    def gate(self, tensor_index: int, local: torch.Tensor, *, is_dense: bool, flush: TensorFlush = NO_FLUSH) -> Entries:
+        """Return what one tensor sends. Nothing changes.
+
+        Args:
+            tensor_index: Of the tensor.
+            local: Its master now.
+            is_dense: All elements, as they are.
+            flush: What passes the gate whole, where not all is sent.
+        """
         theta, residual, flat = self.theta[tensor_index], self.residual[tensor_index], _flat(local)
         if _is_host(theta, residual, flat):
             arrays = _numpy(theta), _numpy(flat), _numpy(residual)
             if is_dense:
                 return Entries(tensor_index, None, correct_delta(*arrays))
-            return gate_entries(*arrays, tensor_index=tensor_index)
+            return gate_entries(*arrays, tensor_index=tensor_index, flush=flush)
         positions, values = [], []
-        for block in outer_torch.blocks(flat):
+        for block, passes_whole in outer_torch.split_blocks(flat, flush):
             before, held = theta[block].to(flat.device), residual[block].to(flat.device)
             if is_dense:
                 values.append(outer_torch.correct_delta(before, flat[block], held).cpu())
             else:
-                found, sent = outer_torch.gate_entries(before, flat[block], held)
+                whole = TensorFlush((slice(0, before.numel()),), flush.mantissa_bits) if passes_whole else NO_FLUSH
+                found, sent = outer_torch.gate_entries(before, flat[block], held, flush=whole)
                 positions.append((found + block.start).cpu())
                 values.append(sent.cpu())
         joined = torch.cat(values) if values else torch.empty(0)
@@ -91,14 +100,20 @@ class OuterState:
             outer_torch.correct_delta(theta[block].to(flat.device), flat[block], held, out=held)
             residual[block].copy_(held)
 
-    def clear_sent(self, sent: Entries, *, scale: float) -> None:
-        """Take counted entries out of the residual; what clipping held of them stays."""
+    def clear_sent(self, sent: Entries, *, scale: float, keeps_rest: bool = False) -> None:
+        """Take counted entries out of the residual; what clipping held of them stays.
+
+        Args:
+            sent: Own entries.
+            scale: Given by the receipt.
+            keeps_rest: The residual holds what the values were cut from; what was cut off stays too.
+        """
         residual = self.residual[sent.tensor_index]
         if _is_host(residual):
-            clear_sent(_numpy(residual), sent, scale=np.float32(scale))
+            clear_sent(_numpy(residual), sent, scale=np.float32(scale), keeps_rest=keeps_rest)
             return
         positions, values = outer_torch.from_entries(sent, residual.device)
-        outer_torch.clear_sent(residual, positions, values, scale=scale)
+        outer_torch.clear_sent(residual, positions, values, scale=scale, keeps_rest=keeps_rest)
 
     def step(self, aggregate: Entries, settings: OuterSettings, device: torch.device) -> None:
         """Do the outer step of one tensor, on ``device``."""

@@ -17,8 +17,10 @@ from pulsenet.errors import LocalProtocolError
 from pulsenet.ids import Digest
 from pulsenet.outer.contribution import Entries, index_dtype
 from pulsenet.outer.floats import FP32s
+from pulsenet.outer.flush import NO_FLUSH, TensorFlush
 from pulsenet.outer.reduce import Counted
 from pulsenet.outer.self_test import run_self_test
+from pulsenet.outer.settings import MANTISSA_BITS
 from pulsenet.training.snapshot import cast_to_bf16
 
 BLOCK_ELEMENTS: Final = 1 << 18
@@ -48,15 +50,21 @@ def correct_delta(
     return out
 
 
-def gate_entries(theta: torch.Tensor, local: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def gate_entries(
+    theta: torch.Tensor, local: torch.Tensor, residual: torch.Tensor, *, flush: TensorFlush = NO_FLUSH
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return positions (int64, ascending) and values of what passes the gate, on the tensors' device.
 
     As :func:`pulsenet.outer.gate.gate_entries`.
     """
     positions, values = [], []
-    for block in blocks(theta):
+    for block, passes_whole in split_blocks(theta, flush):
         before = theta[block]
         corrected = correct_delta(before, local[block], residual[block])
+        if passes_whole:
+            positions.append(torch.arange(block.start, block.stop, device=theta.device))
+            values.append(cut_values(corrected, flush.mantissa_bits))
+            continue
         moved = _settle_nans(before - corrected)
         differs = cast_to_bf16(before).view(torch.int16) != cast_to_bf16(moved).view(torch.int16)
         found = torch.nonzero(differs).view(-1)
@@ -65,6 +73,11 @@ def gate_entries(theta: torch.Tensor, local: torch.Tensor, residual: torch.Tenso
     if not positions:
         return torch.empty(0, dtype=torch.int64, device=theta.device), theta.new_empty(0)
     return torch.cat(positions), torch.cat(values)
+
+
+def cut_values(values: torch.Tensor, mantissa_bits: int) -> torch.Tensor:
+    """Return the values with fewer mantissa bits, as :func:`pulsenet.outer.flush.cut_values`."""
+    return (values.view(torch.int32) & (-1 << (MANTISSA_BITS - mantissa_bits))).view(torch.float32)
 
 
 def split_scaled(values: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,6 +104,7 @@ def settle_counted(
     values: torch.Tensor,
     *,
     scale: float = _SCALE_ONE,
+    keeps_rest: bool = False,
 ) -> None:
     """Make the residual what was not sent, in place, as :func:`pulsenet.outer.residual.settle_counted`.
 
@@ -101,16 +115,25 @@ def settle_counted(
         positions: Sent positions (int64), or ``None`` for all.
         values: Sent values.
         scale: Given by the receipt.
+        keeps_rest: Sent values may be cut; what was cut off stays.
     """
     correct_delta(theta, local, residual, out=residual)
-    clear_sent(residual, positions, values, scale=scale)
+    clear_sent(residual, positions, values, scale=scale, keeps_rest=keeps_rest)
 
 
 def clear_sent(
-    residual: torch.Tensor, positions: torch.Tensor | None, values: torch.Tensor, *, scale: float = _SCALE_ONE
+    residual: torch.Tensor,
+    positions: torch.Tensor | None,
+    values: torch.Tensor,
+    *,
+    scale: float = _SCALE_ONE,
+    keeps_rest: bool = False,
 ) -> None:
     """Take counted entries out of the residual, as :func:`pulsenet.outer.residual.clear_sent`."""
     _, held = split_scaled(values, scale)
+    if keeps_rest:
+        rest = (residual if positions is None else residual[positions]) - values
+        held = _settle_nans(rest + held)
     if positions is None:
         residual.copy_(held)
     else:
@@ -178,6 +201,13 @@ def blocks(tensor: torch.Tensor) -> Iterator[slice]:
         yield slice(start, min(start + size, tensor.numel()))
 
 
+def split_blocks(tensor: torch.Tensor, flush: TensorFlush) -> Iterator[tuple[slice, bool]]:
+    """Yield slices that cover a flat tensor, each small enough for scratch copies, and whether each passes whole."""
+    for part, passes_whole in flush.split(tensor.numel()):
+        for block in blocks(tensor[part]):
+            yield slice(part.start + block.start, part.start + block.stop), passes_whole
+
+
 def to_entries(tensor_index: int, positions: torch.Tensor | None, values: torch.Tensor, element_count: int) -> Entries:
     """Return entries in host memory, of which nothing is shared with the tensors."""
     indices = None if positions is None else positions.cpu().numpy().astype(index_dtype(element_count))
@@ -202,16 +232,26 @@ class TorchMaths:
     def __init__(self, device: torch.device | str) -> None:
         self._device = torch.device(device)
 
-    def gate(self, theta: FP32s, local: FP32s, residual: FP32s) -> Entries:
+    def gate(self, theta: FP32s, local: FP32s, residual: FP32s, *, flush: TensorFlush = NO_FLUSH) -> Entries:
         """See :class:`pulsenet.outer.self_test.OuterMaths`."""
-        positions, values = gate_entries(self._put(theta), self._put(local), self._put(residual))
+        positions, values = gate_entries(self._put(theta), self._put(local), self._put(residual), flush=flush)
         return to_entries(0, positions, values, theta.size)
 
-    def settle(self, residual: FP32s, theta: FP32s, local: FP32s, sent: Entries, scale: np.float32) -> FP32s:
+    def settle(
+        self,
+        residual: FP32s,
+        theta: FP32s,
+        local: FP32s,
+        sent: Entries,
+        scale: np.float32,
+        *,
+        keeps_rest: bool = False,
+    ) -> FP32s:
         """See :class:`pulsenet.outer.self_test.OuterMaths`."""
         settled = self._put(residual)
         positions, values = from_entries(sent, self._device)
-        settle_counted(settled, self._put(theta), self._put(local), positions, values, scale=float(scale))
+        before, now = self._put(theta), self._put(local)
+        settle_counted(settled, before, now, positions, values, scale=float(scale), keeps_rest=keeps_rest)
         return _take(settled)
 
     def mean(self, contributions: dict[bytes, Counted], element_count: int) -> FP32s:

@@ -6,6 +6,7 @@ from itertools import permutations
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from pulsenet import limits
 from pulsenet.outer.contribution import Entries
+from pulsenet.outer.flush import TensorFlush
 from pulsenet.outer.gate import correct_delta, correct_delta_twin, gate_entries, gate_entries_twin
 from pulsenet.outer.optimizer import step_nesterov, step_nesterov_twin
 from pulsenet.outer.reduce import Counted, reduce_mean
@@ -39,7 +41,7 @@ def reference() -> ModuleType:
     return module
 
 
-def torch_maths() -> OuterMaths:
+def torch_maths() -> Any:
     pytest.importorskip("torch")
     from pulsenet.training.outer_torch import TorchMaths
 
@@ -77,6 +79,45 @@ def test_the_gate_is_one_on_every_backend(given_arrays: list[np.ndarray]) -> Non
     corrected = correct_delta(theta, local, residual)
     assert bits(corrected) == bits(correct_delta_twin(theta, local, residual))
     assert bits(corrected) == reference().correct(bits(theta), bits(local), bits(residual))
+
+
+@st.composite
+def flushed(draw: st.DrawFn) -> tuple[list[np.ndarray], TensorFlush]:
+    """Arrays as of the gate, and what of them passes whole."""
+    given_arrays = draw(arrays(3))
+    cuts = sorted(draw(st.lists(st.integers(0, given_arrays[0].size), max_size=6, unique=True)))
+    parts = tuple(slice(start, stop) for start, stop in zip(cuts[::2], cuts[1::2], strict=False))
+    return given_arrays, TensorFlush(parts, draw(st.integers(0, 23)))
+
+
+@law
+@given(flushed(), st.sampled_from([1.0, 0.3]))
+def test_a_flush_is_one_on_every_backend_and_loses_nothing(
+    case: tuple[list[np.ndarray], TensorFlush], scale: float
+) -> None:
+    (theta, local, residual), flush = case
+    sent = gate_entries(theta, local, residual, tensor_index=0, flush=flush)
+    assert sent.same_as(gate_entries_twin(theta, local, residual, tensor_index=0, flush=flush))
+    assert sent.same_as(torch_maths().gate(theta, local, residual, flush=flush))
+    parts = [(part.start, part.stop) for part in flush.parts]
+    indices, values = reference().gate(bits(theta), bits(local), bits(residual), parts, flush.mantissa_bits)
+    assert sent.indices is not None
+    assert (sent.indices.tolist(), bits(sent.values)) == (indices, values)
+    scale32, corrected = np.float32(scale), correct_delta(theta, local, residual)
+    settled = residual.copy()
+    settle_counted(settled, theta, local, sent, scale=scale32, keeps_rest=True)
+    assert bits(settled) == bits(torch_maths().settle(residual, theta, local, sent, scale32, keeps_rest=True))
+    assert bits(settled) == reference().settle(
+        bits(theta), bits(local), bits(residual), indices, values, bits(scale32)[0], "counted", keeps_rest=True
+    )
+    total = settled.copy()
+    with np.errstate(all="ignore"):
+        total[sent.indices] += split_scaled(sent.values, scale32)[0]
+    finite = np.isfinite(corrected)
+    if scale == 1.0:
+        assert np.array_equal(total[finite], corrected[finite])
+    else:
+        np.testing.assert_allclose(total[finite], corrected[finite], rtol=2.0**-22, atol=0.0)
 
 
 @law

@@ -14,12 +14,14 @@ import pytest
 from pulsenet.ids import Digest
 from pulsenet.outer.checks import compute_norm, compute_scales
 from pulsenet.outer.contribution import Contribution, Entries
+from pulsenet.outer.flush import FlushPlan, TensorFlush
 from pulsenet.outer.gate import correct_delta, gate_entries
 from pulsenet.outer.inner_state import Slot, decode_slots, encode_slots
 from pulsenet.outer.optimizer import step_nesterov
 from pulsenet.outer.reduce import Counted, reduce_mean, reduce_median, reduce_trimmed
 from pulsenet.outer.residual import fold_back, settle_counted, split_scaled
 from pulsenet.outer.self_test import SELF_TEST_DIGEST, make_self_test_input, run_self_test
+from pulsenet.outer.settings import OuterSettings
 from pulsenet.outer.state import compute_state_root
 from pulsenet.outer.state_anchor import StateHeader, decode_state, encode_state
 from pulsenet.tensors.digest import hash_tensor
@@ -38,21 +40,49 @@ def bits(values: np.ndarray) -> list[int]:
     return values.view(np.uint32).tolist()
 
 
-def run_gate(theta: Any, local: Any, residual: Any) -> Json:
+def make_flush(parts: Any, mantissa_bits: int) -> TensorFlush:
+    return TensorFlush(tuple(slice(*part) for part in parts), mantissa_bits)
+
+
+def run_gate(theta: Any, local: Any, residual: Any, parts: Any = (), flush_mantissa_bits: int = 23) -> Json:
     arguments = floats(theta), floats(local), floats(residual)
-    found = gate_entries(*arguments, tensor_index=0)
+    found = gate_entries(*arguments, tensor_index=0, flush=make_flush(parts, flush_mantissa_bits))
     assert found.indices is not None
     corrected = correct_delta(*arguments)
     return {"corrected": bits(corrected), "indices": found.indices.tolist(), "values": bits(found.values)}
 
 
-def run_settle(theta: Any, local: Any, residual: Any, scale: int, outcome: str) -> Json:
+def run_flush(element_counts: Any, flush_interval: int, rounds: Any) -> Json:
+    specs = (TensorSpec(f"t{index}", "F32", (count,)) for index, count in enumerate(element_counts))
+    table = ParameterTable(tuple(specs))
+    plan = FlushPlan(table, OuterSettings(flush_interval=flush_interval))
+    return {
+        "rounds": [
+            [
+                [index, part.start, part.stop]
+                for index in range(len(table.tensors))
+                for part in plan.of(index, round_index).parts
+            ]
+            for round_index in rounds
+        ]
+    }
+
+
+def run_settle(
+    theta: Any,
+    local: Any,
+    residual: Any,
+    scale: int,
+    outcome: str,
+    parts: Any = (),
+    flush_mantissa_bits: int = 23,
+) -> Json:
     before, now, held = floats(theta), floats(local), floats(residual)
     (factor,) = floats([scale])
-    sent = gate_entries(before, now, held, tensor_index=0)
+    sent = gate_entries(before, now, held, tensor_index=0, flush=make_flush(parts, flush_mantissa_bits))
     assert sent.indices is not None
     if outcome == "counted":
-        settle_counted(held, before, now, sent, scale=factor)
+        settle_counted(held, before, now, sent, scale=factor, keeps_rest=flush_mantissa_bits < 23)
     elif outcome == "missed":
         fold_back(held, before, now)
     counted = bits(split_scaled(sent.values, factor)[0])
@@ -129,8 +159,10 @@ def run_ddp_state(tensors: Any, round_index: int, theta: Any, slots: Any) -> Jso
     return {"root": root.hex(), "blob": blob.hex()}
 
 
-def run_history(tensor: Any, rounds: Any) -> Json:
+def run_history(tensor: Any, rounds: Any, flush_interval: int = 0, flush_mantissa_bits: int = 23) -> Json:
     table = ParameterTable((TensorSpec(tensor[0], "F32", tuple(tensor[1])),))
+    settings = OuterSettings(flush_interval=flush_interval, flush_mantissa_bits=flush_mantissa_bits)
+    plan = FlushPlan(table, settings)
     count = table.element_count
     theta, momentum = np.ones(count, np.float32), np.zeros(count, np.float32)
     residuals: dict[str, np.ndarray] = {}
@@ -141,9 +173,10 @@ def run_history(tensor: Any, rounds: Any) -> Json:
         for key, delta, scale, outcome in trainers:
             residual = residuals.setdefault(key, np.zeros(count, np.float32))
             local = theta - floats(delta)
-            sent = gate_entries(theta, local, residual, tensor_index=0)
+            sent = gate_entries(theta, local, residual, tensor_index=0, flush=plan.of(0, round_index))
             if outcome == "counted":
-                settle_counted(residual, theta, local, sent, scale=floats([scale])[0])
+                scaled = floats([scale])[0]
+                settle_counted(residual, theta, local, sent, scale=scaled, keeps_rest=settings.cuts_values)
                 contributions[bytes.fromhex(key)] = Counted(sent, floats([scale])[0])
             elif outcome == "missed":
                 fold_back(residual, theta, local)
@@ -168,6 +201,7 @@ def check_self_test() -> Json:
 
 OPERATIONS: dict[str, Callable[..., Json]] = {
     "gate": run_gate,
+    "flush": run_flush,
     "settle": run_settle,
     "mean": run_mean,
     "trimmed": run_trimmed,

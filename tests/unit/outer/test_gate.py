@@ -3,6 +3,7 @@ import pytest
 
 from pulsenet import limits
 from pulsenet.errors import LocalProtocolError
+from pulsenet.outer.flush import TensorFlush, cut_values
 from pulsenet.outer.gate import correct_delta, correct_delta_twin, find_sent, gate_entries, gate_entries_twin
 
 SPECIAL_BITS = [
@@ -71,6 +72,31 @@ def test_a_tensor_larger_than_a_block_is_gated_like_its_parts(monkeypatch: pytes
         monkeypatch.setattr(limits, "BLOCK_ELEMENTS", block_elements)
         assert gate_entries(theta, local, residual, tensor_index=0).same_as(whole)
     assert 0 < len(whole) < 5000
+
+
+def test_what_has_its_turn_passes_whole_and_the_gate_decides_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(2)
+    theta = generator.standard_normal(5000).astype(np.float32)
+    local = theta - generator.standard_normal(5000).astype(np.float32) * np.float32(0.001)
+    local[1500] = theta[1500]
+    residual = np.zeros(5000, np.float32)
+    plain = gate_entries(theta, local, residual, tensor_index=0)
+    flush = TensorFlush((slice(1000, 2000), slice(4000, 5000)), 2)
+    found = gate_entries(theta, local, residual, tensor_index=0, flush=flush)
+    assert found.same_as(gate_entries_twin(theta, local, residual, tensor_index=0, flush=flush))
+    assert plain.indices is not None
+    assert found.indices is not None
+    is_whole = np.zeros(5000, np.bool_)
+    for part in flush.parts:
+        is_whole[part] = True
+    mask = is_whole[found.indices]
+    assert found.indices[mask].tolist() == np.flatnonzero(is_whole).tolist()
+    corrected = correct_delta(theta, local, residual)
+    assert np.array_equal(found.values[mask], cut_values(corrected[is_whole], 2))
+    assert found.indices[~mask].tolist() == [index for index in plain.indices.tolist() if not is_whole[index]]
+    assert np.array_equal(found.values[~mask], corrected[found.indices[~mask]])
+    monkeypatch.setattr(limits, "BLOCK_ELEMENTS", 500)
+    assert gate_entries(theta, local, residual, tensor_index=0, flush=flush).same_as(found)
 
 
 def test_an_empty_tensor_sends_nothing() -> None:

@@ -3,6 +3,7 @@ import pytest
 
 from pulsenet.errors import LocalProtocolError
 from pulsenet.outer.contribution import Entries
+from pulsenet.outer.flush import TensorFlush
 from pulsenet.outer.gate import correct_delta, gate_entries
 from pulsenet.outer.residual import clear_sent, fold_back, settle_counted, split_scaled
 
@@ -30,6 +31,39 @@ def test_nothing_is_held_of_an_unclipped_contribution() -> None:
     counted, held = split_scaled(np.array([3e-6, -1.0], np.float32), np.float32(1.0))
     assert held.view(np.uint32).tolist() == [0, 0]
     assert counted.tolist() == np.array([3e-6, -1.0], np.float32).tolist()
+
+
+@pytest.mark.parametrize("mantissa_bits", [0, 1, 7, 23])
+def test_what_was_cut_off_sent_values_stays_exactly(mantissa_bits: int) -> None:
+    theta, local, residual, _ = random_round(6)
+    flush = TensorFlush((slice(500, 2500),), mantissa_bits)
+    sent = gate_entries(theta, local, residual, tensor_index=0, flush=flush)
+    corrected = correct_delta(theta, local, residual)
+    settled = residual.copy()
+    settle_counted(settled, theta, local, sent, keeps_rest=True)
+    total = settled.astype(np.float64)
+    total[sent.indices] += sent.values
+    assert np.array_equal(total, corrected.astype(np.float64))
+    rest = settled[500:2500]
+    assert (np.count_nonzero(rest) > 1000) == (mantissa_bits < 23)
+    assert (np.abs(rest) < np.abs(corrected[500:2500]) * 2.0**-mantissa_bits).all()
+
+
+def test_a_clipped_flush_loses_at_most_a_rounding() -> None:
+    theta, local, residual, _ = random_round(7)
+    sent = gate_entries(theta, local, residual, tensor_index=0, flush=TensorFlush((slice(0, 4000),), 1))
+    corrected = correct_delta(theta, local, residual).astype(np.float64)
+    scale = np.float32(0.3)
+    settled = residual.copy()
+    settle_counted(settled, theta, local, sent, scale=scale, keeps_rest=True)
+    counted = split_scaled(sent.values, scale)[0].astype(np.float64)
+    assert (np.abs(counted + settled - corrected) <= np.abs(corrected) * 2.0**-24).all()
+
+
+def test_a_restored_trainer_keeps_no_rest_of_work_it_does_not_have() -> None:
+    residual = np.array([0.5, 0.25, 0.125], np.float32)
+    clear_sent(residual, Entries(0, np.array([0, 2], np.uint32), np.array([4.0, 2.0], np.float32)))
+    assert residual.tolist() == [0.0, 0.25, 0.0]
 
 
 @pytest.mark.parametrize("scale", [-0.1, 1.1, float("nan")])

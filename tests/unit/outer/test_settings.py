@@ -26,9 +26,23 @@ def test_what_a_descriptor_does_not_name_has_its_default() -> None:
     assert (settings.learning_rate, settings.momentum_factor) == (float(np.float32(0.7)), float(np.float32(0.9)))
 
 
+def test_without_flushes_older_versions_can_take_part() -> None:
+    """They refuse a constant they do not know, so it is signed only where it changes what is computed."""
+    assert not {name for name, _ in OuterSettings().to_constants()} & {"flush_interval", "flush_mantissa_bits"}
+    flushing = OuterSettings(flush_interval=4, flush_mantissa_bits=1)
+    assert flushing.to_constants()[2:4] == (("flush_interval", 4), ("flush_mantissa_bits", 1))
+    assert OuterSettings.from_constants("pulseloco", flushing.to_constants()) == flushing
+    assert flushing.cuts_values
+    assert not OuterSettings(flush_interval=4).cuts_values
+
+
 @pytest.mark.parametrize(
     ("algorithm", "constants"),
     [
+        ("pulseloco", (("flush_interval", 4), ("flush_mantissa_bits", 24))),
+        ("pulseloco", (("flush_mantissa_bits", 1),)),
+        ("diloco", (("flush_interval", 4),)),
+        ("ddp", (("flush_interval", 4),)),
         ("gossip", ()),
         ("pulseloco", (("warp_factor", 9),)),
         ("pulseloco", (("learning_rate", -1),)),

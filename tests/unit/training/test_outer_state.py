@@ -8,6 +8,7 @@ import torch
 
 from pulsenet.errors import ConfigError
 from pulsenet.outer.contribution import Entries
+from pulsenet.outer.flush import NO_FLUSH, TensorFlush
 from pulsenet.outer.settings import OuterSettings
 from pulsenet.tensors.params import ParameterTable, TensorSpec
 from pulsenet.training import outer_state
@@ -21,29 +22,35 @@ def make_locals(seed: int) -> list[torch.Tensor]:
     return [torch.randn(spec.shape, generator=generator) for spec in TABLE.tensors]
 
 
-def walk(state: OuterState, *, is_dense: bool) -> bytes:
+def walk(state: OuterState, *, is_dense: bool, flush: TensorFlush = NO_FLUSH) -> bytes:
     """A counted round, a missed one and the root after both."""
     for seed in (1, 2):
         locals_ = [
             theta.view(local.shape) + 1e-3 * local for theta, local in zip(state.theta, make_locals(seed), strict=True)
         ]
         for index, local in enumerate(locals_):
-            sent = state.gate(index, local, is_dense=is_dense)
+            sent = state.gate(index, local, is_dense=is_dense, flush=flush if index == 0 else NO_FLUSH)
             state.fold(index, local)
             if seed == 1:
-                state.clear_sent(sent, scale=0.3)
+                state.clear_sent(sent, scale=0.3, keeps_rest=flush is not NO_FLUSH)
                 state.step(sent, OuterSettings(), local.device)
             state.restart(index, local)
             assert torch.equal(local.reshape(-1), state.theta[index])
     return state.compute_root(2) + b"".join(residual.numpy().tobytes() for residual in state.residual)
 
 
-@pytest.mark.parametrize("is_dense", [False, True])
-def test_the_accelerators_path_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, is_dense: bool) -> None:
-    known = walk(OuterState(TABLE, make_locals(0)), is_dense=is_dense)
+FLUSH = TensorFlush((slice(100, 900), slice(1900, 2000)), 1)
+
+
+@pytest.mark.parametrize(("is_dense", "flush"), [(False, NO_FLUSH), (True, NO_FLUSH), (False, FLUSH)])
+def test_the_accelerators_path_gives_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, is_dense: bool, flush: TensorFlush
+) -> None:
+    known = walk(OuterState(TABLE, make_locals(0)), is_dense=is_dense, flush=flush)
     monkeypatch.setattr(outer_state, "_is_host", lambda *tensors: False)
     monkeypatch.setattr(outer_state.outer_torch, "BLOCK_ELEMENTS", 700)
-    assert walk(OuterState(TABLE, make_locals(0)), is_dense=is_dense) == known
+    assert walk(OuterState(TABLE, make_locals(0)), is_dense=is_dense, flush=flush) == known
+    assert flush is NO_FLUSH or known != walk(OuterState(TABLE, make_locals(0)), is_dense=is_dense)
 
 
 def test_a_strided_parameter_is_gated_in_row_major_order() -> None:
