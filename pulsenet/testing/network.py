@@ -63,9 +63,17 @@ class Network:
         """Say whether requests of ``sender`` to ``receiver`` end in nothing."""
         return (sender, receiver) in self.partitions or (receiver, sender) in self.partitions
 
+    def loses(self, sender: PeerId, receiver: PeerId) -> bool:
+        """Say whether nothing that ``sender`` sends reaches ``receiver``; the other way may be open."""
+        return (sender, receiver) in self.partitions
+
     def find_failure(self, sender: PeerId, receiver: PeerId) -> str:
         """Return how a request fails: ``timeout``, ``closed``, or empty if it gets through."""
-        if self.is_cut(sender, receiver) or receiver in self.silent or self._chance.happens(self.faults.drop_per_mille):
+        return "timeout" if self.is_cut(sender, receiver) else self.draw_failure(receiver)
+
+    def draw_failure(self, receiver: PeerId) -> str:
+        """Return how a request fails that no partition stops; as :meth:`find_failure`."""
+        if receiver in self.silent or self._chance.happens(self.faults.drop_per_mille):
             return "timeout"
         return "closed" if self._chance.happens(self.faults.close_per_mille) else ""
 

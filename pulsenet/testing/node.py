@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from pulsenet import limits
 from pulsenet.chain.records import SignedRecord
 from pulsenet.chain.retention import RetentionLimits
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
@@ -40,6 +41,7 @@ from pulsenet.node.news import TRUST_KEY
 from pulsenet.node.published import STATE_KEY
 from pulsenet.node.respond import Push, respond
 from pulsenet.node.trainer import Trainer
+from pulsenet.testing.exchange import Slots
 from pulsenet.testing.fakes import Chance, FakeDirectory, FakeStore, make_sign, verify
 from pulsenet.testing.hands import WORK_TYPES, Hands, Work
 from pulsenet.testing.network import Network
@@ -79,6 +81,14 @@ class Surroundings(Protocol):
         """Try to connect two nodes."""
         ...
 
+    def set_timer(self, node: SimNode, machine: str, moment: float) -> None:
+        """Wake a machine of this life of the node, unless it sets its timer anew before."""
+        ...
+
+    def make_hands(self, node: SimNode) -> Hands:
+        """Return new hands for a life of the node."""
+        ...
+
     def note_version(self, version: Version, root: Digest) -> None:
         """A publisher committed a version."""
         ...
@@ -91,6 +101,11 @@ class SimNode:
         name: For people.
         peer_id: The node's key.
         role: ``trainer``, ``inferencer`` or ``seed``.
+        surroundings: Its world.
+        chance: Everything this node leaves to chance.
+        bootstraps: Peers to start from.
+        retention_limits: How much to keep, or ``None`` for the defaults.
+        is_dialable: Whether it has addresses to tell: not behind a NAT.
     """
 
     def __init__(
@@ -102,6 +117,8 @@ class SimNode:
         chance: Chance,
         bootstraps: Sequence[PeerAddress],
         retention_limits: RetentionLimits | None = None,
+        *,
+        is_dialable: bool = True,
     ) -> None:
         self.name = name
         self.peer_id = peer_id
@@ -111,6 +128,8 @@ class SimNode:
         self.life = 0
         """Counts starts; what an earlier life scheduled is lost with it."""
         self.skew_ms = 0
+        self.shard = chance(limits.HAVE_SHARDS)
+        """Of the have records read last from the directory."""
         self.counts: dict[tuple[str, str], int] = {}
         self.reports: dict[str, object] = {}
         self.log: list[str] = []
@@ -120,12 +139,15 @@ class SimNode:
         self._chance = chance
         self._bootstraps = tuple(bootstraps)
         self._retention_limits = retention_limits
+        self.addresses = (address_of(peer_id),) if is_dialable else ()
         self.machines: dict[str, Machine] = {}
         self.timers: dict[str, float] = {}
+        """When each machine wants to be woken."""
         self.follower: Inferencer | None = None
         self.trainer: Trainer | None = None
         self.mesh: Mesh | None = None
-        self.hands = self._make_hands()
+        self.slots = Slots()
+        self.hands = surroundings.make_hands(self)
 
     # Life and death
 
@@ -134,7 +156,8 @@ class SimNode:
         assert not self.is_up
         self.is_up = True
         self.life += 1
-        self.hands = self._make_hands()
+        self.slots = Slots()
+        self.hands = self._world.make_hands(self)
         if self.role != "seed":
             self.hands.rebuild_mirror()
         self.trust = self._restore_trust()
@@ -145,7 +168,7 @@ class SimNode:
             sign,
             self._chance.fork(),
             role=self.role,
-            addresses=(address_of(self.peer_id),),
+            addresses=self.addresses,
             bootstraps=self._bootstraps,
             saved=self.store.state.get(BOOK_KEY),
         )
@@ -166,13 +189,6 @@ class SimNode:
         self.machines = {}
         self.timers = {}
         self.follower = self.trainer = self.mesh = None
-
-    def _make_hands(self) -> Hands:
-        return Hands(
-            self.store,
-            engine_fails=lambda: self._world.network.engine_fails(),
-            note_version=self._world.note_version,
-        )
 
     def _make_follower(self, mesh: Mesh) -> Inferencer:
         mirror = self.hands.mirror
@@ -255,7 +271,7 @@ class SimNode:
             case SendRequest():
                 self._world.send(self, machine, effect)
             case SetTimer(at):
-                self.timers[machine] = at
+                self._world.set_timer(self, machine, at)
             case DialPeer():
                 self._world.dial(self, effect)
             case AnnounceHead(record):
@@ -323,6 +339,8 @@ class StoreAndMesh:
         self.epochs = store.epochs
         self.chunk_list = store.chunk_list
         self.chunk = store.chunk
+        self.has_chunk = store.has_chunk
+        self.was_given = store.was_given
 
     def have(self) -> bytes | None:
         return self._mesh.own_have

@@ -6,34 +6,28 @@ event the checkers look at everything.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 
 from blake3 import blake3
 
+from pulsenet import limits
 from pulsenet.chain.records import Descriptor, SignedRecord
 from pulsenet.chain.retention import RetentionLimits
 from pulsenet.chain.signing import seal
 from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.node.effects import DialPeer, SendRequest
-from pulsenet.node.events import (
-    Event,
-    HaveSeen,
-    HeadSeen,
-    PeerConnected,
-    PeerLost,
-    ReplyReceived,
-    RequestDone,
-    RequestFailed,
-    TimerFired,
-)
+from pulsenet.node.events import Event, HaveSeen, HeadSeen, PeerConnected, PeerLost, TimerFired
 from pulsenet.testing.checkers import ALL_CHECKERS, Checker, SimulationError
+from pulsenet.testing.clock import VirtualClock
+from pulsenet.testing.exchange import Exchange
 from pulsenet.testing.fakes import Chance, FakeDirectory, make_key, make_sign
-from pulsenet.testing.hands import Work
+from pulsenet.testing.hands import Hands, Work
+from pulsenet.testing.links import Link, Links
 from pulsenet.testing.network import CALM, Faults, Network
 from pulsenet.testing.node import SimNode, address_of
+from pulsenet.testing.outline import outline
 from pulsenet.testing.weights import change_region, make_region
-from pulsenet.wire.messages import GetChunks, PeerAddress
+from pulsenet.wire.messages import Message, PeerAddress
 
 WALL_START_MS = 1_700_000_000_000
 """Unix time at which every simulation begins."""
@@ -56,6 +50,7 @@ class World:
         faults: How bad the network is; see :func:`pulsenet.testing.network.draw_faults`.
         anchor_interval: Versions between anchors.
         checkers: What is checked after every event.
+        scale: Bytes on the wire that one byte of a chunk stands for; see :class:`pulsenet.testing.links.Links`.
     """
 
     def __init__(
@@ -65,9 +60,13 @@ class World:
         faults: Faults = CALM,
         anchor_interval: int = 10,
         checkers: Sequence[Callable[[], Checker]] = ALL_CHECKERS,
+        scale: float = 1.0,
     ) -> None:
         self.seed = seed
         self.chance = Chance(seed)
+        self.clock = VirtualClock()
+        self.links = Links(self.clock, scale=scale)
+        """Lines of nodes that were given one; everybody else's has room for everything."""
         self.network = Network(self.chance.fork(), faults)
         self.directory = FakeDirectory()
         self.nodes: dict[PeerId, SimNode] = {}
@@ -80,19 +79,38 @@ class World:
         self.event_count = 0
         self._trace = blake3()
         self._checkers = [make() for make in checkers]
-        self._now = 0.0
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = 0
         self._trainer_step = 0
-        self._connections: set[frozenset[PeerId]] = set()
+        self._newest: Version | None = None
+        self._behind: set[PeerId] = set()
+        """Live followers that do not have the newest version."""
+        self._touched: dict[PeerId, SimNode] = {}
+        """Whom the event under way has changed."""
+        self._connections: dict[PeerId, dict[PeerId, None]] = {}
 
     # Scenario
 
-    def add_node(self, name: str, role: str, retention_limits: RetentionLimits | None = None) -> SimNode:
+    def add_node(
+        self,
+        name: str,
+        role: str,
+        retention_limits: RetentionLimits | None = None,
+        link: Link | None = None,
+    ) -> SimNode:
         """Add a node and start it; everybody but the trainer is told where the trainer is."""
         peer_id = make_key(name)
         bootstraps = () if role == "trainer" else (PeerAddress(self.trainer_key, (address_of(self.trainer_key),)),)
-        node = SimNode(name, peer_id, role, self, self.chance.fork(), bootstraps, retention_limits)
+        if link is not None:
+            self.links.connect(peer_id, link)
+        node = SimNode(
+            name,
+            peer_id,
+            role,
+            self,
+            self.chance.fork(),
+            bootstraps,
+            retention_limits,
+            is_dialable=self.links.link_of(peer_id).is_dialable,
+        )
         self.nodes[peer_id] = node
         self.start(node)
         return node
@@ -100,15 +118,19 @@ class World:
     def start(self, node: SimNode) -> None:
         """Start a node, for the first time or after a crash."""
         node.start()
+        self._touched[node.peer_id] = node
         self._pull_later(node, 0.1)
 
     def crash(self, node: SimNode) -> None:
         """Kill a node; its peers notice."""
         node.crash()
-        for pair in sorted((pair for pair in self._connections if node.peer_id in pair), key=sorted):
-            self._connections.discard(pair)
-            (other,) = pair - {node.peer_id}
-            self._to_all_later(self.nodes[other], PeerLost(node.peer_id, "closed"))
+        self._behind.discard(node.peer_id)
+        self.links.drop(node.peer_id)
+        for other in self.nodes.values():
+            other.slots.tidy()
+        for other_id in self._connections.pop(node.peer_id, {}):
+            del self._connections[other_id][node.peer_id]
+            self._to_all_later(self.nodes[other_id], PeerLost(node.peer_id, "closed"))
 
     def publish(self, change_count: int = 20) -> int:
         """Train one step and hand the weights over; return the generation."""
@@ -133,34 +155,30 @@ class World:
     @property
     def newest(self) -> Version | None:
         """The newest committed version."""
-        return max(self.versions, default=None)
+        return self._newest
 
     def is_settled(self) -> bool:
         """Say whether every live follower has the newest version, in its engine if it has one."""
-        followers = [node.follower for node in self.nodes.values() if node.follower is not None]
-        return all(
-            follower.phase == "current" and (node.role == "seed" or follower.applied_version == self.newest)
-            for node in self.nodes.values()
-            if (follower := node.follower) is not None
-        ) and bool(followers)
+        self._look_at_touched()
+        return not self._behind and any(node.follower is not None for node in self.nodes.values())
 
     # Time
 
     @property
     def now(self) -> float:
         """Virtual monotonic time in seconds."""
-        return self._now
+        return self.clock.now
 
     def wall_ms(self, node: SimNode) -> int:
         """Return the node's wall clock, its skew included."""
-        return WALL_START_MS + round(self._now * 1000) + node.skew_ms
+        return WALL_START_MS + round(self.clock.now * 1000) + node.skew_ms
 
     def run_for(self, seconds: float) -> None:
         """Let virtual time pass."""
-        end = self._now + seconds
+        end = self.clock.now + seconds
         while self._step(end):
             pass
-        self._now = end
+        self.clock.now = end
 
     def run_until(self, is_done: Callable[[], bool], limit_seconds: float) -> None:
         """Run until a condition holds.
@@ -168,7 +186,7 @@ class World:
         Raises:
             SimulationError: it does not within ``limit_seconds`` of virtual time.
         """
-        end = self._now + limit_seconds
+        end = self.clock.now + limit_seconds
         while not is_done():
             if not self._step(end):
                 raise SimulationError(self.seed, f"not done after {limit_seconds} s: {self.describe()}")
@@ -190,119 +208,146 @@ class World:
         return self._trace.hexdigest()
 
     def _step(self, end: float) -> bool:
-        timer = min(
-            ((at, node.name, machine) for node in self.nodes.values() for machine, at in node.timers.items()),
-            default=None,
-        )
-        if self._queue and (timer is None or self._queue[0][0] <= timer[0]):
-            if self._queue[0][0] > end:
-                return False
-            at, _, action = heapq.heappop(self._queue)
-            self._now = max(self._now, at)
-            action()
-        elif timer is not None and timer[0] <= end:
-            at, name, machine = timer
-            self._now = max(self._now, at)
-            node = self.nodes[make_key(name)]
-            del node.timers[machine]
-            self._deliver(node, machine, TimerFired())
-        else:
+        if not self.clock.step(end):
             return False
         self.event_count += 1
         if self.event_count > EVENTS_MAX:
             raise SimulationError(self.seed, f"more than {EVENTS_MAX} events: {self.describe()}")
-        for checker in self._checkers:
-            checker.check(self)
+        self._look_at_touched()
         return True
+
+    def _look_at_touched(self) -> None:
+        for node in self._touched.values():
+            for checker in self._checkers:
+                checker.check_node(self, node)
+            if node.is_up and node.follower is not None and not self._is_current(node):
+                self._behind.add(node.peer_id)
+            else:
+                self._behind.discard(node.peer_id)
+        self._touched.clear()
+
+    def _is_current(self, node: SimNode) -> bool:
+        follower = node.follower
+        if follower is None or follower.phase != "current" or self._newest is None:
+            return False
+        if node.role == "inferencer":
+            return follower.applied_version == self._newest
+        holdings = follower.holdings
+        newest = max((holdings.version_last, *holdings.anchors))
+        return (holdings.epoch, newest) == (self._newest.epoch, self._newest.number)
 
     # What nodes ask of the world
 
     def schedule(self, node: SimNode, machine: str, event: Event, delay_seconds: float = 0.0) -> None:
         """Deliver an event to one machine of this life of the node."""
-        self._later(delay_seconds, node, lambda: self._deliver(node, machine, event))
+        self._later(delay_seconds, node, lambda: self.deliver(node, machine, event))
+
+    def set_timer(self, node: SimNode, machine: str, moment: float) -> None:
+        """Wake a machine of this life of the node, unless it sets its timer anew before."""
+        node.timers[machine] = moment
+        life = node.life
+
+        def fire() -> bool:
+            if not node.is_up or node.life != life or node.timers.get(machine) != moment:
+                return False
+            del node.timers[machine]
+            self.deliver(node, machine, TimerFired())
+            return True
+
+        self.clock.at(moment, fire)
+
+    def make_hands(self, node: SimNode) -> Hands:
+        """Return new hands for a life of the node."""
+        return Hands(node.store, engine_fails=self.network.engine_fails, note_version=self.note_version)
 
     def work(self, node: SimNode, machine: str, work: Work) -> None:
         """Let the node's hands do something that takes time."""
         hands = node.hands
         delay_seconds = self.chance.between(0.0, WORK_SECONDS_MAX)
-        self._later(delay_seconds, node, lambda: self._deliver(node, machine, hands.finish(work)))
+        self._later(delay_seconds, node, lambda: self.deliver(node, machine, hands.finish(work)))
 
     def send(self, node: SimNode, machine: str, request: SendRequest) -> None:
         """Carry a request to its receiver and the replies back."""
-        failure = self.network.find_failure(node.peer_id, request.peer_id)
-        if failure:
-            delay_seconds = request.timeout_seconds if failure == "timeout" else self.network.latency_seconds()
-            failed = RequestFailed(request.request_id, request.peer_id, failure)
-            self.schedule(node, machine, failed, delay_seconds)
-            return
-        self._later(self.network.latency_seconds(), node, lambda: self._arrive(node, machine, request))
+        Exchange(self, node, machine, request).start()
 
     def dial(self, node: SimNode, dial: DialPeer) -> None:
         """Try to connect two nodes."""
-        self._later(self.network.latency_seconds(), node, lambda: self._connect(node, dial.peer_id))
+        delay_seconds = self.network.latency_seconds() + self.links.delay_seconds(node.peer_id, dial.peer_id)
+        self._later(delay_seconds, node, lambda: self._connect(node, dial.peer_id))
 
     def note_version(self, version: Version, root: Digest) -> None:
         """A publisher committed a version."""
         self.versions[version] = root
+        if self._newest is None or version > self._newest:
+            self._newest = version
+            self._behind.update(node.peer_id for node in self.nodes.values() if node.follower is not None)
+
+    # What exchanges ask of the world
+
+    def deliver(self, node: SimNode, machine: str, event: Event) -> None:
+        """Hand an event to a machine now."""
+        self._trace.update(f"{self.clock.now:.6f} {node.name} {machine} {outline(event)}\n".encode())
+        self._touched[node.peer_id] = node
+        node.deliver(machine, event)
+
+    def answer(self, node: SimNode, message: Message, asker: PeerId) -> list[Message]:
+        """Have a node answer a request now."""
+        self._trace.update(f"{self.clock.now:.6f} {node.name} asked {outline(message)}\n".encode())
+        self._touched[node.peer_id] = node
+        replies = node.answer(message, asker)
+        for checker in self._checkers:
+            checker.check_replies(self, node, replies)
+        return replies
+
+    def is_reachable(self, sender: PeerId, receiver: PeerId) -> bool:
+        """Say whether there is a connection, or one could be opened at once."""
+        return self.links.link_of(receiver).is_dialable or receiver in self._connections.get(sender, {})
 
     # Inside
-
-    def _deliver(self, node: SimNode, machine: str, event: Event) -> None:
-        self._trace.update(f"{self._now:.6f} {node.name} {machine} {event!r}\n".encode())
-        node.deliver(machine, event)
 
     def _later(self, delay_seconds: float, node: SimNode, action: Callable[[], None]) -> None:
         life = node.life
 
-        def act() -> None:
-            if node.is_up and node.life == life:
+        def act() -> bool:
+            is_same_life = node.is_up and node.life == life
+            if is_same_life:
                 action()
+            return is_same_life
 
-        self._order += 1
-        heapq.heappush(self._queue, (self._now + delay_seconds, self._order, act))
+        self.clock.after(delay_seconds, act)
 
     def _to_all_later(self, node: SimNode, event: Event) -> None:
         self._later(self.network.latency_seconds(), node, lambda: self._deliver_to_all(node, event))
 
     def _deliver_to_all(self, node: SimNode, event: Event) -> None:
         for machine in tuple(node.machines):
-            self._deliver(node, machine, event)
-
-    def _arrive(self, node: SimNode, machine: str, request: SendRequest) -> None:
-        receiver = self.nodes.get(request.peer_id)
-        if receiver is None or not receiver.is_up:
-            failed = RequestFailed(request.request_id, request.peer_id, "closed")
-            self.schedule(node, machine, failed, self.network.latency_seconds())
-            return
-        last_seconds = 0.0
-        for reply in receiver.answer(request.message, node.peer_id):
-            received = self.network.corrupt(receiver.peer_id, reply)
-            event = ReplyReceived(request.request_id, receiver.peer_id, received)
-            for _ in range(2 if self.network.duplicates() else 1):
-                delay_seconds = self.network.latency_seconds()
-                last_seconds = max(last_seconds, delay_seconds)
-                self.schedule(node, machine, event, delay_seconds)
-        if isinstance(request.message, GetChunks):
-            self.schedule(node, machine, RequestDone(request.request_id, receiver.peer_id), last_seconds)
+            self.deliver(node, machine, event)
 
     def _connect(self, node: SimNode, peer_id: PeerId) -> None:
         other = self.nodes.get(peer_id)
-        if other is None or not other.is_up or self.network.is_cut(node.peer_id, peer_id):
+        if (
+            other is None
+            or not other.is_up
+            or self.network.is_cut(node.peer_id, peer_id)
+            or not self.is_reachable(node.peer_id, peer_id)
+        ):
             self._deliver_to_all(node, PeerLost(peer_id, "refused"))
             return
-        self._connections.add(frozenset((node.peer_id, peer_id)))
-        self._deliver_to_all(node, PeerConnected(peer_id, (address_of(peer_id),), outbound=True))
-        inbound = PeerConnected(node.peer_id, (address_of(node.peer_id),), outbound=False)
-        self._to_all_later(other, inbound)
+        self._connections.setdefault(node.peer_id, {})[peer_id] = None
+        self._connections.setdefault(peer_id, {})[node.peer_id] = None
+        self._deliver_to_all(node, PeerConnected(peer_id, other.addresses, outbound=True))
+        self._to_all_later(other, PeerConnected(node.peer_id, node.addresses, outbound=False))
 
     def _pull_later(self, node: SimNode, delay_seconds: float) -> None:
         self._later(delay_seconds, node, lambda: self._pull(node))
 
     def _pull(self, node: SimNode) -> None:
+        """Read the heads and one shard of the have records, as the daemon does."""
         for record in tuple(self.directory.heads.values()):
             self._deliver_to_all(node, HeadSeen(record, None))
+        node.shard = (node.shard + 1) % limits.HAVE_SHARDS
         for peer_id, record in tuple(self.directory.haves.items()):
-            if peer_id != node.peer_id:
+            if peer_id[0] % limits.HAVE_SHARDS == node.shard and peer_id != node.peer_id:
                 self._deliver_to_all(node, HaveSeen(record, None))
         self._pull_later(node, self.chance.between(0.8, 1.2) * PULL_SECONDS)
 

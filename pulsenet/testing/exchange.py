@@ -1,0 +1,179 @@
+"""One request between two simulated nodes: the way there, the wait for a slot, the replies, and every way to fail."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+from pulsenet import limits
+from pulsenet.ids import PeerId
+from pulsenet.node.effects import SendRequest
+from pulsenet.node.events import Event, ReplyReceived, RequestDone, RequestFailed
+from pulsenet.testing.clock import VirtualClock
+from pulsenet.testing.links import Links
+from pulsenet.testing.network import Network
+from pulsenet.wire.messages import GetChunks, Message
+
+if TYPE_CHECKING:
+    from pulsenet.testing.node import SimNode
+
+SERVED_BULK_REQUESTS_MAX: Final = limits.SERVED_REQUESTS_MAX - 4
+"""Requests for chunks that a node serves at once, as the daemon does; further ones wait their turn."""
+
+
+class Carrier(Protocol):
+    """What an exchange needs of its world."""
+
+    clock: VirtualClock
+    network: Network
+    links: Links
+    nodes: dict[PeerId, SimNode]
+
+    def deliver(self, node: SimNode, machine: str, event: Event) -> None:
+        """Hand an event to a machine now."""
+        ...
+
+    def answer(self, node: SimNode, message: Message, asker: PeerId) -> list[Message]:
+        """Have a node answer a request now."""
+        ...
+
+    def is_reachable(self, sender: PeerId, receiver: PeerId) -> bool:
+        """Say whether there is a connection, or one could be opened at once."""
+        ...
+
+
+class Slots:
+    """Who is served bulk now, and who waits, first come, first served."""
+
+    def __init__(self, count: int = SERVED_BULK_REQUESTS_MAX) -> None:
+        self._count = count
+        self._served: set[Exchange] = set()
+        self._waiting: deque[Exchange] = deque()
+
+    def enter(self, exchange: Exchange) -> None:
+        """Serve the exchange, now or when it is its turn."""
+        self._waiting.append(exchange)
+        self._fill()
+
+    def tidy(self) -> bool:
+        """Exchanges may be over, served or not: whoever waits takes their places; no event of its own."""
+        self._served = {exchange for exchange in self._served if exchange.is_open}
+        self._fill()
+        return False
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._served) < self._count:
+            exchange = self._waiting.popleft()
+            if exchange.is_open:
+                self._served.add(exchange)
+                exchange.serve()
+
+
+class Exchange:
+    """A request of one life of a node, until it is done, has failed, or nobody waits for it any more."""
+
+    __slots__ = ("_is_over", "_life", "_machine", "_missing_count", "_node", "_request", "_world")
+
+    def __init__(self, world: Carrier, node: SimNode, machine: str, request: SendRequest) -> None:
+        self._world = world
+        self._node = node
+        self._life = node.life
+        self._machine = machine
+        self._request = request
+        self._missing_count = 0
+        self._is_over = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody still waits for the answer."""
+        return not self._is_over and self._node.is_up and self._node.life == self._life
+
+    def start(self) -> None:
+        """Send the request."""
+        world, request, sender = self._world, self._request, self._node.peer_id
+        is_lost = world.network.loses(sender, request.peer_id)
+        failure = "timeout" if is_lost else world.network.draw_failure(request.peer_id)
+        if not failure and not world.is_reachable(sender, request.peer_id):
+            failure = "closed"
+        if failure == "closed":
+            world.clock.after(world.network.latency_seconds(), lambda: self._fail("closed"))
+            return
+        world.clock.after(request.timeout_seconds, lambda: self._fail("timeout"))
+        if not failure:
+            delay_seconds = world.network.latency_seconds()
+            world.links.send(sender, request.peer_id, request.message, self._arrive, delay_seconds=delay_seconds)
+
+    def _arrive(self) -> bool | None:
+        receiver = self._world.nodes.get(self._request.peer_id)
+        if receiver is None or not receiver.is_up:
+            self._world.clock.after(self._world.network.latency_seconds(), lambda: self._fail("closed"))
+            return False
+        if isinstance(self._request.message, GetChunks):
+            receiver.slots.enter(self)
+        else:
+            self.serve()
+        return None
+
+    def serve(self) -> None:
+        """Answer the request: the receiver has come to it."""
+        world, asker = self._world, self._node.peer_id
+        receiver = world.nodes[self._request.peer_id]
+        replies = world.answer(receiver, self._request.message, asker)
+        self._missing_count = len(replies)
+        if world.network.loses(receiver.peer_id, asker):
+            return  # heard and answered, and the asker will never know
+        for reply in replies:
+            received = world.network.corrupt(receiver.peer_id, reply)
+            world.links.send(
+                receiver.peer_id,
+                asker,
+                received,
+                partial(self._receive, received),
+                is_wanted=self._is_wanted,
+                delay_seconds=world.network.latency_seconds(),
+            )
+
+    def _is_wanted(self) -> bool:
+        return self.is_open
+
+    def _receive(self, reply: Message) -> bool:
+        if not self.is_open:
+            return False
+        world, request = self._world, self._request
+        event = ReplyReceived(request.request_id, request.peer_id, reply)
+        if world.network.duplicates():
+            again = partial(self._deliver_again, event)
+            world.clock.after(world.network.latency_seconds(), again)
+        self._missing_count -= 1
+        is_last = self._missing_count == 0
+        if is_last and not isinstance(request.message, GetChunks):
+            self._is_over = True
+        world.deliver(self._node, self._machine, event)
+        if is_last and self.is_open:
+            self._end()
+            world.deliver(self._node, self._machine, RequestDone(request.request_id, request.peer_id))
+        return True
+
+    def _deliver_again(self, event: Event) -> bool:
+        is_same_life = self._node.is_up and self._node.life == self._life
+        if is_same_life:
+            self._world.deliver(self._node, self._machine, event)
+        return is_same_life
+
+    def _fail(self, reason: str) -> bool:
+        if not self.is_open:
+            return False
+        self._end()
+        failed = RequestFailed(self._request.request_id, self._request.peer_id, reason)
+        self._world.deliver(self._node, self._machine, failed)
+        return True
+
+    def _end(self) -> None:
+        self._is_over = True
+        receiver = self._world.nodes.get(self._request.peer_id)
+        if receiver is not None and receiver.is_up:
+            # The asker's acknowledgement frees the slot.
+            self._world.clock.after(
+                self._world.links.delay_seconds(self._node.peer_id, receiver.peer_id), receiver.slots.tidy
+            )
