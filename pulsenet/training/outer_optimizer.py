@@ -181,10 +181,7 @@ class OuterOptimizer:
             return self._pending
         entries, self._gradients = self._gradients, None
         if entries is None:
-            entries = tuple(
-                self.state.gate(index, local, is_dense=self._settings.is_dense)
-                for index, local in enumerate(self._masters.tensors)
-            )
+            entries = tuple(self._stepper.gate(index, local) for index, local in enumerate(self._masters.tensors))
         contribution = Contribution(self.round_index, self.state_root, max(1, self._inner_step), entries)
         fault = find_fault(contribution, self._expected())
         if fault is not None:

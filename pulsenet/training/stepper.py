@@ -10,10 +10,13 @@ from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
+import torch
+
 from pulsenet.errors import LocalProtocolError, UnavailableError
 from pulsenet.ids import Digest
-
+from pulsenet.outer.contribution import Entries
 from pulsenet.outer.floats import FP32s
+from pulsenet.outer.flush import FlushPlan
 from pulsenet.outer.settings import OuterSettings
 from pulsenet.outer.state_anchor import Beside
 from pulsenet.training.exchange import FinalRound, Outcome, Restoration
@@ -36,6 +39,7 @@ class Stepper:
     def __init__(self, masters: Masters, settings: OuterSettings, state: OuterState | None) -> None:
         self._masters = masters
         self._settings = settings
+        self._flushes = FlushPlan(masters.table, settings)
         self.held = state
         self.round_index = 0
         """Rounds stepped so far."""
@@ -79,6 +83,11 @@ class Stepper:
     def momentum(self, tensor_index: int) -> Beside:
         """Return the outer momentum of one tensor in host memory."""
         return self.state.read_momentum(tensor_index)
+
+    def gate(self, tensor_index: int, local: torch.Tensor) -> Entries:
+        """Return what one tensor sends in the round it is in. Nothing changes."""
+        flush = self._flushes.of(tensor_index, self.round_index)
+        return self.state.gate(tensor_index, local, is_dense=self._settings.is_dense, flush=flush)
 
     def residual_norm(self) -> float:
         """Return the Euclidean norm of what is held back."""
@@ -132,10 +141,13 @@ class Stepper:
 
     def _move(self, final: FinalRound, *, has_work: bool) -> None:
         for index, local in enumerate(self._masters.tensors):
-            if has_work and final.outcome in (Outcome.COUNTED, Outcome.MISSED):
+            is_folded = has_work and final.outcome in (Outcome.COUNTED, Outcome.MISSED)
+            if is_folded:
                 self.state.fold(index, local)
             if final.own is not None:
-                self.state.clear_sent(final.own.entries[index], scale=final.own_scale)
+                # What was cut off from an earlier life's work is nowhere.
+                keeps_rest = is_folded and self._settings.cuts_values
+                self.state.clear_sent(final.own.entries[index], scale=final.own_scale, keeps_rest=keeps_rest)
             if final.aggregate is not None:
                 self.state.step(final.aggregate.entries(index), self._settings, local.device)
         if final.outcome is Outcome.DROPPED:

@@ -20,6 +20,8 @@ from pulsenet.training.outer_optimizer import OuterOptimizer
 Lone = Callable[..., Any]
 Swarm = Callable[..., Any]
 
+FLUSHES = {"flush_interval": 2, "flush_mantissa_bits": 1}
+
 
 def test_nothing_happens_before_the_last_inner_step(lone: Lone) -> None:
     trainer = lone()
@@ -44,16 +46,17 @@ def test_local_masters_restart_from_theta(lone: Lone) -> None:
         assert torch.equal(theta.view(parameter.shape), parameter)
 
 
-@pytest.mark.parametrize("where", [0, 1, 2])
-def test_a_killed_run_goes_on_bit_by_bit(lone: Lone, where: int) -> None:
+@pytest.mark.parametrize(("where", "flushes"), [(0, {}), (1, {}), (2, {}), (0, FLUSHES), (1, FLUSHES)])
+def test_a_killed_run_goes_on_bit_by_bit(lone: Lone, where: int, flushes: dict[str, int]) -> None:
     """A-LOC-3: checkpoint in round 10, at its start or within it; killed, restored, run to 30."""
-    uninterrupted = lone()
+    settings = OuterSettings(inner_steps=3, **flushes)
+    uninterrupted = lone(settings)
     uninterrupted.run_rounds(10)
     for _ in range(where):
         uninterrupted.train_step()
     saved = uninterrupted.checkpoint()
     uninterrupted.run_rounds(20)
-    restored = lone()
+    restored = lone(settings)
     # The in-process exchange knows no earlier rounds of another process; the lone run's receipts are its own.
     restored.exchange._swarm.rounds = list(uninterrupted.exchange._swarm.rounds[:10])
     restored.restore(saved)
@@ -128,12 +131,20 @@ def test_trainers_with_other_data_agree_on_every_bit(make_swarm: Swarm) -> None:
     assert len(residuals) == 3
 
 
-@pytest.mark.parametrize("algorithm", [Algorithm.PULSELOCO, Algorithm.DILOCO])
-def test_nothing_is_lost_whoever_is_late(make_swarm: Swarm, algorithm: Algorithm) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algorithm": Algorithm.PULSELOCO},
+        {"algorithm": Algorithm.DILOCO},
+        FLUSHES,
+        {"flush_interval": 3},
+    ],
+)
+def test_nothing_is_lost_whoever_is_late(make_swarm: Swarm, settings: dict[str, Any]) -> None:
     """A-LOC-2 for whole trainers: counted + residual is the sum of the steps of all, in FP64."""
     swarm = make_swarm(
         3,
-        settings={"algorithm": algorithm, "missed_rounds_max": 9},
+        settings={**settings, "missed_rounds_max": 9},
         learning_rate=3e-6,
         is_late=lambda member, index: index % 3 == member,
     )
@@ -160,6 +171,25 @@ def test_nothing_is_lost_whoever_is_late(make_swarm: Swarm, algorithm: Algorithm
         assert np.abs(np.concatenate(counted) + held - steps[index].numpy()).max() <= 1e-10
         assert trainer.sync.counters.missed >= 2
         assert trainer.sync.counters.missed + trainer.sync.counters.counted == 7
+
+
+def test_every_tensor_passes_whole_in_its_turn_and_the_rest_of_its_values_stays(make_swarm: Swarm) -> None:
+    swarm = make_swarm(2, settings=FLUSHES, learning_rate=3e-6)
+    for round_index in range(4):
+        swarm.run_rounds(1)
+        (final,) = swarm.exchange.final_rounds(0, round_index)
+        assert final.own is not None
+        state = swarm.trainers[0].sync.state
+        for entries, residual in zip(final.own.entries, state.residual, strict=True):
+            # All tensors are smaller than a block.
+            is_turn = entries.tensor_index % 2 == round_index % 2
+            assert (len(entries) == residual.numel()) == is_turn
+            if is_turn:
+                assert (entries.values.view(np.uint32) % (1 << 22) == 0).all()
+                held = np.abs(residual.numpy())
+                assert (held <= np.abs(entries.values)).all()
+                assert held.any()
+    assert len(swarm.thetas()) == 1
 
 
 def test_a_trainer_that_dies_before_it_sent_is_not_counted(make_swarm: Swarm) -> None:

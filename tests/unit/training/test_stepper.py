@@ -13,6 +13,7 @@ import torch
 from pulsenet.errors import LocalProtocolError, UnavailableError
 from pulsenet.ids import Digest
 from pulsenet.outer.contribution import Contribution, Entries
+from pulsenet.outer.settings import OuterSettings
 from pulsenet.training.exchange import FinalRound, Outcome, Restoration
 from pulsenet.training.local_exchange import HeldState
 from pulsenet.training.masters import adopt_masters
@@ -99,6 +100,16 @@ def test_what_becomes_of_the_residual(stepper: Stepper, outcome: Outcome, has_wo
     elif outcome is Outcome.DROPPED:
         expected = [torch.zeros_like(residual) for residual in before]
     assert all(torch.equal(a, b) for a, b in zip(expected, stepper.state.residual, strict=True))
+
+
+def test_only_work_that_is_here_leaves_a_rest_of_what_was_cut(stepper: Stepper) -> None:
+    stepper._settings = OuterSettings(flush_interval=2, flush_mantissa_bits=1)
+    held = float(stepper.state.residual[1][0])
+    folded = held + (stepper.state.theta[1][0] - stepper._masters.tensors[1].detach().reshape(-1)[0])
+    stepper.step(final_of(stepper, own=own_of(stepper), outcome=Outcome.COUNTED), has_work=True)
+    assert float(stepper.state.residual[1][0]) == pytest.approx(float(folded) - 0.5)
+    stepper.step(final_of(stepper, own=own_of(stepper), outcome=Outcome.COUNTED), has_work=False)
+    assert [float(residual[0]) for residual in stepper.state.residual] == [0.0] * len(stepper.state.residual)
 
 
 def test_a_round_that_does_not_go_on_from_here_moves_nothing(stepper: Stepper) -> None:
