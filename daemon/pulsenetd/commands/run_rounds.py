@@ -24,11 +24,27 @@ CONSTANTS: Final[tuple[tuple[str, type, str], ...]] = (
     ("combination", str, "how contributions are combined: mean, median, trimmed (mean)"),
     ("trim_count", int, "with trimmed: left out on each side (0)"),
     ("state_anchor_interval", int, "rounds between state anchors (10)"),
+    ("flush_interval", int, "rounds in which every block passes the gate whole once; 0: never (4)"),
+    ("flush_mantissa_bits", int, "mantissa bits of values that pass so; the rest waits (1)"),
     ("contributions_min", int, "contributions without which no round closes (1)"),
     ("contribution_wait_seconds", int, "then wait so long for the other trainers (30)"),
-    ("all_gather_ratio_min", float, "sum by slice where whole contributions save less than this; 0: never (17)"),
+    (
+        "all_gather_ratio_min",
+        float,
+        "sum by slice where whole contributions save less than this; 0: never (17, with flushes 6)",
+    ),
 )
 """Name in the descriptor, type of the option, help with the default of the specification."""
+
+FLUSH_INTERVAL: Final = 4
+"""Of new runs: every block in turn, so that PULSELoCo ends where DiLoCo does (docs/outer.md). Without it in the
+descriptor, as in older runs, nothing is flushed."""
+
+FLUSH_MANTISSA_BITS: Final = 1
+"""Of new runs: with these two, payloads are still 19 times below dense FP32."""
+
+FLUSH_ALL_GATHER_RATIO_MIN: Final = 6.0
+"""Of new runs with flushes: sums of cut values encode badly, so that slices save from 7 trainers on (docs/outer.md)."""
 
 COUNT_MAX: Final = (1 << 31) - 1
 """Of inner steps, rounds and seconds."""
@@ -71,6 +87,11 @@ def choose_algorithm(arguments: argparse.Namespace) -> tuple[str, tuple[tuple[st
             raise UsageError(f"{config.flag_name(name)}: {value} is no finite number")
         if isinstance(value, int) and value > COUNT_MAX:
             raise UsageError(f"{config.flag_name(name)}: {value} is above {COUNT_MAX}")
+    if arguments.algorithm == Algorithm.PULSELOCO:
+        given.setdefault("flush_interval", FLUSH_INTERVAL)
+        if given["flush_interval"] > 0:
+            given.setdefault("flush_mantissa_bits", FLUSH_MANTISSA_BITS)
+            given.setdefault("all_gather_ratio_min", FLUSH_ALL_GATHER_RATIO_MIN)
     closing = {name: given.pop(name) for name in _CLOSING if name in given}
     for name, value in closing.items():
         # A receipt lists no more: the rounds would never close.

@@ -69,6 +69,37 @@ def test_reals_are_signed_as_the_bits_of_their_fp32_value(create: Any, tmp_path:
     assert (closed.contributions_min, closed.contribution_wait_seconds, closed.clip_norm_ratio) == (2, 0, 3.0)
 
 
+def test_a_new_run_of_pulseloco_flushes_unless_it_is_told_not_to(create: Any, tmp_path: Path) -> None:
+    assert create("--algorithm", "pulseloco") == (0, "")
+    descriptor = read_descriptor(tmp_path)
+    settings = OuterSettings.from_constants(descriptor.algorithm, descriptor.constants)
+    assert (settings.flush_interval, settings.flush_mantissa_bits) == (4, 1)
+    assert RoundSettings.of(descriptor).all_gather_ratio_min == 6.0
+    shown = describe_algorithm(descriptor)
+    assert (shown["flush_interval"], shown["flush_mantissa_bits"]) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["--algorithm pulseloco --flush-interval 0", "--algorithm diloco", "--algorithm ddp"],
+)
+def test_runs_without_flushes_sign_nothing_that_older_versions_refuse(
+    create: Any, tmp_path: Path, options: str
+) -> None:
+    assert create(*options.split()) == (0, "")
+    names = {name for name, _ in read_descriptor(tmp_path).constants}
+    assert not names & {"flush_interval", "flush_mantissa_bits", "all_gather_ratio_min"}
+
+
+def test_flushes_can_be_chosen(create: Any, tmp_path: Path) -> None:
+    given = "--algorithm pulseloco --flush-interval 16 --flush-mantissa-bits 23 --all-gather-ratio-min 9"
+    assert create(*given.split()) == (0, "")
+    descriptor = read_descriptor(tmp_path)
+    settings = OuterSettings.from_constants(descriptor.algorithm, descriptor.constants)
+    assert (settings.flush_interval, settings.flush_mantissa_bits) == (16, 23)
+    assert RoundSettings.of(descriptor).all_gather_ratio_min == 9.0
+
+
 def test_a_combination_is_signed_by_its_position(create: Any, tmp_path: Path) -> None:
     assert create("--algorithm", "diloco", "--combination", "trimmed", "--trim-count", "1") == (0, "")
     descriptor = read_descriptor(tmp_path)
@@ -92,6 +123,10 @@ def test_a_combination_is_signed_by_its_position(create: Any, tmp_path: Path) ->
         ("--algorithm pulseloco --inner-steps 99999999999999999999", "--inner-steps: 99999999999999999999 is above"),
         ("--algorithm pulseloco --contribution-wait-seconds -1", "--contribution-wait-seconds: -1"),
         ("--algorithm pulseloco --all-gather-ratio-min -1", "--all-gather-ratio-min: -1"),
+        ("--algorithm pulseloco --flush-interval -1", "flush_interval is -1"),
+        ("--algorithm pulseloco --flush-mantissa-bits 24", "flush_mantissa_bits is 24"),
+        ("--algorithm pulseloco --flush-interval 0 --flush-mantissa-bits 1", "flush_interval is 0"),
+        ("--algorithm diloco --flush-interval 4", "flush_interval is 4 with the algorithm diloco"),
         ("--algorithm diloco --momentum-factor 1", "momentum_factor is 1.0"),
         ("--algorithm pulseloco --open-trainers 99999", "--open-trainers: 99999"),
     ],
