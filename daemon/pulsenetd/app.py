@@ -36,6 +36,7 @@ from pulsenetd.membership import Membership
 from pulsenetd.metrics import Metrics
 from pulsenetd.network.directory import Directory
 from pulsenetd.network.p2pd import P2pdSettings
+from pulsenetd.network.reachability import LOOK_SECONDS, Reachability
 from pulsenetd.network.stack import Network
 from pulsenetd.network.transport import Transport
 from pulsenetd.roles import Role, build_role
@@ -264,7 +265,17 @@ class Node:
         self._directory = Directory(
             peer_id=settled.identity.peer_id, run_id=settled.token.run_id, verify=verify, secret=settled.token.secret
         )
-        return Network(transport, self._directory, draw=secrets.SystemRandom().random)
+        draw = secrets.SystemRandom().random
+        network = Network(transport, self._directory, draw=draw)
+        self._reachability = Reachability(
+            network,
+            run_id=settled.token.run_id,
+            announced=config.announce,
+            is_public=lambda: not self._is_private(),
+            draw=draw,
+            clock=self._monotonic,
+        )
+        return network
 
     def _on_descriptor(self, descriptor: Descriptor) -> None:
         self._directory.set_authorities(descriptor.authorities)
@@ -344,6 +355,8 @@ class Node:
                 tasks.create_task(repeat(chores.HEADS_SECONDS, reader.read_heads))
                 tasks.create_task(repeat(chores.HAVES_SECONDS, reader.read_haves))
                 tasks.create_task(repeat(chores.MEND_SECONDS, self._mend))
+                if not self._settled.is_local:
+                    tasks.create_task(repeat(LOOK_SECONDS, self._reachability.look))
                 tasks.create_task(repeat(chores.RUN_FILES_SECONDS, lambda: self._look_around(live, links)))
                 tasks.create_task(repeat(chores.DESCRIPTORS_SECONDS, lambda: self._ask_around(links)))
                 tasks.create_task(rollouts.send(lambda: links.connected, role.mesh.have_of, self._ask_trainer))
@@ -360,9 +373,10 @@ class Node:
             raise _PartChangedError
         self._round_watch.look(self._heartbeat_at)
         holdings = role.holdings()
-        own = self._addresses
+        is_reachable = self._reachability.is_reachable
+        own = () if is_reachable is False else self._addresses  # what nobody can dial is not passed on
         driver.call("mesh", lambda now, now_ms: role.mesh.update(now, now_ms, holdings=holdings, addresses=own))
-        self._metrics.set("reachable", float(bool(self._network.transport.inbound_peers)))
+        self._metrics.set("reachable", float("nan") if is_reachable is None else float(is_reachable))
         self._metrics.set("clock_offset_seconds", self._directory.clock_offset.ahead_seconds or 0.0)
         self._metrics.take_traffic(self._network.transport.traffic)
         self._metrics.take_restarts(self._network.supervisor.restarts)
@@ -454,6 +468,7 @@ class Node:
             "pid": os.getpid(),
             "role": self._config.role,
             "addresses": list(self._addresses),
+            "reachability": self._reachability.status(),
             "p2pd_restarts": self._network.supervisor.restart_count,
             "p2pd_healthy": self._network.supervisor.is_healthy,
             "store_bytes": usage.chunk_size_bytes,

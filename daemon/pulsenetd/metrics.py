@@ -194,7 +194,7 @@ _GAUGES: Final = {
     "fork": "1 when two valid manifests of one version disagree.",
     "patch_density_ratio": "Changed share of the newest patch.",
     "patch_compression_ratio": "Dense bytes over patch bytes of the newest patch.",
-    "reachable": "1 when a peer has opened a stream to this node.",
+    "reachable": "1 when a peer dialled back on request, 0 when none could; NaN while nobody was asked.",
     "clock_offset_seconds": "Seconds this clock runs ahead of the median of the peers.",
     "store_bytes": "Bytes of blobs on disk.",
     "round_index": "Rounds that led to the state of this trainer, or known as final on other nodes; -1 before.",

@@ -75,6 +75,11 @@ def check_announced(address: str) -> None:
         raise UsageError(f"cannot announce {address}: nobody can dial it; give the address others reach")
 
 
+def make_tcp_address(host: str, port: int) -> str:
+    """Return the address of a TCP port at an IP address."""
+    return f"/ip{ipaddress.ip_address(host).version}/{host}/tcp/{port}"
+
+
 def get_port(address: str) -> int:
     """Return the TCP or UDP port of a checked address."""
     return int(address.split("/")[4])

@@ -62,6 +62,8 @@ class Directory:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._peer_id = peer_id
+        self.run_id = run_id
+        """The run whose records are kept."""
         self._keys = DirectoryKeys(run_id, secret)
         self._client_mode = client_mode
         self._wall_clock = wall_clock
@@ -70,6 +72,7 @@ class Directory:
         self.clock_offset = ClockOffset()
         self.validator = RecordValidator(self._keys, verify, self.now)
         self._node: Any = None
+        self._p2p: Any = None
         self._storage: Any = None
         self._announced_expiry: dict[str, float] = {}
         self._is_clock_off = False
@@ -115,7 +118,7 @@ class Directory:
         if self._storage is None:
             self._storage = hivemind_repairs.make_storage(SUBKEYS_MAX)
         node.protocol.storage = self._storage
-        self._node = node
+        self._node, self._p2p = node, hivemind_p2p
 
     async def close(self, *, p2pd_is_alive: bool = True) -> None:
         """Leave the DHT. With a dead p2pd there is nobody to tell."""
@@ -138,6 +141,20 @@ class Directory:
         """
         await self.close(p2pd_is_alive=False)
         await self.open(hivemind_p2p)
+
+    async def set_client_mode(self, client_mode: bool) -> bool:
+        """Ask only, or store and answer for others too; return whether that is a change. Join again after one.
+
+        Raises:
+            UnavailableError: see :meth:`open`.
+        """
+        if client_mode == self._client_mode:
+            return False
+        self._client_mode = client_mode
+        if self._node is not None:
+            await self.close()
+            await self.open(self._p2p)
+        return True
 
     @property
     def is_open(self) -> bool:

@@ -32,29 +32,39 @@ _FAMILIES: Final = {
 }
 
 
-async def knock(address: str, timeout_seconds: float) -> str | None:
+async def knock(address: str, timeout_seconds: float, *, greeting: bytes = b"") -> str | None:
     """Return why nobody opens at a checked address, a key of :data:`CLOSED`; ``None`` if somebody does.
 
     Only TCP can be knocked at; of any other address nothing is known, and ``None`` leaves it to a dial.
+
+    Args:
+        address: Where to knock.
+        timeout_seconds: Limit for all of it.
+        greeting: What must be said there first, without being asked; anything else counts as ``refused``.
     """
     kind, port_kind = address.split("/")[1], address.split("/")[3]
     if port_kind != "tcp":
         return None
     try:
         async with asyncio.timeout(timeout_seconds):
-            _, writer = await asyncio.open_connection(
+            reader, writer = await asyncio.open_connection(
                 addresses.get_host(address), addresses.get_port(address), family=_FAMILIES[kind]
             )
+            try:
+                heard = await reader.readexactly(len(greeting))
+            finally:
+                writer.close()
     except TimeoutError:
         return "timed-out"
+    except asyncio.IncompleteReadError:
+        return "refused"
     except socket.gaierror:
         return "unresolved"
     except OSError as error:
         return _explain(error)
-    writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
-    return None
+    return None if heard == greeting else "refused"
 
 
 def _explain(error: OSError) -> str:

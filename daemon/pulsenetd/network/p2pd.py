@@ -88,6 +88,7 @@ class P2pd:
         self._p2p = p2p
         self._socket_directory = socket_directory
         self._server: asyncio.Server | None = None
+        self._handlers: dict[str, StreamHandler] = {}
         self._call_slots = asyncio.Semaphore(_SIMULTANEOUS_CALLS_MAX)
 
     @property
@@ -191,10 +192,15 @@ class P2pd:
                 logger.debug("incoming stream without a sender: %s", error)
                 writer.transport.abort()
                 return
+            serve_one = self._handlers.get(info.proto)
+            if serve_one is None:
+                writer.transport.abort()
+                return
             # This task ends here either way; the streams of Python 3.11 print a cancelled one as an error.
             with contextlib.suppress(asyncio.CancelledError):
-                await handler(bytes(info.peer), reader, writer)
+                await serve_one(bytes(info.peer), reader, writer)
 
+        self._handlers[name] = handler
         if self._server is None:
             path = self._p2p._client_listen_maddr["unix"]
             self._server = await asyncio.start_unix_server(

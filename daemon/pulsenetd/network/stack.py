@@ -13,8 +13,9 @@ from pulsenet import limits
 from pulsenet.errors import UnavailableError
 from pulsenet.ids import PeerId
 from pulsenetd.errors import NoBootstrapError
-from pulsenetd.network import addresses
+from pulsenetd.network import addresses, dial_back
 from pulsenetd.network.dial import DialOutcome
+from pulsenetd.network.dial_back import DialBackServer
 from pulsenetd.network.directory import Directory
 from pulsenetd.network.supervisor import Loss, RestartPolicy, Supervisor, watch_process
 from pulsenetd.network.transport import Transport
@@ -64,6 +65,7 @@ class Network:
             on_change=on_change,
             sleep=sleep,
         )
+        self._dial_back = DialBackServer(directory.run_id, self._find_host, clock)
         self._draw = draw
         self._sleep = sleep
         self._clock = clock
@@ -100,7 +102,7 @@ class Network:
             addresses.split_address(text)
         try:
             await self.transport.open(on_progress)
-            await self.directory.open(self.transport.hivemind_p2p)
+            await self._open_upper_parts()
             self._bootstraps = tuple(bootstraps)
             outcomes = await self._reach_one(timeout_seconds, try_seconds, wait, on_progress)
             await self.directory.join([outcome.peer_id for outcome in outcomes if outcome.is_connected])
@@ -175,6 +177,17 @@ class Network:
         first = int(self._draw() * len(others))
         return await self.directory.join(known + (others[first:] + others[:first])[:INBOUND_JOINED_MAX])
 
+    async def take_reachability(self, can_be_dialled: bool) -> None:
+        """Store and answer for others in the directory only while others can dial this node.
+
+        Raises:
+            UnavailableError: p2pd is being restarted, or did not answer in time.
+        """
+        async with self._replacing:
+            is_changed = await self.directory.set_client_mode(not can_be_dialled)
+        if is_changed:
+            await self.mend()
+
     async def _dial_known(self) -> list[DialOutcome]:
         targets: dict[PeerId, list[str]] = {}
         for address, peer_id in map(addresses.split_address, self._bootstraps):
@@ -211,7 +224,20 @@ class Network:
     async def _replace_p2pd(self) -> None:
         await self.directory.close(p2pd_is_alive=False)
         await self.transport.reopen()
+        await self._open_upper_parts()
+
+    async def _open_upper_parts(self) -> None:
+        """Have a new p2pd carry the directory, and dial back for those who ask."""
+        await self.transport.p2pd.serve(dial_back.STREAM_NAME, self._dial_back.serve_stream)
         await self.directory.open(self.transport.hivemind_p2p)
+
+    async def _find_host(self, peer_id: PeerId) -> str | None:
+        for link in await self.transport.connected_peers():
+            for address in link.addresses if link.peer_id == peer_id else ():
+                parts = address.split("/")
+                if parts[1] in ("ip4", "ip6") and "p2p-circuit" not in parts:
+                    return f"{parts[1]}/{parts[2]}"
+        return None
 
     async def _restart(self) -> None:
         async with self._replacing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ from pulsenetd.identity import Identity, load_or_create
 from pulsenetd.network.p2pd import P2pdSettings
 from pulsenetd.network.streams import Deadlines
 from pulsenetd.network.transport import Transport
+
+# Tests are no package: helpers of several files are found by their directory.
+sys.path.insert(0, str(Path(__file__).parent))
 
 RUN_ID = RunId(bytes(range(32)))
 

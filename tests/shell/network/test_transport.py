@@ -59,7 +59,7 @@ def test_a_request_gets_its_reply_and_streams_are_reused(make_node: Any) -> None
             b.transport.serve(answer)
             await a.meet(b)
             for _ in range(5):
-                assert await a.transport.request(b.peer_id, GetHead(), 5) == [HeadReply(None)]
+                assert await a.transport.request(b.peer_id, GetHead(), 5) == [HeadReply(b"head")]
             assert await a.transport.request(b.peer_id, PushHead(b"x"), 5) == [PushReply(True, "")]
             assert seen == [a.peer_id] * 6
             assert a.transport.traffic.streams_opened["outbound"] == 1
@@ -113,7 +113,7 @@ def test_at_most_four_streams_carry_many_requests_and_a_small_one_passes_bulk(ma
             b.transport.serve(answer)
             await a.meet(b)
             bulk = [asyncio.create_task(a.transport.request(b.peer_id, GetChunks((digest,)), 20)) for _ in range(12)]
-            assert await a.transport.request(b.peer_id, GetHead(), 5) == [HeadReply(None)]
+            assert await a.transport.request(b.peer_id, GetHead(), 5) == [HeadReply(b"head")]
             assert not any(task.done() for task in bulk)
             release.set()
             await asyncio.gather(*bulk)
@@ -449,6 +449,19 @@ def test_a_connection_somebody_else_opened_is_not_counted_as_our_own(make_node: 
             assert (await a.transport.dial(b.peer_id, [await b.address()]))[0].is_connected
             assert [link.outbound for link in await a.transport.connected_peers()] == [False]
             assert [link.outbound for link in await b.transport.connected_peers()] == [True]
+
+    run(main())
+
+
+def test_a_node_nobody_can_dial_serves_over_the_connection_it_opened(make_node: Any) -> None:
+    """Outbound only: what it announces leads nowhere, and the peer it dialled is served all the same."""
+
+    async def main() -> None:
+        async with make_node("a") as a, make_node("b", announce_addresses=("/ip4/127.0.0.1/tcp/1",)) as b:
+            b.transport.serve(answer_head)
+            assert (await a.transport.dial(b.peer_id, [await b.address()]))[0].reason == "refused"
+            await b.meet(a)
+            assert await a.transport.request(b.peer_id, GetHead(), 5) == [HeadReply(b"head")]
 
     run(main())
 

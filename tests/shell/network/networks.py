@@ -1,0 +1,54 @@
+"""Whole networks on loopback, for tests of what they do together."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from pulsenet.ids import RunId
+from pulsenetd.identity import load_or_create, verify
+from pulsenetd.network import hivemind_repairs
+from pulsenetd.network.addresses import join_address
+from pulsenetd.network.directory import Directory
+from pulsenetd.network.p2pd import P2pdSettings
+from pulsenetd.network.stack import Network
+from pulsenetd.network.transport import Transport
+
+RUN_ID = RunId(bytes(range(32)))
+
+
+def run(coroutine: Any) -> Any:
+    try:
+        return asyncio.run(asyncio.wait_for(coroutine, 40))
+    finally:
+        hivemind_repairs.set_clock(time.time)
+
+
+def make_network(tmp_path: Path, name: str, *, on_change: Any = lambda _: None, **options: Any) -> Network:
+    identity = load_or_create(tmp_path / f"{name}.key")
+    settings = P2pdSettings(identity_path=identity.path, socket_directory=tmp_path / name, **options)
+    transport = Transport(settings, peer_id=identity.peer_id, run_id=RUN_ID, role="seed")
+    directory = Directory(peer_id=identity.peer_id, run_id=RUN_ID, verify=verify)
+    return Network(transport, directory, draw=lambda: 0.0, on_change=on_change)
+
+
+async def bootstrap_address(tmp_path: Path, name: str, network: Network) -> str:
+    address = (await network.transport.listen_addresses(private_too=True))[0]
+    return join_address(address, load_or_create(tmp_path / f"{name}.key").peer_id)
+
+
+async def wait_alone(network: Network) -> None:
+    """Wait until p2pd noticed that nobody is left."""
+    for _ in range(200):
+        if not await network.transport.connected_peers():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("still connected")
+
+
+def find_free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
