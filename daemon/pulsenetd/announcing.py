@@ -71,6 +71,8 @@ def announce_start(
     if config.role == "inferencer" and config.engine == "vllm":
         log = settled.data_directory / LOG_NAME
         say(f"engine       {config.engine_url or f'vLLM, started by this node; it writes to {log}'}")
+        if config.openai_port:
+            say(f"openai API   http://{config.openai_host}:{config.openai_port}/v1")
     if config.role != "trainer":
         return
     option = "" if settled.is_local else f'data_dir="{settled.data_directory}"'

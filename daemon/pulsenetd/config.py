@@ -55,6 +55,8 @@ class Config:
     engine_url: str = _option("", "vLLM on this machine to attach to, http://127.0.0.1:PORT", metavar="URL")
     serve: tuple[str, ...] = _option((), "start vLLM; its arguments follow after '--'", kind="rest")
     engine_python: str = _option("", "interpreter that has vLLM, for --serve (default: this one)", kind="path")
+    openai_port: int = _option(0, "serve vLLM's OpenAI API with weight versions on this port; 0: off", kind="port")
+    openai_host: str = _option("127.0.0.1", "address of the OpenAI API", metavar="HOST")
     companions: str = _option("", "model directory whose other files are copied beside the weights", kind="path")
     codec: str = _option("auto", "how a trainer encodes patches", choices=CODECS)
     encode_cpu_seconds: float = _option(60.0, "CPU time for 'auto' to encode a version; else plain", kind="seconds")
@@ -274,6 +276,10 @@ def _check_together(config: Config, origins: Mapping[str, str]) -> None:
         refuse("engine", "vllm needs --engine-url of a running one, or --serve -- and the arguments to start one")
     if config.engine != "vllm" and (config.engine_url or config.serve):
         refuse("engine_url" if config.engine_url else "serve", "goes with --engine vllm")
+    if config.openai_port and config.engine != "vllm":
+        refuse("openai_port", "goes with --engine vllm")
+    if not config.openai_host:
+        refuse("openai_host", "no address, which would be all of them: give 127.0.0.1, or 0.0.0.0 if that is meant")
     if config.engine_url and config.serve:
         refuse("engine_url", "goes with an engine that somebody else runs, not with --serve")
     if config.engine == "vllm":

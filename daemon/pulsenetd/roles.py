@@ -32,6 +32,7 @@ from pulsenet.serving.vllm.engine import UpdateTimes
 from pulsenet.wire.messages import PeerAddress
 from pulsenetd.config import Config
 from pulsenetd.driver import Handler
+from pulsenetd.engines.openai_server import OpenAiServer
 from pulsenetd.engines.vllm import VllmRunner, make_server
 from pulsenetd.handlers.follower import FollowerHandlers
 from pulsenetd.handlers.publisher import PublisherHandlers
@@ -285,6 +286,7 @@ class FollowerRole:
         self._engine_stop = threading.Event()
         self._subscriber: Subscriber | None = None
         self._vllm: VllmRunner | None = None
+        self._openai: OpenAiServer | None = None
 
     def bind(self, post: Callable[[Event], None]) -> None:
         """Learn how to reach the machine."""
@@ -338,6 +340,7 @@ class FollowerRole:
             parts.config.serve,
             python=parts.config.engine_python or sys.executable,
             data_directory=directory,
+            states_versions=bool(parts.config.openai_port),
         )
 
         def note_times(times: UpdateTimes) -> None:
@@ -358,6 +361,8 @@ class FollowerRole:
             on_ready=note_ready,
             on_lost=note_loss,
         )
+        if parts.config.openai_port:
+            self._openai = OpenAiServer(parts.config.openai_host, parts.config.openai_port, self._vllm.find_upstream)
         self._vllm.start()
 
     def _run_files_engine(self, directory: Path) -> None:
@@ -398,6 +403,8 @@ class FollowerRole:
     def stop_engine(self) -> None:
         """Stop the engine's thread; an update in work is finished first."""
         self._engine_stop.set()
+        if self._openai is not None:
+            self._openai.close()
         if self._vllm is not None:
             self._vllm.stop()
         if self._subscriber is not None:

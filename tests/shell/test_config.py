@@ -141,6 +141,8 @@ def test_waits_that_are_nested_are_taken() -> None:
     [
         ({"engine": "vllm"}, "flag --engine: vllm needs --engine-url"),
         ({"engine_url": "http://127.0.0.1:1"}, "flag --engine-url: goes with --engine vllm"),
+        ({"openai_port": "8001"}, "flag --openai-port: goes with --engine vllm"),
+        ({"openai_host": ""}, "flag --openai-host: no address"),
         ({"serve": ("--model", "/base")}, "flag --serve: goes with --engine vllm"),
         (
             {"engine": "vllm", "engine_url": "http://127.0.0.1:1", "serve": ("--model", "/base")},

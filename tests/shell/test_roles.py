@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import pytest
 
 from pulsenet.chain.records import Have
 from pulsenet.chain.signing import decode_signed, encode_signed, open_record
+from pulsenet.errors import UnavailableError
 from pulsenet.ids import PeerId, Version
 from pulsenet.local.protocol import PublishDone, PublishStatus, SubmitRollouts, UpdateKind
 from pulsenet.node.effects import EXECUTION_ORDER, AnnounceHead, DialPeer, SendRequest, SetTimer
@@ -34,6 +36,7 @@ from pulsenet.serving.vllm.engine import UpdateTimes
 from pulsenet.wire.messages import GetChunks
 from pulsenetd import roles, startup
 from pulsenetd.config import Config
+from pulsenetd.engines.vllm_process import pick_port
 from pulsenetd.handlers.reporting import Ledger
 from pulsenetd.handlers.store import StoreHandlers
 from pulsenetd.identity import verify
@@ -458,13 +461,27 @@ def test_a_vllm_beside_the_node_is_followed_until_the_node_stops(swarm: Swarm, m
         def stop(self) -> None:
             self.is_stopped = True
 
+        def find_upstream(self) -> Any:
+            raise UnavailableError("vLLM is started again in 4 s")
+
     monkeypatch.setattr(roles, "VllmRunner", Runner)
+    port = pick_port()
+
+    def ask() -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("GET", "/v1/models")
+        with connection.getresponse() as response:
+            assert b"started again in 4 s" in response.read()
+        connection.close()
+        return response.status
 
     async def scenario() -> None:
         await swarm.start("trainer")
-        node = await swarm.start("inferencer", engine="vllm", engine_url="http://127.0.0.1:8000")
+        options: dict[str, Any] = {"engine": "vllm", "engine_url": "http://127.0.0.1:8000", "openai_port": port}
+        node = await swarm.start("inferencer", **options)
         node.role.start_engine()
         await asyncio.sleep(0)
+        assert await asyncio.to_thread(ask) == 503
         assert node.ledger.fields["engine_ready"] is True
         assert node.posted == [EngineFailed(None, "it was started again")]
         text = node.metrics.text().decode()
@@ -472,6 +489,8 @@ def test_a_vllm_beside_the_node_is_followed_until_the_node_stops(swarm: Swarm, m
         assert 'pulsenet_update_seconds_count{stage="pause"} 1.0' in text
         await asyncio.to_thread(node.role.stop_engine)
         assert made[0].is_stopped
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.to_thread(ask)
         assert made[0].directory == node.settled.data_directory
         assert made[0].server.url() == "http://127.0.0.1:8000"
 

@@ -120,6 +120,43 @@ def test_a_request_that_comes_during_the_update_sees_the_new_version_only(
     assert finished[0].spans == ((str(served.held.version), 0, 8),)
 
 
+def test_applications_that_ask_through_the_node_are_told_which_versions_answered(served: Any) -> None:
+    """A-CACHE-3, on the OpenAI routes: whole and streamed, also where an update falls into the answer."""
+    from vllm_openai import ask, open_port, read_stream
+
+    def version() -> str:
+        return str(served.held.version)
+
+    with open_port(served) as url:
+        assert [model["object"] for model in ask(url, "/models")["data"]] == ["model"]
+        expected = {"version_first": version(), "version_last": version(), "exact": True}
+        assert ask(url, "/completions", count=8)["pulsenet"] == expected
+        before, finished = version(), []
+        thread = threading.Thread(target=lambda: finished.append(ask(url, "/completions", count=600)))
+        thread.start()
+        time.sleep(0.3)
+        served.bring_forward()
+        thread.join()
+        (answer,) = finished
+        assert answer["pulsenet"] == {"version_first": before, "version_last": version(), "exact": True}
+        assert answer["usage"]["completion_tokens"] == 600
+        before = version()
+        events = read_stream(url, count=600)
+        first = next(events)
+        served.bring_forward()
+        *middle, last = events
+        assert "pulsenet" not in first
+        assert len(middle) > 100
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert last["pulsenet"] == {"version_first": before, "version_last": version(), "exact": True}
+        # A client that hangs up leaves nothing behind that an update would have to wait for.
+        gone = read_stream(url, count=900)
+        next(gone)
+        gone.close()
+        served.bring_forward()
+        assert ask(url, "/completions", count=8)["pulsenet"]["version_first"] == version()
+
+
 def test_refused_records_leave_the_engine_as_it_was(served: Any) -> None:
     """A-APP-5 and wrong base, on the real engine; the next version goes through."""
     from vllm_versions import Published

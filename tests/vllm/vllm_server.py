@@ -139,6 +139,7 @@ def server_command(model: Path, port: int, *arguments: str) -> list[str]:
             "--enable-scale-out",
         ),
         *("--weight-transfer-config", '{"backend": "pulsenet"}', "--disable-log-stats"),
+        *("--middleware", "pulsenet.serving.vllm.stamps.VersionStamps"),
         *arguments,
     ]
 

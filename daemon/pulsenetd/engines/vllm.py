@@ -18,6 +18,8 @@ from pulsenet.serving.files import FilesEngine
 from pulsenet.serving.subscriber import Subscriber
 from pulsenet.serving.vllm.control import Control, HttpControl
 from pulsenet.serving.vllm.engine import UpdateTimes, VllmEngine
+from pulsenet.serving.vllm.stamps import MIDDLEWARE
+from pulsenetd.engines.openai_upstream import Upstream
 from pulsenetd.engines.vllm_process import (
     LOG_NAME,
     PROCESS_NAME,
@@ -195,9 +197,11 @@ class VllmRunner:
         self._thread = threading.Thread(target=self.run, name="vllm-engine", daemon=True)
         self._client: Client | None = None
         self._engine: VllmEngine | None = None
+        self._control: Control | None = None
         self._url = ""
         self._told = ""
         self._is_ready: bool | None = None
+        self._upstream: Upstream | None = None
 
     def start(self) -> None:
         """Start the thread."""
@@ -211,6 +215,19 @@ class VllmRunner:
         self._thread.join(SHUTDOWN_SECONDS_MAX)
         self._server.stop()
 
+    def find_upstream(self) -> Upstream:
+        """Return the engine for requests of applications; called from any thread.
+
+        While an update is in work it is the version before: the engine holds requests up by itself for that long.
+
+        Raises:
+            UnavailableError: No engine answers, or none whose version is known; the message says why.
+        """
+        upstream = self._upstream
+        if upstream is None:
+            raise UnavailableError(self._told or "the engine has no version yet")
+        return upstream
+
     def run(self) -> None:
         """Follow until :meth:`stop`, whatever happens to the engine."""
         pause_seconds = limits.RETRY_SECONDS_MIN
@@ -220,6 +237,7 @@ class VllmRunner:
                     self._follow_once()
                 except PulsenetError as error:
                     self._note_ready(False)
+                    self._note_upstream()
                     if self._stop.is_set():
                         return
                     if str(error) != self._told:
@@ -230,6 +248,7 @@ class VllmRunner:
                 else:
                     self._told, pause_seconds = "", limits.RETRY_SECONDS_MIN
                     self._note_ready(self._engine is not None and self._engine.version is not None)
+                    self._note_upstream()
         finally:
             if self._engine is not None:
                 self._engine.close()
@@ -254,6 +273,14 @@ class VllmRunner:
             self._is_ready = is_ready
             self._on_ready(is_ready)
 
+    def _note_upstream(self) -> None:
+        """Take note of whom applications may ask; an engine that refused an update serves on what it holds."""
+        version = None if self._engine is None else self._engine.version
+        if version is None or self._control is None:
+            self._upstream = None
+        elif self._upstream is None or (self._upstream.url, self._upstream.version) != (self._url, version):
+            self._upstream = Upstream(self._url, version, self._control.label)
+
     def _reach(self, url: str) -> VllmEngine:
         """Return the engine at a URL; a server that was started anew may have another port."""
         if self._engine is not None and url != self._url:
@@ -262,8 +289,8 @@ class VllmRunner:
             self._engine.close()
             self._engine = None
         if self._engine is None:
-            self._engine = VllmEngine(self._make_control(url), self._data_directory / "engine", on_times=self._on_times)
-            self._url = url
+            self._control, self._url = self._make_control(url), url
+            self._engine = VllmEngine(self._control, self._data_directory / "engine", on_times=self._on_times)
         return self._engine
 
 
@@ -323,12 +350,27 @@ def check_server(url: str, serve: Sequence[str]) -> None:
 
 
 def make_server(
-    url: str, serve: tuple[str, ...], *, python: str, data_directory: Path, start: Start | None = None
+    url: str,
+    serve: tuple[str, ...],
+    *,
+    python: str,
+    data_directory: Path,
+    start: Start | None = None,
+    states_versions: bool = False,
 ) -> Server:
-    """Return the server that the operator's options describe; errors as :func:`check_server`."""
+    """Return the server that the operator's options describe; errors as :func:`check_server`.
+
+    Args:
+        url: Of a server that runs already.
+        serve: Arguments of one to start; empty: none.
+        python: Interpreter that has vLLM.
+        data_directory: The node's.
+        start: Starts a server.
+        states_versions: Whether a server that is started says with each answer which versions wrote it.
+    """
     if not serve:
         return AttachedServer(url)
-    arguments = ServerArguments(serve)
+    arguments = ServerArguments((*serve, "--middleware", MIDDLEWARE) if states_versions else serve)
 
     def start_process(built: object) -> ServerProcess:
         assert isinstance(built, list)

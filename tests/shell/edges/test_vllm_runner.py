@@ -132,6 +132,9 @@ def test_an_engine_is_attached_and_follows(bench: Bench, node: Any, weights: Seq
     ]
     assert holds(bench.model, weights[2])
     assert bench.vllm.weight_label == "0.2"
+    assert bench.runner is not None
+    upstream = bench.runner.find_upstream()
+    assert (upstream.url, upstream.version, upstream.read_label()) == ("http://127.0.0.1:1", Version(0, 2), "0.2")
     assert [times.changed_count > 0 for times in bench.times] == [True, True]
     assert bench.lost == []
 
@@ -144,6 +147,9 @@ def test_an_engine_that_is_away_is_waited_for_and_said_once(
     bench.start()
     bench.wait(lambda: bench.vllm.asked.count("label") > 5)
     assert bench.ready == [False]
+    assert bench.runner is not None
+    with pytest.raises(UnavailableError, match="connection refused"):
+        bench.runner.find_upstream()
     bench.vllm.failing.clear()
     bench.wait(lambda: bench.ready == [False, True])
     assert caplog.text.count("connection refused") == 1
@@ -180,6 +186,41 @@ def test_a_refused_update_is_confirmed_as_failed_and_tried_again(
     assert node.confirmations[0].reason.startswith("structure: rank 0: the engine quantises its weights")
     assert caplog.text.count("the engine quantises its weights") == 1
     assert bench.ready[0] is False
+    assert bench.runner is not None
+    with pytest.raises(UnavailableError):
+        bench.runner.find_upstream()
+
+
+def test_an_engine_that_refuses_an_update_serves_applications_on_what_it_holds(
+    bench: Bench, node: Any, weights: Sequence[Any]
+) -> None:
+    node.staged = [weights[0].stage_full()]
+    bench.start()
+    bench.wait(lambda: bench.ready[-1:] == [True])
+    bench.vllm.failing["pause"] = UnavailableError("the engine does not pause")
+    node.staged.append(weights[2].stage_from(weights[0]))
+    bench.wait(lambda: len(node.confirmations) == 2 and bench.ready[-1:] == [False])
+    assert bench.runner is not None
+    assert bench.runner.find_upstream().version == Version(0, 0)
+
+
+def test_a_server_that_is_started_for_applications_says_the_versions_of_its_answers(tmp_path: Path) -> None:
+    built: list[list[str]] = []
+
+    def start(arguments: Any) -> Any:
+        built.append(list(arguments))
+        return Process()
+
+    serve = ("--model", "/base", "--middleware", "mine.Own")
+    for states_versions in (False, True):
+        place = tmp_path / str(states_versions)
+        place.mkdir()
+        server = make_server(
+            "", serve, python="python", data_directory=place, start=start, states_versions=states_versions
+        )
+        server.url()
+    assert "pulsenet.serving.vllm.stamps.VersionStamps" not in built[0]
+    assert built[1][2:6] == ["--middleware", "mine.Own", "--middleware", "pulsenet.serving.vllm.stamps.VersionStamps"]
 
 
 class Process:
