@@ -38,7 +38,7 @@ PULL_SECONDS = 15.0
 WORK_SECONDS_MAX = 0.05
 """Longest time of one piece of disk, mirror, engine or encoder work."""
 
-EVENTS_MAX = 2_000_000
+EVENTS_MAX = 50_000_000
 """A run with more events is called stuck."""
 
 
@@ -161,6 +161,12 @@ class World:
         """Say whether every live follower has the newest version, in its engine if it has one."""
         self._look_at_touched()
         return not self._behind and any(node.follower is not None for node in self.nodes.values())
+
+    @property
+    def behind_count(self) -> int:
+        """Live followers that do not have the newest version."""
+        self._look_at_touched()
+        return len(self._behind)
 
     # Time
 
