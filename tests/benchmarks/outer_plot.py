@@ -17,14 +17,14 @@ COLOURS: Final = {
     "diloco": "#9a6700",
     "ddp": "#57606a",
     "delayed": "#1a7f37",
-    "flushed": "#8250df",
+    "unflushed": "#8250df",
 }
 LABELS: Final = {
     "pulseloco": "PULSELoCo",
     "diloco": "DiLoCo",
     "ddp": "DDP",
     "delayed": "DiLoCo, delayed",
-    "flushed": "PULSELoCo, flushed",
+    "unflushed": "PULSELoCo, no flush",
 }
 
 Points = Sequence[tuple[float, float]]

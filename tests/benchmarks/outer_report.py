@@ -67,7 +67,7 @@ def summarize(runs: Runs, plan: Plan, *, floor: float | None) -> dict[str, Any]:
         for look in range(len(rounds))
     ]
     quarters = [int(np.argmin([abs(done - plan.rounds * part / 4) for done in rounds])) for part in (1, 2, 3, 4)]
-    late = [density for run in pulse for density in run.densities[2:]]
+    late = [density for run in pulse for density in run.gated_densities[2:]]
     difference, half_width = differences[-1]
     payload = float(np.mean([run.payload_size_bytes for run in pulse]))
     densities = np.mean([run.densities for run in pulse], axis=0)
@@ -127,7 +127,7 @@ def _describe_look(runs: Runs, look: int, difference: tuple[float, float]) -> di
         "losses": {name: mean_losses(listed)[look] for name, listed in runs.items()},
         "difference_ratio": [difference[0] / loss, difference[1] / loss],
         "rounds_behind": count_rounds_behind(pulse, diloco, look),
-        "density": float(np.mean([run.densities[index] for run in pulse])),
+        "density": float(np.mean([run.gated_densities[index] for run in pulse])),
         "residual_norm": float(np.mean([run.residual_norms[index] for run in pulse])),
     }
 
@@ -178,7 +178,7 @@ def format_table(summary: Mapping[str, Any], heading: str) -> str:
         f"Held-out loss before {summary['loss_before']:.4f} nats{ends}; DiLoCo lowers it by "
         f"{100 * summary['fall_ratio']:.1f} %, by {100 * summary['tail_ratio']:.2f} % in the last quarter.",
         "",
-        "| rounds | " + " | ".join(names) + " | PULSELoCo minus DiLoCo, % of the loss | rounds behind | density, % "
+        "| rounds | " + " | ".join(names) + " | PULSELoCo minus DiLoCo, % of the loss | rounds behind | gate passes, % "
         "| residual norm |",
         "| --- |" + " --- |" * (len(names) + 4),
     ]
@@ -193,8 +193,9 @@ def format_table(summary: Mapping[str, Any], heading: str) -> str:
     lines += [
         "",
         f"At the end: {100 * difference:+.3f} % ± {100 * half_width:.3f} % of the loss, {100 * of_fall:+.2f} % ± "
-        f"{100 * of_fall_width:.2f} % of its fall (seed by seed, 1e-4 nats: {seeds}). Density {100 * low:.2f} to "
-        f"{100 * high:.2f} % from round 3 on. Payload {summary['payload_ratio']:.1f}x below dense FP32 (worst round "
+        f"{100 * of_fall_width:.2f} % of its fall (seed by seed, 1e-4 nats: {seeds}). The gate passes "
+        f"{100 * low:.2f} to {100 * high:.2f} % from round 3 on. Payload "
+        f"{summary['payload_ratio']:.1f}x below dense FP32 (worst round "
         f"{summary['payload_ratio_min']:.1f}x), {summary['bits_per_entry']:.1f} bits an entry. Were every residual "
         f"sent at once and its momentum run out, PULSELoCo would have {summary['loss_applied']:.5f}."
         + (f" Payload of the controls: {payloads}." if payloads else ""),

@@ -16,7 +16,8 @@ import torch
 from outer_tasks import BETAS, Batch, Task, compute_loss
 
 from pulsenet.outer.blob import encode_blob
-from pulsenet.outer.contribution import Entries, index_dtype
+from pulsenet.outer.flush import FlushPlan
+from pulsenet.outer.settings import MANTISSA_BITS
 from pulsenet.training import Algorithm, LocalExchange, OuterOptimizer, OuterSettings
 from pulsenet.training.exchange import FinalRound
 from pulsenet.training.snapshot import cast_to_bf16
@@ -24,8 +25,8 @@ from pulsenetd.demo.models import copy_module
 
 FP32_SIZE_BYTES: Final = 4
 
-CONTROLS: Final = {"delayed": Algorithm.DILOCO, "flushed": Algorithm.PULSELOCO}
-"""Runs that no descriptor names: each changes one thing of the algorithm beside it."""
+CONTROLS: Final = {"delayed": Algorithm.DILOCO, "unflushed": Algorithm.PULSELOCO}
+"""Runs that change one thing of the algorithm beside them."""
 
 SIZE_EDGES: Final = (0.0, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, math.inf)
 """Of a weight's magnitude: each class has BF16 steps twice as large as the one below."""
@@ -44,7 +45,8 @@ class Plan:
     delay_rounds: int = 0
     """Of the control ``delayed``."""
     flush_interval: int = 0
-    """Of the control ``flushed``: every so many rounds the gate passes everything."""
+    """Of PULSELoCo; the control ``unflushed`` has 0."""
+    flush_mantissa_bits: int = MANTISSA_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class RunFigures:
     """Of the compute weights that a version would hold, nats."""
     densities: list[float] = field(default_factory=list)
     """Sent entries over all, mean over trainers, by round."""
+    gated_densities: list[float] = field(default_factory=list)
+    """Of PULSELoCo: what passed the gate over what did not pass whole, the first trainer's, by round."""
     payload_ratios: list[float] = field(default_factory=list)
     """Dense FP32 over the first trainer's encoded contribution, by round."""
     payload_size_bytes: float = math.nan
@@ -146,8 +150,8 @@ class Swarm:
     Args:
         task: Gives the batches; trainer i's are the same under every algorithm.
         start: Model that all trainers start from; stays as it is.
-        algorithm: How they share: an :class:`Algorithm`, ``delayed`` for :class:`DelayedExchange`, or ``flushed`` for
-            PULSELoCo whose gate passes everything every ``flush_interval`` rounds.
+        algorithm: How they share: an :class:`Algorithm`, ``delayed`` for :class:`DelayedExchange`, or ``unflushed`` for
+            PULSELoCo without flushes.
         seed: Of the shards.
         plan: Sizes.
     """
@@ -160,9 +164,12 @@ class Swarm:
         self._seed = seed
         self._plan = plan
         settings = OuterSettings(algorithm=self._algorithm, inner_steps=plan.inner_steps)
+        if self._algorithm is Algorithm.PULSELOCO and algorithm != "unflushed" and plan.flush_interval:
+            settings = replace(
+                settings, flush_interval=plan.flush_interval, flush_mantissa_bits=plan.flush_mantissa_bits
+            )
         self._settings = settings
         self._delay_rounds = plan.delay_rounds if algorithm == "delayed" else 0
-        self._flush_interval = plan.flush_interval if algorithm == "flushed" else 0
         self._exchange = DelayedExchange(settings, plan.trainers, delay_rounds=self._delay_rounds)
         self._models = [copy_module(start, torch.float32) for _ in range(plan.trainers)]
         self._held_out = task.draw_held_out()
@@ -216,8 +223,6 @@ class Swarm:
         optimizer = torch.optim.AdamW(model.parameters(), lr=self._task.learning_rate, betas=BETAS, weight_decay=0.0)
         sync = OuterOptimizer(model, optimizer, exchange=self._exchange.member(index))
         self._syncs[index] = sync
-        if self._flush_interval:
-            sync.state.gate = flushing(sync, self._flush_interval)  # type: ignore[method-assign]
         if index == 0:
             self._look(view, 0)
             if self._algorithm is Algorithm.PULSELOCO:
@@ -256,14 +261,20 @@ class Swarm:
         """Return ``sync.begin_round`` with a note of what each contribution holds and of its encoded size."""
         begin = sync.begin_round
         self._sent_counts = [np.zeros(values.numel(), np.int32) for values in sync.state.theta]
+        flushes = FlushPlan(sync.state.table, self._settings)
 
         def wrapped() -> Any:
             contribution = begin()
             assert contribution is not None
             theta = [values.numpy() for values in sync.state.theta]
             self._sizes.append(sum(len(piece) for piece in encode_blob(contribution, sync.state.table, theta)))
+            whole_count = 0
             for entries in contribution.entries:
                 self._sent_counts[entries.tensor_index][entries.indices] += 1
+                parts = flushes.of(entries.tensor_index, contribution.round_index).parts
+                whole_count += sum(part.stop - part.start for part in parts)
+            gated_count = self.figures.element_count - whole_count
+            self.figures.gated_densities.append((contribution.sent_count - whole_count) / max(1, gated_count))
             return contribution
 
         return wrapped
@@ -290,16 +301,3 @@ class Swarm:
                 density = float(found.mean()) / self._plan.rounds
                 rows.append(SizeRow(low, found.size / sent.size, density, float(np.mean(found == 0))))
         return rows
-
-
-def flushing(sync: OuterOptimizer, interval: int) -> Callable[..., Entries]:
-    """Return ``sync.state.gate`` that passes everything in every ``interval``-th round."""
-    gate = sync.state.gate
-
-    def wrapped(tensor_index: int, local: torch.Tensor, *, is_dense: bool) -> Entries:
-        if (sync.round_index + 1) % interval:
-            return gate(tensor_index, local, is_dense=is_dense)
-        values = gate(tensor_index, local, is_dense=True).values
-        return Entries(tensor_index, np.arange(values.size, dtype=index_dtype(values.size)), values)
-
-    return wrapped

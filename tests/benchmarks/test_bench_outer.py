@@ -35,7 +35,7 @@ SMALL = [
     *("--trainers", "2", "--inner-steps", "2", "--rounds", "4", "--seeds", "2", "--batch-size", "2"),
     *("--evaluate-interval", "1", "--pretrain-steps", "2", "--held-out-count", "8", "--processes", "1"),
 ]
-BESIDE = ["--beside", "ddp", "delayed", "flushed", "--delay-rounds", "2", "--flush-interval", "3"]
+BESIDE = ["--beside", "ddp", "delayed", "unflushed", "--delay-rounds", "2", "--flush-interval", "3"]
 DOCUMENT = f"before\n{bench.BEGIN}\nold\n{bench.END}\nafter\n"
 
 
@@ -53,13 +53,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], s
 def test_a_short_run_reports_every_figure(written: tuple[dict[str, Any], str, str]) -> None:
     figures, document, _ = written
     summary = figures["summary"]
-    assert set(figures["runs"]) == {"pulseloco", "diloco", "ddp", "delayed", "flushed"}
+    assert set(figures["runs"]) == {"pulseloco", "diloco", "ddp", "delayed", "unflushed"}
     assert summary["rounds"] == [0, 1, 2, 3, 4]
     assert [row["rounds"] for row in summary["quarters"]] == [1, 2, 3, 4]
     assert len(summary["density_by_round"]) == 4
     assert 0 < summary["density_by_round"][0] < 0.5
     assert summary["payload_ratio"] > 1
-    assert 12 < summary["bits_per_entry"] < 40
+    assert 3 < summary["bits_per_entry"] < 20
     assert not all(figures["holds"].values())
     assert document.startswith(f"before\n{bench.BEGIN}\nTask dialects, ")
     assert document.endswith(f"|\n{bench.END}\nafter\n")
@@ -68,7 +68,7 @@ def test_a_short_run_reports_every_figure(written: tuple[dict[str, Any], str, st
 
 def test_seeds_are_paired(written: tuple[dict[str, Any], str, str]) -> None:
     runs = written[0]["runs"]
-    for name in ("diloco", "ddp", "delayed", "flushed"):
+    for name in ("diloco", "ddp", "delayed", "unflushed"):
         for one, other in zip(runs["pulseloco"], runs[name], strict=True):
             assert one["seed"] == other["seed"]
             assert one["losses"][0] == other["losses"][0]
@@ -83,20 +83,35 @@ def test_a_delayed_run_moves_when_its_first_aggregate_is_due(written: tuple[dict
     assert losses[3] == written[0]["runs"]["diloco"][0]["losses"][1]
 
 
-def test_a_flushed_run_sends_everything_in_its_flush_rounds_and_holds_nothing(
+def test_flushes_send_more_and_hold_less_and_the_gates_share_is_told_apart(
     written: tuple[dict[str, Any], str, str],
 ) -> None:
-    flushed, plain = (written[0]["runs"][name][0] for name in ("flushed", "pulseloco"))
-    assert flushed["densities"][:2] == plain["densities"][:2]
-    assert flushed["densities"][2] == 1.0
-    assert 0 < flushed["densities"][3] < 0.5
-    assert flushed["residual_norms"][2] == 0.0
-    assert flushed["residual_norms"][3] > 0.0
+    flushed, plain = (written[0]["runs"][name][0] for name in ("pulseloco", "unflushed"))
+    assert plain["gated_densities"] == pytest.approx(plain["densities"], rel=0.2)
+    for whole, gated in zip(flushed["densities"], flushed["gated_densities"], strict=True):
+        assert whole > 0.2 > gated > 0
+    assert flushed["residual_norms"][-1] < 0.5 * plain["residual_norms"][-1]
+    # Each block had its turn in three rounds of four.
     assert [row["never_sent"] for row in flushed["sizes"]] == [0.0] * len(flushed["sizes"])
+    ratios = written[0]["summary"]["payload_ratios"]
+    assert 1 < ratios["pulseloco"] < ratios["unflushed"]
+    assert "each block flushed once in 3 rounds with 1 mantissa bits" in written[1]
+
+
+def test_what_is_kept_is_not_run_again_and_another_plan_is_refused(tmp_path: Path) -> None:
+    options = [*SMALL, "--seeds", "1", "--keep", str(tmp_path)]
+    first = bench.run_all(bench.parse_arguments(options))
+    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert set(kept) == {"pulseloco-0.json", "diloco-0.json", "start-0.pickle"}
+    again = bench.run_all(bench.parse_arguments(options))
+    assert {name: repr(runs) for name, runs in again.items()} == {name: repr(runs) for name, runs in first.items()}
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == kept
+    with pytest.raises(ValueError, match="another plan"):
+        bench.run_all(bench.parse_arguments([*options, "--flush-interval", "2"]))
 
 
 def test_sent_entries_are_counted_by_the_size_of_their_weight(written: tuple[dict[str, Any], str, str]) -> None:
-    rows = written[0]["runs"]["pulseloco"][0]["sizes"]
+    rows = written[0]["runs"]["unflushed"][0]["sizes"]
     assert {row["low"] for row in rows} <= set(swarm.SIZE_EDGES)
     assert len(rows) > 3
     assert sum(row["share"] for row in rows) == pytest.approx(1.0)
@@ -104,7 +119,7 @@ def test_sent_entries_are_counted_by_the_size_of_their_weight(written: tuple[dic
     assert rows[0]["density"] > 4 * rows[2]["density"] > 0
     assert rows[0]["never_sent"] < rows[2]["never_sent"]
     mean = sum(row["share"] * row["density"] for row in rows)
-    assert mean == pytest.approx(np.mean(written[0]["runs"]["pulseloco"][0]["densities"]), rel=0.1)
+    assert mean == pytest.approx(np.mean(written[0]["runs"]["unflushed"][0]["densities"]), rel=0.1)
     assert written[0]["summary"]["sizes"][0]["low"] == 0.0
 
 
@@ -151,7 +166,7 @@ def test_one_seed_has_a_picture_without_intervals() -> None:
 
 
 def test_processes_change_no_figure(written: tuple[dict[str, Any], str, str]) -> None:
-    options = bench.parse_arguments([*SMALL, "--processes", "2"])
+    options = bench.parse_arguments([*SMALL, "--flush-interval", "3", "--processes", "2"])
     again = bench.run_all(options)
     for name in ("pulseloco", "diloco"):
         assert [run.losses for run in again[name]] == [run["losses"] for run in written[0]["runs"][name]]
@@ -282,9 +297,5 @@ def test_pulseloco_trains_like_diloco_within_one_percent_of_the_loss(reported: d
 
 @pytest.mark.nightly
 @pytest.mark.timeout(14_400)
-@pytest.mark.xfail(
-    raises=AssertionError,
-    reason="what the gate holds back of large weights is late by hundreds of rounds: docs/outer.md",
-)
 def test_pulseloco_ends_where_diloco_does(reported: dict[str, bool]) -> None:
     assert reported[report.INCLUDES_ZERO]
