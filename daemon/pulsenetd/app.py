@@ -469,6 +469,7 @@ class Node:
             "role": self._config.role,
             "addresses": list(self._addresses),
             "reachability": self._reachability.status(),
+            "clock_offset_seconds": self._directory.clock_offset.ahead_seconds,
             "p2pd_restarts": self._network.supervisor.restart_count,
             "p2pd_healthy": self._network.supervisor.is_healthy,
             "store_bytes": usage.chunk_size_bytes,

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any, NoReturn
 
 from pulsenet.errors import PulsenetError, UsageError
-from pulsenetd.commands import bench, config, demo, join, keygen, patch, run, status, verify
+from pulsenetd.commands import bench, config, demo, doctor, join, keygen, patch, run, status, verify
 from pulsenetd.errors import exit_code
 from pulsenetd.logs import printable
 
@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pulsenet {version('pulsenet')}")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
-    for module in (join, run, keygen, status, verify, patch, bench, config, demo):
+    for module in (join, run, keygen, status, doctor, verify, patch, bench, config, demo):
         module.add_parser(commands)
     return parser
 

@@ -51,6 +51,8 @@ def check_address(address: str) -> None:
         raise UsageError(f"{address!r} is not an address: {_EXAMPLE}")
     if parts[1] not in _HOST_PROTOCOLS or parts[3] not in _PORT_PROTOCOLS:
         raise UsageError(f"{address!r} is not an address: {_EXAMPLE}")
+    if "p2p-circuit" in parts:
+        raise UsageError(f"{address!r} leads through a relay, which is not supported: give an address peers can dial")
     if not parts[4].isdecimal() or int(parts[4]) > 65_535:
         raise UsageError(f"{address!r}: {parts[4]!r} is not a port")
     if parts[1] in ("ip4", "ip6"):

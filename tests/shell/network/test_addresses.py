@@ -103,3 +103,15 @@ def test_loopback_is_told_from_other_private_addresses() -> None:
     assert addresses.is_loopback("/ip6/::1/tcp/1")
     assert not addresses.is_loopback("/ip4/10.0.0.1/tcp/1")
     assert not addresses.is_loopback("/dns4/localhost.example/tcp/1")
+
+
+def test_an_address_through_a_relay_is_refused_with_advice() -> None:
+    """A-NET-3: nothing is tried over a circuit, so no budget of a relay is ever met."""
+    relay = to_libp2p_text(PeerId(bytes(32)))
+    circuit = f"/ip4/203.0.113.7/tcp/4001/p2p/{relay}/p2p-circuit"
+    for refused in (
+        lambda: addresses.check_announced(circuit),
+        lambda: addresses.split_address(f"{circuit}/p2p/{relay}"),
+    ):
+        with pytest.raises(UsageError, match=r"leads through a relay.*give an address peers can dial"):
+            refused()

@@ -1,0 +1,1 @@
+"""What ``pulsenet doctor`` looks at: one small function a check, all listed in ``checks.py``."""

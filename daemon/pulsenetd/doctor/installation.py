@@ -1,0 +1,73 @@
+"""Checks of what is installed: packages, p2pd, and the keys' permissions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from pulsenetd.doctor.findings import Finding, Subject, fail, ok, warn
+from pulsenetd.errors import P2pdError
+from pulsenetd.network import p2pd_binary
+
+PACKAGES: Final = (
+    "numpy", "numba", "msgpack", "zstandard", "blake3", "xxhash", "hivemind", "uvloop", "prometheus-client",
+    "cryptography",
+)  # fmt: skip
+"""What a node cannot do without."""
+HIVEMIND_TESTED: Final = "1.1."
+"""Versions of hivemind whose repairs are known to fit."""
+PRIVATE_NAMES: Final = ("identity.key", "owner.key", "run.json")
+
+
+def look_at_packages(
+    _subject: Subject, version_of: Callable[[str], str] = importlib.metadata.version
+) -> Sequence[Finding]:
+    """Name versions; they belong into every report of a fault."""
+    found: dict[str, str] = {}
+    missing = []
+    for name in ("pulsenet", *PACKAGES):
+        try:
+            found[name] = version_of(name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        return [fail(f"missing: {', '.join(missing)}", "pip install 'pulsenet[daemon]'")]
+    text = ", ".join(f"{name} {version}" for name, version in found.items())
+    if not found["hivemind"].startswith(HIVEMIND_TESTED):
+        return [warn(text, f"hivemind {found['hivemind']} was never tested: install 1.1.12")]
+    return [ok(text)]
+
+
+def look_at_p2pd(subject: Subject) -> Sequence[Finding]:
+    """Say whether libp2p's daemon can run here."""
+    try:
+        binary = Path(subject.p2pd) if subject.p2pd else p2pd_binary.find()
+        p2pd_binary.check(binary)
+    except P2pdError as error:
+        text, _, step = str(error).partition("; ")
+        return [fail(text, step or "reinstall hivemind")]
+    return [ok(str(binary))]
+
+
+def look_at_keys(subject: Subject) -> Sequence[Finding]:
+    """Say whether anybody else can read keys and tokens of this machine."""
+    count = 0
+    problems = []
+    for path in _private_files(subject):
+        count += 1
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            problems.append(fail(f"{path} is open to others (mode {mode:04o})", f"chmod 600 {path}"))
+    return problems or [ok(f"{count} files, for their owner only" if count else "none on this machine yet")]
+
+
+def _private_files(subject: Subject) -> Iterator[Path]:
+    places = {*subject.nodes, *(path for path in subject.home.glob("*") if path.is_dir())}
+    places |= {path.parent for path in subject.home.glob("*/*/identity.key")}
+    for place in sorted(places):
+        for name in PRIVATE_NAMES:
+            if (place / name).is_file():
+                yield place / name

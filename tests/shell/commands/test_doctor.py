@@ -1,0 +1,78 @@
+"""``pulsenet doctor``: every check in one line, JSON with the same, an exit code that says whether anything fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pulsenet.errors import StorageError
+from pulsenetd import cli
+from pulsenetd.doctor import checks
+from pulsenetd.doctor.checks import CHECKS, examine, exit_code
+from pulsenetd.doctor.findings import Check, Finding, Subject, fail, ok, warn
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    return tmp_path / "pulsenet"
+
+
+def test_a_machine_without_nodes_gets_a_line_for_every_check(capsys: pytest.CaptureFixture[str]) -> None:
+    code = cli.main(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[1] for line in lines} == {check.name for check in CHECKS}
+    grades = {line.split()[0] for line in lines}
+    assert grades <= {"ok", "warn", "fail"}
+    assert code == int("fail" in grades)
+
+
+def test_json_says_the_same(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+    key = home / "local" / "trainer" / "identity.key"
+    key.parent.mkdir(parents=True)
+    key.touch()
+    key.chmod(0o644)
+    assert cli.main(["doctor", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["ok"] is False
+    keys = [one for one in said["findings"] if one["check"] == "keys"]
+    assert keys == [
+        {
+            "check": "keys",
+            "grade": "fail",
+            "text": f"{key} is open to others (mode 0644)",
+            "next_step": f"chmod 600 {key}",
+        }
+    ]
+
+
+@pytest.mark.parametrize("words", [["--bootstrap", "x"], ["--listen", "x"], ["--token", "x"]])
+def test_a_bad_value_is_a_usage_error(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", *words]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_check_that_fails_itself_is_a_finding_and_the_others_go_on() -> None:
+    def break_down(_subject: Subject) -> Sequence[Finding]:
+        raise StorageError("the disk is gone")
+
+    broken, fine = Check("broken", break_down), Check("fine", lambda _: [ok("fine")])
+    found = list(examine(Subject(Path("/nowhere")), [broken, fine]))
+    assert [(name, finding.text) for name, finding in found] == [
+        ("broken", "cannot be checked: the disk is gone"),
+        ("fine", "fine"),
+    ]
+
+
+def test_only_a_failure_is_one() -> None:
+    assert exit_code([ok("a"), warn("b", "c")]) == 0
+    assert exit_code([ok("a"), fail("b", "c")]) == 1
+
+
+def test_names_are_short_and_appear_once() -> None:
+    names = [check.name for check in checks.CHECKS]
+    assert len(names) == len(set(names))
+    assert all(len(name) <= 11 for name in names)

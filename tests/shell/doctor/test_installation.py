@@ -1,0 +1,52 @@
+"""What the doctor says about packages, p2pd and keys."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+from pulsenetd.doctor.findings import Grade, Subject
+from pulsenetd.doctor.installation import look_at_keys, look_at_p2pd, look_at_packages
+
+
+def test_versions_are_named_and_what_is_missing_too() -> None:
+    (finding,) = look_at_packages(Subject(Path("/nowhere")))
+    assert finding.grade is Grade.OK
+    assert "hivemind 1.1." in finding.text
+
+    def lacking(name: str) -> str:
+        if name == "hivemind":
+            raise importlib.metadata.PackageNotFoundError
+        return "1"
+
+    (finding,) = look_at_packages(Subject(Path("/nowhere")), lacking)
+    assert (finding.grade, finding.text) == (Grade.FAIL, "missing: hivemind")
+    (finding,) = look_at_packages(Subject(Path("/nowhere")), lambda _: "9.0")
+    assert finding.grade is Grade.WARN
+
+
+def test_a_p2pd_that_cannot_run_is_named_with_what_to_do(tmp_path: Path) -> None:
+    """A-PROC-6."""
+    assert look_at_p2pd(Subject(tmp_path))[0].grade is Grade.OK
+    (finding,) = look_at_p2pd(Subject(tmp_path, p2pd=str(tmp_path / "p2pd")))
+    assert finding.grade is Grade.FAIL
+    assert str(tmp_path / "p2pd") in finding.text
+    assert "reinstall hivemind" in finding.next_step
+
+
+def test_keys_and_tokens_that_others_can_read_are_named_one_by_one(tmp_path: Path) -> None:
+    assert look_at_keys(Subject(tmp_path))[0].text == "none on this machine yet"
+    node = tmp_path / "run" / "trainer"
+    node.mkdir(parents=True)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    files = [node / "identity.key", tmp_path / "run" / "run.json", elsewhere / "identity.key"]
+    for path in files:
+        path.touch(mode=0o600)
+    subject = Subject(tmp_path, nodes=(elsewhere,))
+    assert look_at_keys(subject)[0].text == "3 files, for their owner only"
+    files[0].chmod(0o644)
+    files[2].chmod(0o640)
+    findings = look_at_keys(subject)
+    assert {finding.next_step for finding in findings} == {f"chmod 600 {files[0]}", f"chmod 600 {files[2]}"}
+    assert {finding.grade for finding in findings} == {Grade.FAIL}
