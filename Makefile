@@ -92,6 +92,7 @@ bench: $(STAMP)
 ## make nightly      the long runs
 nightly: $(STAMP)
 	@$(BIN)/python -m pytest -m "nightly" --timeout 3600 $(TEST_ARGS)
+	@NODE_PYTHON=$(BIN)/python .ci/trl
 	@$(BIN)/pulsenet demo
 
 clean:
