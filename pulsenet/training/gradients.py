@@ -6,7 +6,6 @@ in state anchors, and a receipted round is made again by letting the optimizer s
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,8 +24,6 @@ from pulsenet.training.exchange import FinalRound, Restoration
 from pulsenet.training.inner import InnerOptimizer
 from pulsenet.training.masters import Masters
 from pulsenet.training.stepper import Stepper
-
-logger = logging.getLogger(__name__)
 
 
 def take_gradients(masters: Masters, optimizer: torch.optim.Optimizer) -> tuple[Entries, ...] | None:
@@ -107,7 +104,6 @@ class GradientStepper(Stepper):
     def __init__(self, masters: Masters, settings: OuterSettings, inner: InnerOptimizer) -> None:
         super().__init__(masters, settings, None)
         self._inner = inner
-        self._has_stepped = False
         self.refresh_root()
 
     @property
@@ -139,17 +135,9 @@ class GradientStepper(Stepper):
             values = torch.from_numpy(final.aggregate.entries(index).values)
             means.append(values.view(master.shape).to(master.device))
         self._inner.round_index = final.round_index // self._settings.inner_steps
-        self._has_stepped = True
         self._masters.step_by(means)
 
     def _take(self, move: Restoration) -> None:
-        if self._has_stepped and move.drops_residual:
-            logger.warning(
-                "the state after round %d was given up for a state anchor of the run. If this comes back, the "
-                "optimizer here computes other bits than the other trainers': compare its class and arguments, torch "
-                "and devices",
-                self.round_index,
-            )
         for index, theta, inner_state in move.anchor.tensors():
             master = self._masters.tensors[index]
             if theta.size != master.numel():

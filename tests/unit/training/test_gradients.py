@@ -343,21 +343,6 @@ def test_absent_and_sparse_gradients_are_sent_dense() -> None:
     assert all(master.grad is None for master in masters.tensors)
 
 
-def test_whose_state_is_not_the_runs_is_told_what_to_compare(caplog: pytest.LogCaptureFixture) -> None:
-    model, optimizer, sync = make_sync()
-    held = tuple((sync._stepper.theta(i).copy(), sync._stepper.momentum(i).copy()) for i in range(2))
-    start = Restoration(HeldState(0, sync.state_root, held))
-    sync._stepper.restore(start)
-    assert not caplog.text, "a joiner that begins with a state anchor did nothing wrong"
-    backward(model)
-    optimizer.step()
-    sync.step()
-    sync._stepper.restore(start)
-    assert "after round 1 was given up" in caplog.text
-    assert "compare its class and arguments" in caplog.text
-    assert not optimizer.state
-
-
 def test_a_state_of_other_masters_is_never_taken() -> None:
     _, _, sync = make_sync()
     anchor = HeldState(1, sync.state_root, ((np.zeros(1, np.float32), sync._stepper.momentum(0)),))
