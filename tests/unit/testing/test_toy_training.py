@@ -36,6 +36,20 @@ def test_what_is_sent_and_what_is_kept_are_everything() -> None:
     assert (training.made == sent.astype(np.float64) + training.state.residual).all()
 
 
+def test_a_flush_cuts_what_it_sends_and_keeps_the_rest() -> None:
+    training = make_training()
+    training.disk.flush_interval = 1
+    training.run_inner_steps(20)
+    training.apply(order_of(training, Fate.COUNTED))
+    assert training.state is not None
+    sent = 2 * (start_state().theta - training.state.theta)
+    assert (sent * 128 == np.trunc(sent * 128)).all()
+    assert sent.any()
+    assert training.state.residual.any()
+    assert (np.abs(training.state.residual) < 1 / 128).all()
+    assert (training.made == sent.astype(np.float64) + training.state.residual).all()
+
+
 def test_a_missed_round_keeps_everything_and_a_dropped_one_nothing() -> None:
     for fate in (Fate.MISSED, Fate.DROPPED):
         training = make_training()
