@@ -201,6 +201,7 @@ class TrainerRole:
             parts.metrics,
             parts.monotonic,
             find_refusal=lambda snapshot: self.machine.find_refusal(snapshot, parts.monotonic()),
+            takes_turns=bool(parts.rounds.shape),
         )
         self.handlers = self._publishing.table()
 

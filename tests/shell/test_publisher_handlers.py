@@ -48,7 +48,7 @@ class RefusingDisk(Disk):
 class Trainer:
     """The handlers on a real pipeline; the test takes the machine's part."""
 
-    def __init__(self, directory: Path, run: Any, hands: Any) -> None:
+    def __init__(self, directory: Path, run: Any, hands: Any, *, takes_turns: bool = False) -> None:
         self.run = run
         self.disk = RefusingDisk()
         self.store = Store.open(directory, disk=self.disk)
@@ -67,6 +67,7 @@ class Trainer:
             self.metrics,
             self._monotonic,
             find_refusal=lambda snapshot: self.refusal,
+            takes_turns=takes_turns,
         )
         self.table = self.handlers.table()
         self.model = hands.Model()
@@ -220,6 +221,24 @@ def test_an_offer_that_can_become_no_version_is_refused_before_a_part_is_sent(
     assert trainer.offered == [], "the machine has nothing to do with it"
     assert trainer.parts.waiting_count == 0
     assert trainer.value("rejected_total", reason=reason) == 1.0
+
+
+def test_whose_turn_it_never_is_offers_after_each_round_without_being_counted(
+    tmp_path: Path, run: Any, hands: Any
+) -> None:
+    trainer = Trainer(tmp_path / "turns", run, hands, takes_turns=True)
+    try:
+        for trainer.refusal in ("not_publisher", "behind"):
+            done = asyncio.run(_finish(trainer))
+            assert done.reason == trainer.refusal
+        assert trainer.value("rejected_total", reason="not_publisher") is None
+        assert trainer.value("rejected_total", reason="behind") == 1.0
+    finally:
+        trainer.close()
+
+
+async def _finish(trainer: Trainer) -> PublishDone:
+    return await (await trainer.offer(1))
 
 
 def test_a_version_kept_ready_is_told_as_such_and_not_counted_as_published(trainer: Trainer) -> None:

@@ -42,6 +42,8 @@ class PublisherHandlers:
         monotonic: Monotonic seconds.
         find_refusal: Says at once why an offer can become no version, so that no weight of it is copied; the
             publisher's machine is asked. It is asked again by the machine itself when the offer comes to it.
+        takes_turns: Whether the run has rounds. Then every trainer offers after each round and all but the authorities
+            are no publishers, which is nothing to be counted.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class PublisherHandlers:
         monotonic: Callable[[], float],
         *,
         find_refusal: Callable[[SnapshotOffered], str] = lambda snapshot: "",
+        takes_turns: bool = False,
     ) -> None:
         self._publisher = publisher
         self._threads = threads
@@ -62,6 +65,7 @@ class PublisherHandlers:
         self._metrics = metrics
         self._monotonic = monotonic
         self._find_refusal = find_refusal
+        self._expected = frozenset({"not_publisher"} if takes_turns else ())
         self._outcomes: dict[int, asyncio.Future[PublishDone]] = {}
         self._encoded: dict[int, tuple[PatchEncoded, float]] = {}
 
@@ -84,7 +88,7 @@ class PublisherHandlers:
         if reason or len(self._outcomes) >= OFFERS_MAX:
             offer.parts.close()
             outcome.set_result(_refused(reason or "busy"))
-            if reason:
+            if reason and reason not in self._expected:
                 self._metrics.count("rejected", reason)
             return outcome
         self._outcomes[offer.generation] = outcome
