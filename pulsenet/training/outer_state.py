@@ -41,6 +41,9 @@ class OuterState:
         theta: Where theta lies.
         residual: Where the residual lies.
         momentum: Where the outer momentum lies.
+
+    Raises:
+        ConfigError: A place that is none, or a file that cannot be made there.
     """
 
     def __init__(
@@ -54,9 +57,9 @@ class OuterState:
     ) -> None:
         self.table = table
         devices = [local.device for local in locals_]
-        self.theta = _allocate(table, devices, theta)
-        self.residual = _allocate(table, devices, residual)
-        self.momentum = _allocate(table, devices, momentum)
+        self.theta = _allocate("theta", table, devices, theta)
+        self.residual = _allocate("residual", table, devices, residual)
+        self.momentum = _allocate("momentum", table, devices, momentum)
         for mine, local in zip(self.theta, locals_, strict=True):
             mine.copy_(local.detach().reshape(-1))
 
@@ -189,10 +192,18 @@ class OuterState:
         return math.sqrt(total)
 
 
-def _allocate(table: ParameterTable, devices: Sequence[torch.device], placement: Placement) -> list[torch.Tensor]:
+def _allocate(
+    kind: str, table: ParameterTable, devices: Sequence[torch.device], placement: Placement
+) -> list[torch.Tensor]:
     """Return one zeroed flat FP32 tensor per tensor of the table."""
     if isinstance(placement, Path):
-        region = np.memmap(placement, np.uint8, "w+", shape=max(1, table.layout_size_bytes))
+        try:
+            region = np.memmap(placement, np.uint8, "w+", shape=max(1, table.layout_size_bytes))
+        except OSError as error:
+            raise ConfigError(
+                f"the file {placement} for {kind} cannot be made ({error.strerror or error}): give a path in a "
+                f'directory that is there and can be written to, or {kind}="host"'
+            ) from error
         views = (table.view(region, index).view(np.float32) for index in range(len(table.tensors)))
         return [torch.from_numpy(view) for view in views]
     if placement not in ("device", "host"):

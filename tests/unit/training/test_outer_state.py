@@ -74,6 +74,14 @@ def test_copies_in_files_start_anew(tmp_path: Path) -> None:
     assert empty.residual_norm() == 0.0
 
 
+@pytest.mark.parametrize("kind", ["theta", "residual", "momentum"])
+def test_a_file_that_cannot_be_made_is_named_with_a_way_out(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").touch()
+    for path, reason in ((tmp_path / "no" / "copy", "No such file"), (tmp_path / "file" / "copy", "Not a directory")):
+        with pytest.raises(ConfigError, match=rf'{path} for {kind} cannot be made \({reason}.*{kind}="host"'):
+            OuterState(TABLE, make_locals(0), **{kind: path})  # type: ignore[arg-type]
+
+
 def test_an_unknown_place_is_refused() -> None:
     with pytest.raises(ConfigError, match="placed on"):
         OuterState(TABLE, make_locals(0), theta="cuda")  # type: ignore[arg-type]
