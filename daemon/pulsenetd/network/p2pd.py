@@ -55,7 +55,6 @@ STREAM_BUFFER_SIZE_BYTES: Final = 2 * limits.CHUNK_SIZE_BYTES_MAX
 
 _INCOMING_BACKLOG: Final = 256
 _STREAM_INFO_SECONDS: Final = 5.0
-_REGISTER_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,9 @@ class LibP2pPeer:
 class P2pd:
     """A running p2pd. Made by :func:`start`."""
 
-    def __init__(self, p2p: Any, socket_directory: Path) -> None:
+    def __init__(self, p2p: Any, socket_directory: Path, start_timeout_seconds: float) -> None:
         self._p2p = p2p
+        self._start_timeout_seconds = start_timeout_seconds
         self._socket_directory = socket_directory
         self._server: asyncio.Server | None = None
         self._handlers: dict[str, StreamHandler] = {}
@@ -141,6 +141,16 @@ class P2pd:
             connect=protocol.ConnectRequest(peer=to_libp2p_bytes(peer_id), addrs=list(map(_to_bytes, peer_addresses))),
         )
         await self._call(request, timeout_seconds)
+
+    async def disconnect(self, peer_id: PeerId, timeout_seconds: float) -> None:
+        """End every connection to a peer, and the streams on them; the next stream makes a new one.
+
+        Raises:
+            UnavailableError: p2pd did not answer in time.
+        """
+        protocol = _control_protocol()
+        whom = protocol.DisconnectRequest(peer=to_libp2p_bytes(peer_id))
+        await self._call(protocol.Request(type=protocol.Request.DISCONNECT, disconnect=whom), timeout_seconds)
 
     async def list_peers(self, timeout_seconds: float) -> list[LibP2pPeer]:
         """Return the connected peers whose key is Ed25519.
@@ -210,8 +220,10 @@ class P2pd:
         registration = protocol.StreamHandlerRequest(
             addr=self._p2p._client_listen_maddr.to_bytes(), proto=[name], balanced=False
         )
+        # Part of the start: where fifty nodes start at once, a p2pd that is up takes long to answer (A-PROC-5).
         await self._call(
-            protocol.Request(type=protocol.Request.STREAM_HANDLER, streamHandler=registration), _REGISTER_SECONDS
+            protocol.Request(type=protocol.Request.STREAM_HANDLER, streamHandler=registration),
+            self._start_timeout_seconds,
         )
 
     def abandon(self) -> None:
@@ -291,7 +303,7 @@ async def start(settings: P2pdSettings, on_progress: Callable[[str], None] = lam
         await hivemind_repairs.load()
     async with _progress("p2pd to start", on_progress):
         p2p = await _create(settings, binary, directory)
-    return P2pd(p2p, directory)
+    return P2pd(p2p, directory, settings.start_timeout_seconds)
 
 
 def prepare_socket_directory(wanted: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -130,7 +131,8 @@ class Network:
                 told = text
                 on_progress(text)
             await self._sleep(delay_seconds * (0.5 + self._draw() / 2))
-            await self._refresh_if_stuck(outcomes)
+            with contextlib.suppress(UnavailableError):  # p2pd is busy: the next round shows whether it is stuck
+                await self._refresh_if_stuck(outcomes)
             delay_seconds = min(2 * delay_seconds, limits.RETRY_SECONDS_MAX)
 
     async def run(self) -> NoReturn:

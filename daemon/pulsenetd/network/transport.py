@@ -7,6 +7,7 @@ survive a restart of p2pd: :meth:`Transport.reopen` brings up a new one under th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -101,7 +102,7 @@ class Transport:
         running = await p2pd.start(self._settings, on_progress)
         try:
             await running.serve(STREAM_NAME, self._provider.serve_stream)
-            listening = await running.listen_addresses(_CONTROL_SECONDS)
+            listening = await running.listen_addresses(self._settings.start_timeout_seconds)
         except BaseException:
             await running.close()
             raise
@@ -230,7 +231,9 @@ class Transport:
     async def _dial_usable(
         self, running: P2pd, peer_id: PeerId, usable: Sequence[str], timeout_seconds: float
     ) -> dict[str, DialOutcome]:
-        is_new = peer_id not in {peer.peer_id for peer in await running.list_peers(_CONTROL_SECONDS)}
+        is_new = True
+        with contextlib.suppress(UnavailableError):  # p2pd is busy: knocking once too often does no harm
+            is_new = peer_id not in {peer.peer_id for peer in await running.list_peers(_CONTROL_SECONDS)}
         outcomes: dict[str, DialOutcome] = {}
         if is_new:
             answers = await asyncio.gather(*(knock(address, timeout_seconds) for address in usable))
