@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from pulsenet import limits
@@ -28,7 +29,12 @@ from pulsenetd.network.streams import (
 OpenRawStream = Callable[[PeerId, float], Awaitable[RawStream]]
 """Opens a raw stream to a peer within so many seconds; UnavailableError if it cannot."""
 
+DropConnection = Callable[[PeerId], Awaitable[None]]
+"""Ends the connection to a peer, with every stream on it, so that the next stream makes a new one."""
+
 _BULK_STREAMS_PER_PEER: Final = limits.STREAMS_PER_PEER_MAX - 1
+_SILENCE_RATIO: Final = 0.9
+"""A stream that stalls began to wait a little after the last byte of another."""
 _ROUND_TRIP_WEIGHT: Final = 0.25
 
 
@@ -50,6 +56,8 @@ class Requester:
         deadlines: Limits of single steps.
         traffic: Counters to add to.
         clock: Monotonic seconds.
+        drop_connection: Called for a peer that has answered nothing for a read stall: the connection may be dead, as
+            after a change of address, and libp2p notices only after about 50 s.
     """
 
     def __init__(
@@ -59,6 +67,7 @@ class Requester:
         deadlines: Deadlines,
         traffic: Traffic,
         clock: Callable[[], float] = time.monotonic,
+        drop_connection: DropConnection | None = None,
     ) -> None:
         self._hello = hello
         self._open_raw_stream = open_raw_stream
@@ -68,6 +77,9 @@ class Requester:
         self._is_open = False
         self._pools: dict[PeerId, _PeerPool] = {}
         self._round_trips: dict[PeerId, float] = {}
+        self._drop_connection = drop_connection
+        self._silent_since: dict[PeerId, float] = {}
+        """Since when peers that were asked something have sent nothing."""
 
     def open(self) -> None:
         """Keep streams for later requests from now on."""
@@ -87,6 +99,7 @@ class Requester:
     def forget_others(self, peer_ids: Collection[PeerId]) -> None:
         """Drop what was measured of peers that are not among these."""
         self._round_trips = {peer: value for peer, value in self._round_trips.items() if peer in peer_ids}
+        self._silent_since = {peer: since for peer, since in self._silent_since.items() if peer in peer_ids}
 
     def close_unused(self) -> None:
         """Close streams that have not been used for a while, before the provider does."""
@@ -120,15 +133,24 @@ class Requester:
             raise LocalProtocolError(f"{type(message).__name__} is no request")
         pool = self._pools.setdefault(peer_id, _PeerPool())
         pool.user_count += 1
+        self._silent_since.setdefault(peer_id, self._clock())
         try:
             async with (
                 stall_deadline(timeout_seconds, f"no answer to {type(message).__name__}"),
                 pool.lanes.enter(bulk=isinstance(message, BULK_TYPES)),
             ):
-                return await self._request_once_or_twice(peer_id, pool, message, on_reply)
+                replies = await self._request_once_or_twice(peer_id, pool, message, on_reply)
         except RemoteProtocolError as error:
             self._traffic.rejected[error.code] += 1
             raise
+        except PeerUnavailableError as error:
+            if error.reason in ("timeout", "unreachable"):
+                await self._drop_if_silent(peer_id)
+            raise
+        else:
+            if pool.user_count == 1:
+                self._silent_since.pop(peer_id, None)
+            return replies
         finally:
             pool.user_count -= 1
             self._forget_empty(peer_id, pool)
@@ -204,6 +226,7 @@ class Requester:
             raise PeerUnavailableError("unreachable", shorten(str(error))) from error
         self._traffic.streams_opened["outbound"] += 1
         stream = FramedStream(reader, writer, self._deadlines, self._traffic)
+        stream.on_bytes = partial(self._note_bytes, peer_id)
         try:
             sent_at = self._clock()
             async with stall_deadline(open_seconds, "no Hello"):
@@ -219,6 +242,18 @@ class Requester:
             raise
         self._learn_round_trip(peer_id, self._clock() - sent_at)
         return stream
+
+    def _note_bytes(self, peer_id: PeerId) -> None:
+        self._silent_since[peer_id] = self._clock()
+
+    async def _drop_if_silent(self, peer_id: PeerId) -> None:
+        since = self._silent_since.get(peer_id)
+        stall_seconds = self._deadlines.read_stall_seconds * _SILENCE_RATIO
+        if self._drop_connection is None or since is None or self._clock() - since < stall_seconds:
+            return
+        # One drop for all requests that fail of it: the next has to wait as long again.
+        self._silent_since[peer_id] = self._clock()
+        await self._drop_connection(peer_id)
 
     def _learn_round_trip(self, peer_id: PeerId, seconds: float) -> None:
         known = self._round_trips.get(peer_id, seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -107,6 +107,7 @@ class FramedStream:
         "_unclaimed_size_bytes",
         "_writer",
         "idle_since",
+        "on_bytes",
     )
 
     def __init__(
@@ -125,6 +126,8 @@ class FramedStream:
         self._unclaimed_size_bytes = 0
         self.idle_since = 0.0
         """Set by the pool that keeps the stream."""
+        self.on_bytes: Callable[[], None] = _do_nothing
+        """Called whenever something arrives; set by whoever watches the peer."""
 
     @property
     def is_quiet(self) -> bool:
@@ -173,6 +176,7 @@ class FramedStream:
             if not data:
                 self._check_end()
                 return None
+            self.on_bytes()
             self._feed(data)
             stall_seconds = self._deadlines.read_stall_seconds
             if message_seconds is not None:
@@ -225,3 +229,7 @@ async def stall_deadline(seconds: float, detail: str) -> AsyncIterator[None]:
         if not limit.expired():
             raise
         raise PeerUnavailableError("timeout", f"{detail} for {seconds:g} s") from error
+
+
+def _do_nothing() -> None:
+    pass

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pulsenet import limits
 from pulsenet.errors import UnavailableError
-from pulsenet.ids import PeerId, RunId
+from pulsenet.ids import PeerId, RunId, short
 from pulsenet.wire.messages import Hello, Message
 from pulsenetd.errors import AddressInUseError
 from pulsenetd.network import addresses, p2pd
@@ -85,7 +85,9 @@ class Transport:
         self.traffic = Traffic()
         self._provider = Provider(self._hello, self._deadlines, self.traffic)
         self._p2pd: P2pd | None = None
-        self._requester = Requester(self._hello, self._open_raw_stream, self._deadlines, self.traffic, clock)
+        self._requester = Requester(
+            self._hello, self._open_raw_stream, self._deadlines, self.traffic, clock, self._drop_connection
+        )
         self._outbound: set[PeerId] = set()
         self._dial_history = DialHistory()
         self._reaper: asyncio.Task[None] | None = None
@@ -307,6 +309,19 @@ class Transport:
 
     async def _open_raw_stream(self, peer_id: PeerId, timeout_seconds: float) -> RawStream:
         return await self.p2pd.open_stream(peer_id, STREAM_NAME, timeout_seconds)
+
+    async def _drop_connection(self, peer_id: PeerId) -> None:
+        """Replace a connection over which nothing comes any more; where the peer dialled us, it has to dial again."""
+        with contextlib.suppress(UnavailableError):
+            running = self.p2pd
+            known = [peer.addresses for peer in await running.list_peers(_CONTROL_SECONDS) if peer.peer_id == peer_id]
+            if not known:
+                return
+            logger.info("dropping the connection to %s: nothing came over it although it was asked", short(peer_id))
+            was_outbound = peer_id in self._outbound
+            await running.disconnect(peer_id, _CONTROL_SECONDS)
+            if was_outbound:
+                await self.dial(peer_id, known[0])
 
     def _keep_ports(self, listening: Sequence[str]) -> None:
         """Remember which ports the system chose, so that a restart keeps the addresses peers know."""

@@ -1,0 +1,129 @@
+"""A connection over which nothing comes any more is replaced, not waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from pulsenet.ids import PeerId, RunId
+from pulsenet.wire.messages import GetHead, GetRounds, HeadReply, Hello, Message
+from pulsenetd.identity import to_libp2p_bytes
+from pulsenetd.network.p2pd import RawStream
+from pulsenetd.network.provider import Provider
+from pulsenetd.network.requester import Requester
+from pulsenetd.network.streams import Deadlines, PeerUnavailableError, Traffic
+
+PEER = PeerId(bytes(range(32)))
+HELLO = Hello(RunId(bytes(32)), 1, 1, "seed", "test")
+QUICK = Deadlines(open_seconds=5.0, read_stall_seconds=0.5, write_stall_seconds=5.0)
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    answer: Callable[[PeerId, Message], Awaitable[list[Message]]],
+) -> AsyncIterator[tuple[Requester, list[PeerId]]]:
+    """A requester of a provider over loopback TCP, and the peers whose connection it dropped."""
+    provider = Provider(HELLO, Deadlines(), Traffic())
+    provider.handler = answer
+    dropped: list[PeerId] = []
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await provider.serve_stream(to_libp2p_bytes(PEER), reader, writer)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+
+    async def open_raw_stream(_peer: PeerId, _timeout_seconds: float) -> RawStream:
+        return await asyncio.open_connection(*server.sockets[0].getsockname())
+
+    async def drop(peer_id: PeerId) -> None:
+        dropped.append(peer_id)
+
+    requester = Requester(HELLO, open_raw_stream, QUICK, Traffic(), drop_connection=drop)
+    requester.open()
+    try:
+        yield requester, dropped
+    finally:
+        requester.close()
+        await provider.close()
+        server.close()
+
+
+def run(coroutine: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(coroutine, 60))
+
+
+async def never(_peer: PeerId, _message: Message) -> list[Message]:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def test_the_connection_to_a_peer_that_sends_nothing_is_dropped_once() -> None:
+    async def main() -> None:
+        async with connected(never) as (requester, dropped):
+            requests = [requester.request(PEER, GetHead(), 5) for _ in range(3)]
+            for outcome in await asyncio.gather(*requests, return_exceptions=True):
+                assert isinstance(outcome, PeerUnavailableError)
+                assert outcome.reason == "timeout"
+            assert dropped == [PEER]
+
+    run(main())
+
+
+def test_a_peer_that_sends_on_another_stream_keeps_its_connection() -> None:
+    async def answer(peer_id: PeerId, message: Message) -> list[Message]:
+        return [HeadReply(None)] if isinstance(message, GetHead) else await never(peer_id, message)
+
+    async def main() -> None:
+        async with connected(answer) as (requester, dropped):
+            stalled = asyncio.create_task(requester.request(PEER, GetRounds(0), 5))
+            while not stalled.done():
+                await requester.request(PEER, GetHead(), 5)
+            with pytest.raises(PeerUnavailableError, match="timeout"):
+                await stalled
+            assert dropped == []
+
+    run(main())
+
+
+def test_a_request_that_was_given_little_time_drops_nothing() -> None:
+    async def main() -> None:
+        async with connected(never) as (requester, dropped):
+            with pytest.raises(PeerUnavailableError, match="timeout"):
+                await requester.request(PEER, GetHead(), 0.05)
+            assert dropped == []
+
+    run(main())
+
+
+def test_after_a_drop_the_next_request_makes_a_new_connection(make_node: Any) -> None:
+    answers = 0
+
+    async def answer(peer_id: PeerId, message: Message) -> list[Message]:
+        nonlocal answers
+        answers += 1
+        return [HeadReply(None)] if answers > 1 else await never(peer_id, message)
+
+    async def main() -> None:
+        async with make_node("a", deadlines=QUICK) as a, make_node("b") as b:
+            b.transport.serve(answer)
+            await a.meet(b)
+            dropped: list[PeerId] = []
+            disconnect = a.transport.p2pd.disconnect
+
+            async def note(peer_id: PeerId, timeout_seconds: float) -> None:
+                dropped.append(peer_id)
+                await disconnect(peer_id, timeout_seconds)
+                assert await a.transport.connected_peers() == []
+
+            a.transport.p2pd.disconnect = note
+            with pytest.raises(PeerUnavailableError, match="timeout"):
+                await a.transport.request(b.peer_id, GetHead(), 5)
+            assert dropped == [b.peer_id]
+            assert [link.peer_id for link in await a.transport.connected_peers()] == [b.peer_id]
+            assert await a.transport.request(b.peer_id, GetHead(), 5) == [HeadReply(None)]
+
+    run(main())
