@@ -68,6 +68,8 @@ def announce_start(
     if config.role == "inferencer" and config.engine == "files":
         place = config.engine_dir or settled.data_directory / "weights"
         say(f"weights      {place}/current, once a version is here")
+    if config.role == "inferencer" and config.engine == "sglang":
+        say(f"engine       SGLang at {config.engine_url}; pulsenet was never tested on SGLang itself")
     if config.role == "inferencer" and config.engine == "vllm":
         log = settled.data_directory / LOG_NAME
         say(f"engine       {config.engine_url or f'vLLM, started by this node; it writes to {log}'}")

@@ -19,7 +19,7 @@ from pulsenet.errors import ConfigError, UsageError
 
 ENVIRONMENT_PREFIX: Final = "PULSENET_"
 ROLES: Final = ("trainer", "inferencer", "seed")
-ENGINES: Final = ("files", "vllm", "none")
+ENGINES: Final = ("files", "vllm", "sglang", "none")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 CODECS: Final = ("auto", "tight", "plain", "absolute", "dense")
 
@@ -52,7 +52,7 @@ class Config:
     metrics_port: int = _option(0, "port of /metrics; 0 picks a free one", kind="port")
     engine: str = _option("files", "engine kept current beside an inferencer", choices=ENGINES)
     engine_dir: str = _option("", "where the files engine writes (default: under the node directory)", kind="path")
-    engine_url: str = _option("", "vLLM on this machine to attach to, http://127.0.0.1:PORT", metavar="URL")
+    engine_url: str = _option("", "vLLM or SGLang on this machine to attach to, http://127.0.0.1:PORT", metavar="URL")
     serve: tuple[str, ...] = _option((), "start vLLM; its arguments follow after '--'", kind="rest")
     engine_python: str = _option("", "interpreter that has vLLM, for --serve (default: this one)", kind="path")
     openai_port: int = _option(0, "serve vLLM's OpenAI API with weight versions on this port; 0: off", kind="port")
@@ -274,8 +274,15 @@ def _check_together(config: Config, origins: Mapping[str, str]) -> None:
         refuse("watchdog_seconds" if origins["round_seconds"] == "default" else "round_seconds", str(error))
     if config.engine == "vllm" and not config.engine_url and not config.serve:
         refuse("engine", "vllm needs --engine-url of a running one, or --serve -- and the arguments to start one")
-    if config.engine != "vllm" and (config.engine_url or config.serve):
-        refuse("engine_url" if config.engine_url else "serve", "goes with --engine vllm")
+    if config.engine == "sglang" and not (config.engine_url and config.companions):
+        refuse(
+            "engine",
+            "sglang needs --engine-url of a running one, and --companions, the model directory it started from",
+        )
+    if config.engine not in ("vllm", "sglang") and config.engine_url:
+        refuse("engine_url", "goes with --engine vllm or sglang")
+    if config.engine != "vllm" and config.serve:
+        refuse("serve", "goes with --engine vllm")
     if config.openai_port and config.engine != "vllm":
         refuse("openai_port", "goes with --engine vllm")
     if not config.openai_host:

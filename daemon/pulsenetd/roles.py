@@ -26,6 +26,7 @@ from pulsenet.node.mesh import BOOK_KEY, Holdings, Mesh
 from pulsenet.node.published import STATE_KEY
 from pulsenet.node.trainer import Trainer
 from pulsenet.serving.files import FilesEngine
+from pulsenet.serving.sglang import SglangEngine
 from pulsenet.serving.subscriber import Subscriber
 from pulsenet.serving.subscriber import attach as attach_engine
 from pulsenet.serving.vllm.engine import UpdateTimes
@@ -325,11 +326,11 @@ class FollowerRole:
         config = self._parts.config
         if config.role == "inferencer" and config.engine == "vllm":
             self._start_vllm()
-        if config.role != "inferencer" or config.engine != "files":
+        if config.role != "inferencer" or config.engine not in ("files", "sglang"):
             return
         directory = Path(config.engine_dir) if config.engine_dir else self._parts.settled.data_directory / "weights"
         self._engine_thread = threading.Thread(
-            target=self._run_files_engine, args=(directory,), name="files-engine", daemon=True
+            target=self._run_disk_engine, args=(directory,), name=f"{config.engine}-engine", daemon=True
         )
         self._engine_thread.start()
 
@@ -366,38 +367,41 @@ class FollowerRole:
             self._openai = OpenAiServer(parts.config.openai_host, parts.config.openai_port, self._vllm.find_upstream)
         self._vllm.start()
 
-    def _run_files_engine(self, directory: Path) -> None:
-        engine = self._open_files_engine(directory)
+    def _run_disk_engine(self, directory: Path) -> None:
+        engine, name = self._open_disk_engine(directory), self._parts.config.engine
         if engine is None:
             return
         try:
             self._subscriber = attach_engine(
                 engine,
                 data_dir=self._parts.settled.data_directory,
-                on_update=lambda version: logger.info("version %s is in %s", version, engine.current),
-                on_failure=lambda error: logger.warning("the files engine: %s", error),
+                on_update=lambda version: logger.info("version %s is in %s", version, directory / "current"),
+                on_failure=lambda error: logger.warning("the %s engine: %s", name, error),
             )
             self._subscriber.run()
         except PulsenetError as error:
-            logger.error("the files engine stopped: %s", error)
+            logger.error("the %s engine stopped: %s", name, error)
         finally:
             engine.close()
 
-    def _open_files_engine(self, directory: Path) -> FilesEngine | None:
+    def _open_disk_engine(self, directory: Path) -> FilesEngine | SglangEngine | None:
         """Open the engine's directory, as often as it takes: a full disk or a lock may be gone in a minute.
 
         Returns:
             ``None`` once the node stops.
         """
-        companions = Path(self._parts.config.companions) if self._parts.config.companions else None
+        config = self._parts.config
+        companions = Path(config.companions) if config.companions else None
         told = ""
         while not self._engine_stop.is_set():
             try:
+                if config.engine == "sglang" and companions is not None:
+                    return SglangEngine(config.engine_url, directory, companions=companions)
                 return FilesEngine(directory, companions=companions)
             except PulsenetError as error:
                 if str(error) != told:
                     told = str(error)
-                    logger.error("the files engine cannot start: %s; it is tried again by itself", error)
+                    logger.error("the %s engine cannot start: %s; it is tried again by itself", config.engine, error)
             self._engine_stop.wait(ENGINE_RETRY_SECONDS)
         return None
 

@@ -140,7 +140,18 @@ def test_waits_that_are_nested_are_taken() -> None:
     ("flags", "text"),
     [
         ({"engine": "vllm"}, "flag --engine: vllm needs --engine-url"),
-        ({"engine_url": "http://127.0.0.1:1"}, "flag --engine-url: goes with --engine vllm"),
+        ({"engine_url": "http://127.0.0.1:1"}, "flag --engine-url: goes with --engine vllm or sglang"),
+        ({"engine": "sglang", "engine_url": "http://127.0.0.1:1"}, "flag --engine: sglang needs .* --companions"),
+        ({"engine": "sglang", "companions": "/base"}, "flag --engine: sglang needs --engine-url"),
+        (
+            {
+                "engine": "sglang",
+                "engine_url": "http://127.0.0.1:1",
+                "companions": "/base",
+                "serve": ("--model", "/base"),
+            },
+            "flag --serve: goes with --engine vllm",
+        ),
         ({"openai_port": "8001"}, "flag --openai-port: goes with --engine vllm"),
         ({"openai_host": ""}, "flag --openai-host: no address"),
         ({"serve": ("--model", "/base")}, "flag --serve: goes with --engine vllm"),

@@ -384,6 +384,33 @@ def test_the_files_engine_keeps_weights_current_in_the_node_directory(swarm: Swa
     assert (current / "config.json").exists()
 
 
+def test_an_sglang_server_is_given_each_version_from_the_node_directory(
+    swarm: Swarm, hands: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine itself is tested on a stand-in of SGLang's routes; here only that the node runs it."""
+    made: list[Any] = []
+
+    def make(url: str, directory: Path, **options: Any) -> FilesEngine:
+        made.append((url, directory, options))
+        return FilesEngine(directory, **options)
+
+    monkeypatch.setattr(roles, "SglangEngine", make)
+
+    async def scenario() -> None:
+        trainer = await swarm.start("trainer")
+        await trainer.publish(hands.Model())
+        options = {"engine": "sglang", "engine_url": "http://127.0.0.1:30000", "companions": str(tmp_path)}
+        node = await swarm.start("inferencer", **options)
+        await node.follow(trainer)
+        await node.drive(lambda: node.role._following._due is not None)
+        await serve_files_engine(node, lambda: EngineApplied(Version(0, 1)) in node.posted)
+        assert made == [
+            ("http://127.0.0.1:30000", node.settled.data_directory / "weights", {"companions": tmp_path}),
+        ]
+
+    asyncio.run(scenario())
+
+
 def test_a_files_engine_that_cannot_start_is_said_once_and_starts_when_it_can(
     swarm: Swarm, hands: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
