@@ -11,7 +11,7 @@ import pytest
 
 TESTS = Path(__file__).resolve().parent
 DOCUMENT = TESTS.parent / "docs" / "reliability.md"
-GROUPS = {"ENC", "DT", "NAME", "CHAIN", "PUB", "CHK", "NET", "PROC", "DSK", "OBS", "CLI"}
+GROUPS = {"ENC", "DT", "NAME", "CHAIN", "PUB", "CHK", "DHT", "NET", "PROC", "DSK", "PEER", "OBS", "CLI"}
 
 
 def rows() -> list[tuple[str, str]]:
