@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from pulsenet.outer.flush import TensorFlush
+from pulsenet.outer.gate import gate_entries
 from pulsenet.outer.reduce import Counted
+from pulsenet.outer.residual import settle_counted
 from pulsenet.outer.self_test import SELF_TEST_DIGEST, NumpyMaths
 from pulsenet.outer.settings import OuterSettings
 from pulsenet.training import LocalExchange, OuterOptimizer
@@ -64,6 +67,18 @@ def test_every_operation_gives_the_bits_of_the_cpu(seed: int) -> None:
         here.step(theta, residual, local, *rates), there.step(theta, residual, local, *rates), strict=True
     ):
         assert np.array_equal(mine.view(np.uint32), theirs.view(np.uint32))
+
+
+@pytest.mark.parametrize("mantissa_bits", [0, 1, 23])
+def test_a_flush_gives_the_bits_of_the_cpu(mantissa_bits: int) -> None:
+    theta, local, residual = make_arrays(3)
+    flush = TensorFlush((slice(100, 5000), slice(theta.size - 7000, theta.size)), mantissa_bits)
+    there, sent = TorchMaths("cuda"), gate_entries(theta, local, residual, tensor_index=0, flush=flush)
+    assert there.gate(theta, local, residual, flush=flush).same_as(sent)
+    mine = residual.copy()
+    settle_counted(mine, theta, local, sent, keeps_rest=True)
+    theirs = there.settle(residual, theta, local, sent, np.float32(1.0), keeps_rest=True)
+    assert np.array_equal(mine.view(np.uint32), theirs.view(np.uint32))
 
 
 def test_copies_on_device_and_host_give_the_same_state() -> None:
