@@ -35,7 +35,7 @@ REASONS: Final = frozenset(
         "contribution-base", "contribution-header", "contribution-table", "slice-header", "scale", "members",
         "state-header", "state-truncated", "state-trailing",
         # requests
-        "timeout", "closed", "refused", "unreachable",
+        "timeout", "closed", "refused", "unreachable", "hedge",
         # hops and engines
         "base_mismatch", "root_mismatch", "structure", "engine",
         # publishing

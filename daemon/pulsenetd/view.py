@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 
@@ -12,6 +13,7 @@ from pulsenet.chain.trust import Trust
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.events import ForkProofSeen, HaveSeen, HeadSeen
+from pulsenet.node.holdings import Given
 from pulsenet.node.mesh import Mesh
 from pulsenet.node.respond import Push, respond
 from pulsenet.node.verdicts import RoundPush
@@ -19,6 +21,7 @@ from pulsenet.wire.messages import (
     ExchangeHave,
     GetAggregates,
     GetChunks,
+    GetHoldings,
     GetRounds,
     GetTasks,
     Message,
@@ -60,6 +63,8 @@ class NodeView:
         self._mesh = mesh
         self._descriptors = descriptors
         self._monotonic = monotonic
+        self._given = Given()
+        self._given_mutex = threading.Lock()
 
     def newest_head(self) -> bytes | None:
         """Return the newest accepted head."""
@@ -92,7 +97,17 @@ class NodeView:
         data = self._store.chunk(digest)
         if data is not None:
             self._store.lease(digest, self._monotonic() + LEASE_SECONDS)
+            with self._given_mutex:
+                self._given.note(digest)
         return data
+
+    def has_chunk(self, digest: Digest) -> bool:
+        """Say whether a verified chunk is here."""
+        return self._store.has_chunk(digest)
+
+    def was_given(self, digest: Digest) -> bool:
+        """Say whether a chunk was served to somebody lately."""
+        return digest in self._given
 
     def have(self) -> bytes | None:
         """Return this node's own have record."""
@@ -156,7 +171,7 @@ class Responder:
                 return [await self._answer_round(peer_id, request)]
             case _:
                 pass
-        if isinstance(request, GetChunks):
+        if isinstance(request, GetChunks | GetHoldings):
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._threads, respond, request, self._view)
         return respond(request, self._view)

@@ -419,7 +419,14 @@ def make_canonical():
 def make_frames():
     zero = bytes(32)
     bodies = {
-        1: {"run_id": RUN_ID, "wire_version_min": 1, "wire_version_max": 1, "role": "seed", "software": "x/1"},
+        1: {
+            "run_id": RUN_ID,
+            "wire_version_min": 1,
+            "wire_version_max": 1,
+            "role": "seed",
+            "software": "x/1",
+            "features": ["holdings"],
+        },
         3: {"head": b"record"},
         4: {"digests": [zero, name("a")]},
         5: {"records": [b"one", b"two"]},
@@ -427,7 +434,7 @@ def make_frames():
         7: {"epoch_min": 300},
         8: {"blob_id": zero, "offset": 1 << 20},
         9: {"blob_id": zero, "total_size_bytes": 70_000, "data": b"list"},
-        10: {"digests": [zero] * 4},
+        10: {"digests": [zero] * 4, "blob_id": name("blob")},
         11: {"digest": zero, "data": b"chunk"},
         13: {"head": b"record"},
         14: {"first": b"one", "second": b"two"},
@@ -446,6 +453,8 @@ def make_frames():
         27: {"aggregates": [b"nine", b"ten"]},
         28: {"count_max": 8},
         29: {"tasks": [{"task_id": bytes(16), "content": "{}", "lease_ms": 600_000}]},
+        30: {"blob_id": zero},
+        31: {"blob_id": zero, "held": b"\xa0", "given": b"\x80"},
     }
     for number in reference.MESSAGES:
         stream = reference.encode_frame(number, bodies.get(number, {}))
@@ -454,6 +463,9 @@ def make_frames():
     yield vector("frames-two", "frames", {"stream": nothing.hex()}, "Two frames; nil where nothing is there.")
     later = reference.encode_frame(6, {"revision_min": 3, "zz": [1, {"a": None}]})
     yield vector("frames-unknown-field", "frames", {"stream": later.hex()}, "An unknown field is ignored.")
+    older = {key: value for key, value in bodies[1].items() if key != "features"}
+    stream = reference.encode_frame(1, older) + reference.encode_frame(10, {"digests": [zero]})
+    yield vector("frames-older-sender", "frames", {"stream": stream.hex()}, "Fields added later may be missing.")
     good = reference.encode_frame(16, {"accepted": True, "reason": ""})
     for title, stream, comment, expect in (
         ("length-zero", bytes(4), "A frame holds at least its number.", "framing"),

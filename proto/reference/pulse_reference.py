@@ -88,13 +88,21 @@ def decode(data):
 
 
 # The schema language. "u" integer, "?" boolean, "s8" text, "b8" bytes, "=32" exact bytes, "v" version, "kind";
-# ("opt", x), ("list", max, x), ("tuple", x, y), or a dict of fields.
+# ("opt", x), ("list", max, x), ("tuple", x, y), or a dict of fields, of which
+# ("later", default, x) may be missing.
 
 ADDRESSES = ("list", 16, "s256")
 RECORD = f"b{RECORD_MAX}"
 VOTES = ("list", 64, "b2048")
 MESSAGES = {
-    1: {"run_id": "=32", "wire_version_min": "u", "wire_version_max": "u", "role": "s16", "software": "s64"},
+    1: {
+        "run_id": "=32",
+        "wire_version_min": "u",
+        "wire_version_max": "u",
+        "role": "s16",
+        "software": "s64",
+        "features": ("later", [], ("list", 16, "s32")),
+    },
     2: {},
     3: {"head": ("opt", RECORD)},
     4: {"digests": ("list", 64, "=32")},
@@ -103,7 +111,7 @@ MESSAGES = {
     7: {"epoch_min": "u"},
     8: {"blob_id": "=32", "offset": "u"},
     9: {"blob_id": "=32", "total_size_bytes": "u", "data": f"b{CHUNK_MAX}"},
-    10: {"digests": ("list", 4, "=32")},
+    10: {"digests": ("list", 4, "=32"), "blob_id": ("later", None, ("opt", "=32"))},
     11: {"digest": "=32", "data": ("opt", f"b{CHUNK_MAX}")},
     12: {},
     13: {"head": RECORD},
@@ -128,6 +136,8 @@ MESSAGES = {
     27: {"aggregates": ("list", 64, RECORD)},
     28: {"count_max": "u"},
     29: {"tasks": ("list", 64, {"task_id": "=16", "content": "s65536", "lease_ms": "u"})},
+    30: {"blob_id": "=32"},
+    31: {"blob_id": "=32", "held": "b131072", "given": "b131072"},
 }
 KEYS = ("list", 1024, "=32")
 ENTRY = {
@@ -293,8 +303,11 @@ def take(schema, value):
     """Return ``value`` without unknown fields, or refuse it."""
     if isinstance(schema, dict):
         require(isinstance(value, dict), "schema", "map due")
+        value = {name: part[1] for name, part in schema.items() if part[0] == "later"} | value
         require(set(schema) <= set(value), "schema", "field missing")
         return {name: take(part, value[name]) for name, part in schema.items()}
+    if schema[0] == "later":
+        return take(schema[2], value)
     if isinstance(schema, tuple) and schema[0] == "opt":
         return None if value is None else take(schema[1], value)
     if isinstance(schema, tuple) and schema[0] == "list":

@@ -154,7 +154,7 @@ class Inferencer:
         self._have_of = have_of
         self._sources = Sources(draw)
         self._records = RecordsFetcher(self._sources, self._take_request_id)
-        self._fetcher = Fetcher(self._sources, self._take_request_id, index)
+        self._fetcher = Fetcher(self._sources, self._take_request_id, index, peer_id)
         self._news = News(trust, index, self._jitter)
         self._router = Router(*(held or (None, None)))
         self._engine = EngineSwap(engine_version, self._sources.backoff_seconds)

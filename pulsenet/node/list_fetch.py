@@ -53,6 +53,11 @@ class BlobWant:
     is_exclusive: bool = False
     """Whether nobody but ``publisher`` is asked: the others want it from there too."""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether many nodes want all of it, so that they can feed one another."""
+        return self.choice is None and not self.is_exclusive
+
     def may_ask(self, source: Source) -> bool:
         """Say whether ``source`` may be asked for this blob at all."""
         return not self.is_exclusive or source.peer_id == self.publisher

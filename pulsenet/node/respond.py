@@ -7,6 +7,7 @@ from typing import Protocol
 
 from pulsenet import limits
 from pulsenet.ids import Digest
+from pulsenet.node.holdings import make_holdings_reply
 from pulsenet.wire.messages import (
     Ack,
     ChunkListReply,
@@ -17,6 +18,7 @@ from pulsenet.wire.messages import (
     GetDescriptors,
     GetEpochs,
     GetHead,
+    GetHoldings,
     GetRecords,
     HaveReply,
     HeadReply,
@@ -64,6 +66,14 @@ class StoreView(Protocol):
         """Return a chunk."""
         ...
 
+    def has_chunk(self, digest: Digest) -> bool:
+        """Say whether a chunk would be served, without reading it."""
+        ...
+
+    def was_given(self, digest: Digest) -> bool:
+        """Say whether a chunk was served to somebody lately."""
+        ...
+
     def have(self) -> bytes | None:
         """Return this node's own encoded have record."""
         ...
@@ -101,6 +111,11 @@ def respond(request: Message, view: StoreView) -> list[Message]:
             return [_fill(view.epochs(epoch_min))]
         case GetChunkList():
             return [_slice_chunk_list(request, view)]
+        case GetHoldings(blob_id):
+            encoded = view.chunk_list(blob_id)
+            if encoded is None:
+                return [_refuse("not-found", blob_id.hex())]
+            return [make_holdings_reply(blob_id, encoded, view.has_chunk, view.was_given)]
         case GetChunks(digests):
             return [ChunkReply(digest, view.chunk(digest)) for digest in digests]
         case ExchangeHave():

@@ -1,8 +1,8 @@
 """Whom to ask: the providers a node knows, what they claim, and how they behaved.
 
 A source that fails backs off and comes last; one that answers "not held" is left alone for that key, for good
-if its signed have record claimed otherwise. Every rule here is per source, so one bad peer never stops a
-download that another could serve.
+if its signed have record claimed otherwise; one that keeps sending bad bytes is banned for a while, reconnecting or
+not. Every rule here is per source, so one bad peer never stops a download that another could serve.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pulsenet import limits
 from pulsenet.chain.records import Have, Kind, Manifest
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.machine import Draw
+from pulsenet.node.windows import Window
 
 SOURCES_MAX = 128
 """Sources remembered at once; the shell connects to far fewer outbound."""
@@ -22,15 +23,21 @@ SOURCES_MAX = 128
 MISSES_MAX = 1_024
 """Keys remembered as missing at one source; the oldest is forgotten beyond."""
 
-WINDOW_CHUNKS_START = 4
-WINDOW_CHUNKS_MAX = limits.CHUNKS_PER_REQUEST_MAX * limits.STREAMS_PER_PEER_MAX
-"""Chunks asked of one source at once: grows by success, halves by failure, so thin links are not flooded."""
-
 FAILURES_MAX = 6
 """Failures in a row after which a source is parked."""
 
 PARKED_SECONDS = 300.0
 """A parked source is tried again after this, or as soon as it is heard of."""
+
+STRIKES_MAX = 5.0
+STRIKES_PER_GOOD_CHUNK = 0.1
+"""Bad chunks, less a little for each good one, after which a source is banned."""
+
+BANNED_SECONDS = 60.0
+"""A banned source is asked for nothing so long, whatever is heard of it; one more bad chunk bans it again."""
+
+BANS_MAX = 1_024
+"""Peers whose strikes outlive their connection; the one struck longest ago is forgotten beyond."""
 
 
 class Claim(IntEnum):
@@ -58,7 +65,11 @@ class Source:
     have: Have | None = None
     requests_in_flight: int = 0
     chunks_in_flight: int = 0
-    window_chunks: int = WINDOW_CHUNKS_START
+    window: Window = field(default_factory=Window)
+    tells_holdings: bool = True
+    """Whether it answers which chunks of a blob it holds; older nodes do not."""
+    strikes: float = 0.0
+    is_banned: bool = False
     failure_count: int = 0
     """In a row."""
     false_claim_count: int = 0
@@ -75,15 +86,31 @@ class Source:
         """Chunks that may be asked of it now, in one request."""
         if self.requests_in_flight >= limits.STREAMS_PER_PEER_MAX:
             return 0
-        return min(limits.CHUNKS_PER_REQUEST_MAX, max(self.window_chunks - self.chunks_in_flight, 0))
+        room = min(limits.CHUNKS_PER_REQUEST_MAX, self.window.chunks - self.chunks_in_flight)
+        # Four requests at most are under way: while some are, one for a single chunk wastes a place.
+        least = min(limits.CHUNKS_PER_REQUEST_MAX, self.window.chunks // 2) if self.chunks_in_flight else 1
+        return room if room >= least else 0
+
+    @property
+    def expected_seconds(self) -> float:
+        """When the next chunk asked of it would come, by its pace; 0 before that was measured, so that it is tried."""
+        pace = self.window.chunks_per_second
+        return (self.chunks_in_flight + 1) / pace if pace > 0 else 0.0
+
+    def can_be_asked(self, key: Digest, now: float) -> bool:
+        """Say whether it may be asked for ``key`` now, if there is room."""
+        is_missed = key in self.misses and self.misses[key].retry_at > now
+        return not self.is_parked and self.retry_at <= now and not is_missed
 
 
 class Sources:
     """The table of providers, shared by everything one machine fetches."""
 
     def __init__(self, draw: Draw) -> None:
-        self._draw = draw
+        self.draw = draw
         self._sources: dict[PeerId, Source] = {}
+        self._struck: dict[PeerId, tuple[float, float]] = {}
+        """Strikes of peers, and until when they are banned, if they are."""
 
     def __len__(self) -> int:
         return len(self._sources)
@@ -105,6 +132,9 @@ class Sources:
         source.failure_count = 0
         source.retry_at = 0.0
         source.misses.clear()
+        source.strikes, banned_until = self._struck.get(peer_id, (0.0, 0.0))
+        if banned_until > 0:
+            source.is_banned, source.failure_count, source.retry_at = True, FAILURES_MAX, banned_until
         return True
 
     def disconnect(self, peer_id: PeerId) -> None:
@@ -123,17 +153,47 @@ class Sources:
     def note_heard(self, peer_id: PeerId) -> None:
         """The peer spoke to us: if it was parked, it deserves one more try now."""
         source = self._sources.get(peer_id)
-        if source is not None and source.is_parked:
+        if source is not None and source.is_parked and not source.is_banned:
             source.failure_count = FAILURES_MAX - 1
             source.retry_at = 0.0
 
-    def note_success(self, peer_id: PeerId, *, chunk_count: int = 0) -> None:
-        """The source answered a request as asked, with this many good chunks."""
+    def note_success(self, peer_id: PeerId) -> None:
+        """The source answered a request as asked."""
         source = self._sources.get(peer_id)
         if source is not None:
             source.failure_count = 0
             source.retry_at = 0.0
-            source.window_chunks = min(source.window_chunks + chunk_count, WINDOW_CHUNKS_MAX)
+            source.is_banned = False
+
+    def note_chunk(self, peer_id: PeerId, now: float) -> None:
+        """The source sent a good chunk."""
+        source = self._sources.get(peer_id)
+        if source is not None:
+            source.window.note_chunk(now)
+            source.strikes = max(source.strikes - STRIKES_PER_GOOD_CHUNK, 0.0)
+
+    def note_strike(self, peer_id: PeerId, now: float) -> None:
+        """The source sent bytes that are not what they are called; at the limit it is banned."""
+        self.note_failure(peer_id, now)
+        source = self._sources.get(peer_id)
+        if source is None:
+            return
+        source.strikes += 1.0
+        banned_until = 0.0
+        if source.strikes >= STRIKES_MAX:
+            source.is_banned, source.failure_count = True, FAILURES_MAX
+            source.retry_at = banned_until = now + BANNED_SECONDS
+        self._struck.pop(peer_id, None)
+        self._struck[peer_id] = (source.strikes, banned_until)
+        if len(self._struck) > BANS_MAX:
+            del self._struck[next(iter(self._struck))]
+
+    def note_busy(self, peer_id: PeerId, now: float, *, wait_seconds: float) -> None:
+        """The source has no room for us now: come back after about ``wait_seconds``. It did nothing wrong."""
+        source = self._sources.get(peer_id)
+        if source is not None:
+            wait_seconds = min(max(wait_seconds, limits.RETRY_SECONDS_MIN), PARKED_SECONDS)
+            source.retry_at = max(source.retry_at, now + wait_seconds + self.jitter(wait_seconds) / 4)
 
     def note_failure(self, peer_id: PeerId, now: float, *, wait_seconds: float = 0.0) -> None:
         """The source failed a request; wait before the next, longer each time and at least ``wait_seconds``."""
@@ -141,7 +201,7 @@ class Sources:
         if source is None:
             return
         source.failure_count = min(source.failure_count + 1, FAILURES_MAX)
-        source.window_chunks = max(source.window_chunks // 2, 1)
+        source.window.shrink()
         backoff_seconds = PARKED_SECONDS if source.is_parked else self.backoff_seconds(source.failure_count)
         source.retry_at = now + max(backoff_seconds, min(wait_seconds, PARKED_SECONDS))
 
@@ -169,13 +229,17 @@ class Sources:
         """Return the wait after ``attempt`` failures: doubled each time, bounded, and jittered down by up to half."""
         assert attempt >= 1
         full_seconds = min(limits.RETRY_SECONDS_MIN * 2.0 ** min(attempt - 1, 16), limits.RETRY_SECONDS_MAX)
-        return full_seconds * (0.5 + self._draw(1024) / 2048)
+        return self.jitter(full_seconds)
 
-    def candidates(self, key: Digest, now: float, claim_of: Callable[[Source], Claim]) -> list[Source]:
+    def jitter(self, seconds: float) -> float:
+        """Return a time from half of ``seconds`` to all of it, by chance."""
+        return seconds * (0.5 + self.draw(1024) / 2048)
+
+    def candidates(self, key: Digest, now: float, claim_of: Callable[[Source], int]) -> list[Source]:
         """Return the sources that may be asked for ``key`` now, best first.
 
-        Order: fewest false claims, then its claim, then failures in a row, then the least loaded, then chance.
-        A later scheduler (rarest first, hedging) replaces this order and nothing else.
+        Order: fewest false claims, then its claim, then failures in a row, then who would deliver soonest by its
+        measured pace, then the least loaded, then chance.
         """
         ready = [
             source
@@ -190,8 +254,9 @@ class Sources:
                 source.false_claim_count,
                 claim_of(source),
                 source.failure_count,
+                source.expected_seconds,
                 source.chunks_in_flight + source.requests_in_flight,
-                self._draw(1 << 16),
+                self.draw(1 << 16),
             ),
         )
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from pulsenet.errors import ConfigError
-from pulsenet.node.fetch import STALL_SECONDS_MIN, UNAVAILABLE_SECONDS
+from pulsenet.node.fetch import UNAVAILABLE_SECONDS
+from pulsenet.node.transfers import STALL_SECONDS_MIN
 
 ROUND_SECONDS_DEFAULT: Final = 1_200.0
 WATCHDOG_SECONDS_DEFAULT: Final = 3_600.0

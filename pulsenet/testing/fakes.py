@@ -10,6 +10,7 @@ from blake3 import blake3
 from pulsenet.chain.records import Descriptor, EpochRecord, Manifest, SignedRecord
 from pulsenet.chain.signing import Sign, decode_signed, encode_signed, record_digest
 from pulsenet.ids import Digest, PeerId, compute_digest
+from pulsenet.node.holdings import Given
 from pulsenet.node.published import HEAD_KEY
 from pulsenet.wire.chunks import ChunkList
 from pulsenet.wire.schema import decode_value
@@ -73,6 +74,7 @@ class FakeStore:
     state: dict[str, bytes] = field(default_factory=dict)
     descriptor_records: dict[int, bytes] = field(default_factory=dict)
     epoch_records: dict[int, bytes] = field(default_factory=dict)
+    given: Given = field(default_factory=Given)
 
     def put_record(self, record: SignedRecord) -> None:
         """Keep a record under its digest; descriptors and epochs also under their numbers."""
@@ -117,7 +119,12 @@ class FakeStore:
         return digest in self.chunks
 
     def chunk(self, digest: Digest) -> bytes | None:
+        if digest in self.chunks:
+            self.given.note(digest)
         return self.chunks.get(digest)
+
+    def was_given(self, digest: Digest) -> bool:
+        return digest in self.given
 
     def chunk_list(self, blob_id: Digest) -> bytes | None:
         return self.lists.get(blob_id)

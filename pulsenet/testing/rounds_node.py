@@ -359,6 +359,8 @@ class _View:
         self.epochs = store.epochs
         self.chunk_list = store.chunk_list
         self.chunk = store.chunk
+        self.has_chunk = store.has_chunk
+        self.was_given = store.was_given
 
     def have(self) -> bytes | None:
         return None

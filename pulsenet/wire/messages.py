@@ -11,12 +11,12 @@ before it allocates. Signed records travel as opaque bytes; ``chain/records.py``
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from pulsenet import limits
 from pulsenet.ids import Digest, PeerId, RunId
-from pulsenet.wire.schema import CountMax, SizeExact, SizeMax
+from pulsenet.wire.schema import LATER, CountMax, SizeExact, SizeMax
 
 Record = Annotated[bytes, SizeMax(limits.RECORD_SIZE_BYTES_MAX)]
 """An encoded ``SignedRecord``."""
@@ -33,6 +33,12 @@ Votes = Annotated[tuple[VoteRecord, ...], CountMax(limits.SIGNATURES_MAX)]
 ReasonCode = Annotated[str, SizeMax(64)]
 Detail = Annotated[str, SizeMax(512)]
 
+FEATURE_HOLDINGS = "holdings"
+"""Answers :class:`GetHoldings`."""
+
+FEATURES = (FEATURE_HOLDINGS,)
+"""What this code says in its :class:`Hello` that it knows beside the first messages of this wire version."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -43,6 +49,8 @@ class Hello:
     wire_version_max: int
     role: Annotated[str, SizeMax(16)]
     software: Annotated[str, SizeMax(64)]
+    features: Annotated[tuple[Annotated[str, SizeMax(32)], ...], CountMax(16)] = field(default=(), metadata=LATER)
+    """What the sender knows beside the messages every node of this wire version knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,8 @@ class GetChunks:
     """Ask for chunks by digest."""
 
     digests: Annotated[tuple[Digest, ...], CountMax(limits.CHUNKS_PER_REQUEST_MAX)]
+    blob_id: Digest | None = field(default=None, metadata=LATER)
+    """The blob they are wanted for; a hint, by which a provider serves patches before anchors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +289,28 @@ class TasksReply:
     tasks: Annotated[tuple[Task, ...], CountMax(limits.TASKS_PER_REPLY_MAX)]
 
 
+ChunkBits = Annotated[bytes, SizeMax(limits.CHUNK_LIST_ENTRIES_MAX // 8)]
+"""One bit for each entry of a chunk list, in order, from the highest bit of the first byte; spare bits are 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetHoldings:
+    """Ask which chunks of a blob the provider holds; answered by :class:`HoldingsReply`."""
+
+    blob_id: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingsReply:
+    """Which chunks of a blob can be had of the provider, now."""
+
+    blob_id: Digest
+    held: ChunkBits
+    """Chunks it would serve."""
+    given: ChunkBits
+    """Chunks it has sent to somebody lately, or is sending."""
+
+
 Message = (
     Hello
     | GetHead
@@ -309,6 +341,8 @@ Message = (
     | AggregatesReply
     | GetTasks
     | TasksReply
+    | GetHoldings
+    | HoldingsReply
 )
 """Anything a frame may hold."""
 
@@ -342,5 +376,7 @@ MESSAGE_TYPES: dict[int, type[Message]] = {
     27: AggregatesReply,
     28: GetTasks,
     29: TasksReply,
+    30: GetHoldings,
+    31: HoldingsReply,
 }
 """Message number on the wire (one byte before the msgpack body); numbers are never reused."""

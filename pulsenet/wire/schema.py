@@ -3,7 +3,7 @@
 ========================  ==============================================================
 annotation                on the wire
 ========================  ==============================================================
-dataclass                 map, keys ascending by UTF-8 bytes, every field present
+dataclass                 map, keys ascending by UTF-8 bytes, every field present but ``LATER`` ones
 ``Version``               array [epoch, number]
 ``int``                   integer from 0 to 2**63 - 1
 ``bool``                  boolean
@@ -23,7 +23,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -38,6 +38,9 @@ INTEGER_MAX = (1 << 63) - 1
 """Every integer field fits a signed 64-bit column and a numpy int64."""
 
 T = TypeVar("T")
+
+LATER: Mapping[str, bool] = types.MappingProxyType({"later": True})
+"""Metadata of a field that older senders do not write; a reader then takes its default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +297,7 @@ def _dataclass_codec(cls: type[Any]) -> _Codec:
     names = sorted(field.name for field in dataclasses.fields(cls))
     writers = [(name, _codec_of(hints[name])) for name in names]
     readers = {name.encode(): (name, codec.read) for name, codec in writers}
+    required = [field.name for field in dataclasses.fields(cls) if "later" not in field.metadata]
 
     def write(value: Any) -> Any:
         _local(type(value) is cls, f"{type(value).__name__} is not a {cls.__name__}")
@@ -312,7 +316,7 @@ def _dataclass_codec(cls: type[Any]) -> _Codec:
             else:
                 values[known[0]] = known[1](reader)
         reader.leave()
-        missing = [name for name in names if name not in values]
+        missing = [name for name in required if name not in values]
         _schema(not missing, f"{cls.__name__} lacks {missing}")
         return cls(**values)
 

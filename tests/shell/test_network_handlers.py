@@ -21,12 +21,23 @@ from pulsenet.node.events import (
     RequestDone,
     RequestFailed,
 )
-from pulsenet.wire.messages import ChunkReply, GetChunks, GetHead, GetRounds, HeadReply, Message, Refusal
+from pulsenet.wire.messages import (
+    ChunkReply,
+    GetChunkList,
+    GetChunks,
+    GetHead,
+    GetHoldings,
+    GetRounds,
+    HeadReply,
+    Message,
+    Refusal,
+)
 from pulsenetd.handlers.network import NetworkHandlers
 from pulsenetd.network.dial import DialOutcome
 from pulsenetd.network.streams import PeerRefusedError, PeerUnavailableError
 
 PEER = PeerId(b"p" * 32)
+BLOB = Digest(b"b" * 32)
 HERE, THERE = "/ip4/10.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/2"
 
 
@@ -96,7 +107,6 @@ def test_chunks_arrive_one_by_one_and_their_end_is_told(scene: Scene) -> None:
     ("error", "reason"),
     [
         (PeerUnavailableError("timeout", "20 s"), "timeout"),
-        (PeerRefusedError(Refusal("busy", "", 100)), "refused"),
         (UnavailableError("p2pd is being restarted"), "closed"),
         (RemoteProtocolError("framing", "a frame of 0 bytes"), "framing"),
     ],
@@ -115,6 +125,21 @@ def test_a_question_about_rounds_that_is_refused_says_why_and_for_how_long(scene
     scene.network.error = PeerRefusedError(refusal)
     scene.execute(SendRequest(6, PEER, GetRounds(3), 1.0))
     assert scene.posted == [ReplyReceived(6, PEER, refusal)]
+
+
+@pytest.mark.parametrize("message", [GetChunks((BLOB,)), GetChunkList(BLOB, 0), GetHoldings(BLOB)])
+def test_a_refused_question_about_a_blob_says_why_and_for_how_long(scene: Scene, message: Message) -> None:
+    """Not held is a miss and busy is nobody's fault: neither may look like a failure of the provider."""
+    refusal = Refusal("busy", "", 4_000)
+    scene.network.error = PeerRefusedError(refusal)
+    scene.execute(SendRequest(7, PEER, message, 1.0))
+    assert scene.posted == [ReplyReceived(7, PEER, refusal)]
+
+
+def test_any_other_refused_request_failed(scene: Scene) -> None:
+    scene.network.error = PeerRefusedError(Refusal("busy", "", 4_000))
+    scene.execute(SendRequest(8, PEER, GetHead(), 1.0))
+    assert scene.posted == [RequestFailed(8, PEER, "refused")]
 
 
 def test_a_dial_tells_every_machine_the_addresses_that_answered(scene: Scene) -> None:

@@ -26,11 +26,13 @@ from pulsenet.wire.messages import (
     GetDescriptors,
     GetEpochs,
     GetHead,
+    GetHoldings,
     GetRecords,
     GetRounds,
     GetTasks,
     HaveReply,
     HeadReply,
+    HoldingsReply,
     Message,
     PushContribution,
     PushForkProof,
@@ -138,7 +140,9 @@ def test_blobs_records_and_the_newest_head_are_served(node: Node, run: Any) -> N
     assert node.ask(GetRecords((record_digest(news.manifest),))) == [RecordsReply((encode_signed(news.manifest),))]
     encoded = LIST.encode()
     assert node.ask(GetChunkList(LIST.blob_id, 0)) == [ChunkListReply(LIST.blob_id, len(encoded), encoded)]
+    assert node.ask(GetHoldings(LIST.blob_id)) == [HoldingsReply(LIST.blob_id, b"\x80", b"\x00")]
     assert node.ask(GetChunks((DIGEST,))) == [ChunkReply(DIGEST, DATA)]
+    assert node.ask(GetHoldings(LIST.blob_id)) == [HoldingsReply(LIST.blob_id, b"\x80", b"\x80")]
 
 
 @pytest.mark.parametrize("request_type", ["list", "chunk"])

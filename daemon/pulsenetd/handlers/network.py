@@ -17,11 +17,14 @@ from pulsenet.node.events import (
     RequestFailed,
 )
 from pulsenet.node.rounds_respond import ROUND_REQUESTS
-from pulsenet.wire.messages import GetChunks, Message
+from pulsenet.wire.messages import GetChunkList, GetChunks, GetHoldings, Message
 from pulsenetd.driver import Handler, Post
 from pulsenetd.logs import logger
 from pulsenetd.network.stack import Network
 from pulsenetd.network.streams import PeerRefusedError, PeerUnavailableError
+
+REFUSALS_TOLD = (*ROUND_REQUESTS, GetChunkList, GetChunks, GetHoldings)
+"""Requests whose machines act on what a refusal says: not held, or when to come back."""
 
 
 class NetworkHandlers:
@@ -55,8 +58,8 @@ class NetworkHandlers:
         try:
             await self._network.transport.request(peer_id, effect.message, effect.timeout_seconds, take)
         except PeerUnavailableError as error:
-            if isinstance(error, PeerRefusedError) and isinstance(effect.message, ROUND_REQUESTS):
-                # A joiner tells its operator why it waits, and for how long (A-CHK-6).
+            if isinstance(error, PeerRefusedError) and isinstance(effect.message, REFUSALS_TOLD):
+                # A joiner tells its operator why it waits, and for how long (A-CHK-6); busy is no fault of a provider.
                 take(error.refusal)
             else:
                 post(RequestFailed(request_id, peer_id, error.reason))

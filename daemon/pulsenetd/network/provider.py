@@ -24,12 +24,14 @@ from pulsenet.wire.messages import (
     GetDescriptors,
     GetEpochs,
     GetHead,
+    GetHoldings,
     GetRecords,
     GetRounds,
     GetTasks,
     HaveReply,
     HeadReply,
     Hello,
+    HoldingsReply,
     Message,
     PushContribution,
     PushForkProof,
@@ -77,6 +79,7 @@ REPLY_TYPES: Final[dict[type[Message], type[Message]]] = {
     GetRounds: RoundsReply,
     GetAggregates: AggregatesReply,
     GetTasks: TasksReply,
+    GetHoldings: HoldingsReply,
 }
 """Every request, and what answers it; a :class:`Refusal` may answer any."""
 

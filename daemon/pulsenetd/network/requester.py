@@ -12,7 +12,16 @@ from typing import Final
 from pulsenet import limits
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError, UnavailableError
 from pulsenet.ids import PeerId
-from pulsenet.wire.messages import Ack, ChunkReply, GetChunks, Hello, Message, Refusal
+from pulsenet.wire.messages import (
+    FEATURE_HOLDINGS,
+    Ack,
+    ChunkReply,
+    GetChunks,
+    GetHoldings,
+    Hello,
+    Message,
+    Refusal,
+)
 from pulsenetd.network.dial import shorten
 from pulsenetd.network.lanes import Lanes
 from pulsenetd.network.p2pd import RawStream
@@ -36,6 +45,7 @@ _BULK_STREAMS_PER_PEER: Final = limits.STREAMS_PER_PEER_MAX - 1
 _SILENCE_RATIO: Final = 0.9
 """A stream that stalls began to wait a little after the last byte of another."""
 _ROUND_TRIP_WEIGHT: Final = 0.25
+_FEATURE_OF: Final[dict[type[Message], str]] = {GetHoldings: FEATURE_HOLDINGS}
 
 
 @dataclass(slots=True)
@@ -185,6 +195,7 @@ class Requester:
         """Send one request over a stream; the stream goes back to the pool only if all went well."""
         done = False
         try:
+            _check_feature(stream, message)
             await stream.send(message)
             digests = message.digests if isinstance(message, GetChunks) else (None,)
             for digest in digests:
@@ -237,6 +248,8 @@ class Requester:
             refusal = theirs if isinstance(theirs, Refusal) else check_hello(self._hello, theirs)
             if refusal is not None:
                 raise PeerRefusedError(refusal)
+            assert isinstance(theirs, Hello)
+            stream.features = theirs.features
         except BaseException:
             stream.abort()
             raise
@@ -262,3 +275,14 @@ class Requester:
     def _forget_empty(self, peer_id: PeerId, pool: _PeerPool) -> None:
         if not pool.user_count and not pool.idle and self._pools.get(peer_id) is pool:
             del self._pools[peer_id]
+
+
+def _check_feature(stream: FramedStream, message: Message) -> None:
+    """Send nobody what their Hello does not say they know: they would close the stream and count it (SPEC section 3).
+
+    Raises:
+        PeerRefusedError: ``unexpected``, as a provider that knows the message and not its use would say.
+    """
+    feature = _FEATURE_OF.get(type(message))
+    if feature is not None and feature not in stream.features:
+        raise PeerRefusedError(Refusal("unexpected", f"the peer does not know {type(message).__name__}", 0))

@@ -106,6 +106,7 @@ class FramedStream:
         "_traffic",
         "_unclaimed_size_bytes",
         "_writer",
+        "features",
         "idle_since",
         "on_bytes",
     )
@@ -128,6 +129,8 @@ class FramedStream:
         """Set by the pool that keeps the stream."""
         self.on_bytes: Callable[[], None] = _do_nothing
         """Called whenever something arrives; set by whoever watches the peer."""
+        self.features: tuple[str, ...] = ()
+        """What the other side's Hello says it knows; set by whoever read it."""
 
     @property
     def is_quiet(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from pulsenet import limits
 from pulsenet.errors import UnavailableError
 from pulsenet.ids import PeerId, RunId, short
-from pulsenet.wire.messages import Hello, Message
+from pulsenet.wire.messages import FEATURES, Hello, Message
 from pulsenetd.errors import AddressInUseError
 from pulsenetd.network import addresses, p2pd
 from pulsenetd.network.dial import DialHistory, DialOutcome
@@ -81,6 +81,7 @@ class Transport:
             wire_version_max=limits.WIRE_VERSION,
             role=role,
             software=software,
+            features=FEATURES,
         )
         self.traffic = Traffic()
         self._provider = Provider(self._hello, self._deadlines, self.traffic)

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from pulsenet.errors import UnavailableError
-from pulsenet.ids import PeerId, RunId
-from pulsenet.wire.messages import GetHead, HeadReply, Hello, Message
+from pulsenet.ids import Digest, PeerId, RunId
+from pulsenet.wire.messages import (
+    FEATURES,
+    GetHead,
+    GetHoldings,
+    HeadReply,
+    Hello,
+    HoldingsReply,
+    Message,
+)
 from pulsenetd.identity import to_libp2p_bytes
 from pulsenetd.network.p2pd import RawStream
 from pulsenetd.network.provider import Provider
 from pulsenetd.network.requester import Requester
-from pulsenetd.network.streams import Deadlines, PeerUnavailableError, Traffic
+from pulsenetd.network.streams import Deadlines, PeerRefusedError, PeerUnavailableError, Traffic
 
 PEER = PeerId(bytes(range(32)))
+BLOB = Digest(bytes(32))
 HELLO = Hello(RunId(bytes(32)), 1, 1, "seed", "test")
 
 
@@ -30,12 +40,12 @@ class Clock:
 
 
 @contextlib.asynccontextmanager
-async def connected(clock: Clock) -> AsyncIterator[tuple[Requester, Provider, Traffic]]:
+async def connected(clock: Clock, provider_hello: Hello = HELLO) -> AsyncIterator[tuple[Requester, Provider, Traffic]]:
     """A requester and a provider over loopback TCP instead of libp2p."""
-    provider = Provider(HELLO, Deadlines(), Traffic())
+    provider = Provider(provider_hello, Deadlines(), Traffic())
 
-    async def answer(_peer: PeerId, _message: Message) -> list[Message]:
-        return [HeadReply(None)]
+    async def answer(_peer: PeerId, message: Message) -> list[Message]:
+        return [HoldingsReply(message.blob_id, b"", b"")] if isinstance(message, GetHoldings) else [HeadReply(None)]
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await provider.serve_stream(to_libp2p_bytes(PEER), reader, writer)
@@ -116,5 +126,20 @@ def test_a_closed_requester_keeps_no_streams() -> None:
             requester.close()
             await requester.request(PEER, GetHead(), 5)
             assert all(not pool.idle for pool in requester._pools.values())
+
+    run(main())
+
+
+def test_a_message_of_a_feature_goes_only_to_those_whose_hello_names_it() -> None:
+    async def main() -> None:
+        async with connected(Clock(), HELLO) as (requester, _, traffic):
+            for _ in range(2):
+                with pytest.raises(PeerRefusedError, match="unexpected"):
+                    await requester.request(PEER, GetHoldings(BLOB), 5)
+            # An older node never saw it, so its stream still serves.
+            assert await requester.request(PEER, GetHead(), 5) == [HeadReply(None)]
+            assert traffic.streams_opened["outbound"] == 1
+        async with connected(Clock(), dataclasses.replace(HELLO, features=FEATURES)) as (requester, _, _):
+            assert await requester.request(PEER, GetHoldings(BLOB), 5) == [HoldingsReply(BLOB, b"", b"")]
 
     run(main())

@@ -10,6 +10,7 @@ import pytest
 from pulsenet import limits
 from pulsenet.ids import Digest, PeerId, RunId, compute_digest
 from pulsenet.node.respond import REPLY_SIZE_BYTES_MAX, Push, respond
+from pulsenet.wire.chunks import ChunkList
 from pulsenet.wire.messages import (
     Ack,
     ChunkListReply,
@@ -20,10 +21,12 @@ from pulsenet.wire.messages import (
     GetDescriptors,
     GetEpochs,
     GetHead,
+    GetHoldings,
     GetRecords,
     HaveReply,
     HeadReply,
     Hello,
+    HoldingsReply,
     Message,
     PeerAddress,
     PushForkProof,
@@ -47,6 +50,7 @@ class Shelf:
     epoch_records: list[bytes] = field(default_factory=list)
     chunk_lists: dict[Digest, bytes] = field(default_factory=dict)
     chunks: dict[Digest, bytes] = field(default_factory=dict)
+    given: set[Digest] = field(default_factory=set)
     own_have: bytes | None = None
     near: list[PeerAddress] = field(default_factory=list)
     verdicts: dict[Push, str] = field(default_factory=dict)
@@ -68,6 +72,12 @@ class Shelf:
 
     def chunk(self, digest: Digest) -> bytes | None:
         return self.chunks.get(digest)
+
+    def has_chunk(self, digest: Digest) -> bool:
+        return digest in self.chunks
+
+    def was_given(self, digest: Digest) -> bool:
+        return digest in self.given
 
     def have(self) -> bytes | None:
         return self.own_have
@@ -181,3 +191,18 @@ def test_a_message_that_is_no_request_is_refused(message: Message) -> None:
     (reply,) = respond(message, Shelf())
     assert isinstance(reply, Refusal)
     assert reply.code == "unexpected"
+
+
+def test_holdings_tell_which_chunks_are_here_and_which_were_given_to_somebody() -> None:
+    digests = [compute_digest(bytes([number])) for number in range(10)]
+    chunk_list = ChunkList(tuple((1, digest) for digest in [*digests, digests[0]]))
+    shelf = Shelf(
+        chunk_lists={chunk_list.blob_id: chunk_list.encode()},
+        chunks={digests[0]: b"0", digests[9]: b"9"},
+        given={digests[1]},
+    )
+    (reply,) = respond(GetHoldings(chunk_list.blob_id), shelf)
+    assert reply == HoldingsReply(chunk_list.blob_id, bytes([0b10000000, 0b01100000]), bytes([0b01000000, 0]))
+    (refusal,) = respond(GetHoldings(BLOB_ID), shelf)
+    assert isinstance(refusal, Refusal)
+    assert refusal.code == "not-found"

@@ -10,17 +10,19 @@ from pulsenet import limits
 from pulsenet.chain.records import Have, Kind, Manifest
 from pulsenet.ids import Digest, PeerId, RunId, Version
 from pulsenet.node.sources import (
+    BANNED_SECONDS,
+    BANS_MAX,
     FAILURES_MAX,
     MISSES_MAX,
     PARKED_SECONDS,
     SOURCES_MAX,
-    WINDOW_CHUNKS_MAX,
-    WINDOW_CHUNKS_START,
+    STRIKES_MAX,
     Claim,
     Source,
     Sources,
     claim_of,
 )
+from pulsenet.node.windows import WINDOW_CHUNKS_START
 
 A, B, C = (PeerId(bytes([i]) * 32) for i in (1, 2, 3))
 KEY = Digest(b"k" * 32)
@@ -107,26 +109,27 @@ def test_a_source_that_asks_for_time_gets_it_within_bounds() -> None:
     assert set(order(sources, now=PARKED_SECONDS)) == {A, B}
 
 
-def test_success_forgives_and_widens_the_window() -> None:
+def test_success_forgives_and_failure_halves_the_window() -> None:
     sources = make(A)
     sources.note_failure(A, 0.0)
     source = sources.get(A)
     assert source is not None
-    assert source.window_chunks == WINDOW_CHUNKS_START // 2
-    for _ in range(10):
-        sources.note_success(A, chunk_count=4)
+    assert source.window.chunks == WINDOW_CHUNKS_START // 2
+    sources.note_success(A)
     assert source.failure_count == 0
-    assert source.window_chunks == WINDOW_CHUNKS_MAX
     for _ in range(10):
         sources.note_failure(A, 0.0)
-    assert source.window_chunks == 1
+    assert source.window.chunks == 1
 
 
 def test_room_is_bounded_by_window_request_and_streams() -> None:
-    source = Source(A, window_chunks=6)
+    source = Source(A)
+    source.window.chunks = 6
     assert source.room_chunks == limits.CHUNKS_PER_REQUEST_MAX
+    source.chunks_in_flight = 3
+    assert source.room_chunks == 3
     source.chunks_in_flight = 4
-    assert source.room_chunks == 2
+    assert source.room_chunks == 0  # a place is not wasted on fewer than half of a window
     source.chunks_in_flight = 7
     assert source.room_chunks == 0
     source.chunks_in_flight = 0
@@ -134,7 +137,71 @@ def test_room_is_bounded_by_window_request_and_streams() -> None:
     assert source.room_chunks == 0
 
 
-def test_a_busy_source_is_no_candidate_and_the_less_loaded_comes_first() -> None:
+def test_a_source_that_keeps_sending_bad_chunks_is_banned_even_if_it_reconnects() -> None:
+    sources = make(A, B)
+    for step in range(int(STRIKES_MAX)):
+        assert A in order(sources, now=100.0 * step)
+        sources.note_strike(A, 100.0 * step)
+    now = 100.0 * (STRIKES_MAX - 1)
+    sources.note_heard(A)
+    sources.disconnect(A)
+    sources.connect(A)
+    assert order(sources, now=now + BANNED_SECONDS - 1.0) == [B]
+    assert set(order(sources, now=now + BANNED_SECONDS)) == {A, B}
+    sources.note_strike(A, now + BANNED_SECONDS)
+    assert order(sources, now=now + BANNED_SECONDS + 30.0) == [B]
+
+
+def test_good_chunks_wear_strikes_off() -> None:
+    sources = make(A)
+    for step in range(100):
+        sources.note_strike(A, 100.0 * step)
+        sources.note_success(A)
+        for _ in range(20):
+            sources.note_chunk(A, 100.0 * step)
+    assert order(sources, now=1e6) == [A]
+    source = sources.get(A)
+    assert source is not None
+    assert not source.is_banned
+
+
+def test_strikes_of_peers_that_left_are_bounded() -> None:
+    sources = make()
+    for index in range(BANS_MAX + 1):
+        peer_id = PeerId(index.to_bytes(32, "big"))
+        sources.connect(peer_id)
+        for _ in range(int(STRIKES_MAX)):
+            sources.note_strike(peer_id, 0.0)
+        sources.disconnect(peer_id)
+    sources.connect(PeerId(bytes(32)))
+    sources.connect(PeerId((1).to_bytes(32, "big")))
+    assert order(sources) == [PeerId(bytes(32))]
+
+
+def test_a_busy_source_is_left_alone_for_a_while_and_not_blamed() -> None:
+    sources = make(A, B, draw_value=1023)
+    for _ in range(2 * FAILURES_MAX):
+        sources.note_busy(A, 0.0, wait_seconds=4.0)
+    source = sources.get(A)
+    assert source is not None
+    assert not source.is_parked
+    assert 4.0 < source.retry_at <= 5.0
+    sources.note_busy(PeerId(bytes(32)), 0.0, wait_seconds=1.0)
+    assert order(sources) == [B]
+
+
+def test_who_would_deliver_soonest_comes_first() -> None:
+    sources = make(A, B)
+    fast, slow = sources.get(A), sources.get(B)
+    assert fast is not None
+    assert slow is not None
+    fast.window.chunks_per_second, slow.window.chunks_per_second = 10.0, 1.0
+    assert order(sources) == [A, B]
+    fast.chunks_in_flight = 12
+    assert order(sources) == [B, A]
+
+
+def test_a_loaded_source_is_no_candidate_and_the_less_loaded_comes_first() -> None:
     sources = make(A, B)
     first, second = sources.get(A), sources.get(B)
     assert first is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Optional
 
@@ -11,7 +11,7 @@ import pytest
 
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import Digest, Version
-from pulsenet.wire.schema import INTEGER_MAX, CountMax, SizeExact, SizeMax, decode_value, encode_value
+from pulsenet.wire.schema import INTEGER_MAX, LATER, CountMax, SizeExact, SizeMax, decode_value, encode_value
 
 
 class Colour(StrEnum):
@@ -206,3 +206,27 @@ def test_an_annotation_without_a_wire_form_is_our_own_mistake(annotation: Any) -
     Wrong.__annotations__["field"] = annotation
     with pytest.raises(LocalProtocolError, match="no wire form"):
         encode_value(Wrong(1))
+
+
+@dataclass(frozen=True, slots=True)
+class Older:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Newer:
+    number: int
+    names: Annotated[tuple[Annotated[str, SizeMax(4)], ...], CountMax(2)] = field(default=(), metadata=LATER)
+    count: int = 7
+    """A default alone lets no sender leave a field out."""
+
+
+def test_a_field_that_came_later_may_be_missing_and_is_always_written() -> None:
+    newer = Newer(1, ("a",))
+    assert decode_value(Newer, encode_value(newer)) == newer
+    assert decode_value(Older, encode_value(newer)) == Older(1)
+    without = msgpack.packb({"count": 7, "number": 1})
+    assert decode_value(Newer, without) == Newer(1)
+    assert b"names" in encode_value(Newer(1))
+    with pytest.raises(RemoteProtocolError, match="schema"):
+        decode_value(Newer, msgpack.packb({"number": 1}))
