@@ -15,6 +15,7 @@ from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import Digest
 from pulsenet.outer.blob import encode_blob
 from pulsenet.outer.contribution import Contribution, Entries
+from pulsenet.outer.flush import FlushPlan
 from pulsenet.outer.gate import gate_entries
 from pulsenet.outer.reduce import Counted, reduce_mean, reduce_median, reduce_trimmed
 from pulsenet.outer.settings import Algorithm, Combination, OuterSettings
@@ -40,11 +41,12 @@ def table_of(counts: Iterable[int]) -> ParameterTable:
 
 
 def make_round(
-    counts: list[int], member_count: int, *, is_dense: bool, seed: int
+    counts: list[int], member_count: int, *, is_dense: bool, seed: int, outer: OuterSettings | None = None
 ) -> tuple[ParameterTable, list[np.ndarray], dict[bytes, tuple[Contribution, np.float32]]]:
     """Return a table, theta, and what each member contributed with which scale."""
     generator = np.random.default_rng(seed)
     table = table_of(counts)
+    flushes = FlushPlan(table, outer or OuterSettings())
     theta = [generator.standard_normal(count).astype(np.float32) * np.float32(0.05) for count in counts]
     members = {}
     for index in range(member_count):
@@ -54,7 +56,8 @@ def make_round(
             if is_dense:
                 entries.append(Entries(tensor_index, None, own - local))
             else:
-                entries.append(gate_entries(own, local, np.zeros_like(own), tensor_index=tensor_index))
+                flush = flushes.of(tensor_index, 4)
+                entries.append(gate_entries(own, local, np.zeros_like(own), tensor_index=tensor_index, flush=flush))
         scale = np.float32(generator.choice([1.0, 1.0, 0.3, 0.75]))
         key = bytes(generator.permutation(32).astype(np.uint8))[:3] + bytes([index])
         members[key] = (Contribution(4, ROOT, 8, tuple(entries)), scale)
@@ -112,6 +115,7 @@ def read(
 
 SETTINGS = [
     OuterSettings(),
+    OuterSettings(flush_interval=2, flush_mantissa_bits=1),
     OuterSettings(algorithm=Algorithm.DILOCO),
     OuterSettings(algorithm=Algorithm.DILOCO, combination=Combination.MEDIAN),
     OuterSettings(algorithm=Algorithm.DILOCO, combination=Combination.TRIMMED, trim_count=2),
@@ -129,7 +133,7 @@ SETTINGS = [
 def test_slices_together_are_the_whole_aggregate_in_bits(
     counts: list[int], member_count: int, slice_count: int | None, outer: OuterSettings, seed: int
 ) -> None:
-    table, theta, members = make_round(counts, member_count, is_dense=outer.is_dense, seed=seed)
+    table, theta, members = make_round(counts, member_count, is_dense=outer.is_dense, seed=seed, outer=outer)
     slices = make_slices(table, theta, members, outer, slice_count or member_count)
     found = read(table, theta, slices, outer, member_count)
     whole = combine_whole(table, members, outer)
