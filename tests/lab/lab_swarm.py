@@ -98,6 +98,12 @@ class LabNode(Node):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def reconnect(self) -> None:
+        """End the node's connections and wait until it has new ones: they know nothing of an earlier link."""
+        self.lab.break_connections(self.index)
+        wait_until(f"{self.name} has a connection again", lambda: self.lab.count_connections(self.index) > 0)
+        self.wait_status("it has neighbours again", lambda status: status["peers_neighbour"] > 0)
+
 
 class Transfer:
     """Counts what crosses the streams from a publisher to a reader, from now on."""

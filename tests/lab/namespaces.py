@@ -58,7 +58,7 @@ def why_not() -> str:
     """Return why no lab can run here, or the empty string."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
+    missing = [name for name in ("ip", "tc", "ss") if shutil.which(name) is None]
     if missing:
         return f"the command {missing[0]} is not installed (iproute2)"
     if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
@@ -163,6 +163,17 @@ class Lab:
         _run("ip", "-n", self.namespace(index), "addr", "add", f"{self.address(index)}/24", *device)
         self._route(index)
 
+    def break_connections(self, index: int) -> None:
+        """End every TCP connection between a node and others; both ends notice at once."""
+        for at, dst in ((index, SUBNET + ".0/24"), *((other, self.address(index)) for other in self._others(index))):
+            # Its status is of no use: sockets of other families make it complain.
+            _run(*self.command(at, "ss", "-K", "-t", "dst", dst), check=False)
+
+    def count_connections(self, index: int) -> int:
+        """Return how many TCP connections a node has with others."""
+        filters = ("state", "established", "dst", SUBNET + ".0/24")
+        return len(_run(*self.command(index, "ss", "-H", "-t", "-n", *filters)).splitlines())
+
     def sent_size_bytes(self, index: int) -> int:
         """Return what a node has sent into its link, headers and all."""
         return self._count(index, "tx")
@@ -221,6 +232,9 @@ class Lab:
             _run("ip", "netns", "del", name, check=False)
 
     # Inside
+
+    def _others(self, index: int) -> list[int]:
+        return [other for other in range(len(self._links)) if other != index]
 
     def _add(self, index: int) -> None:
         namespace, port, link = self.namespace(index), f"port{index}", self._links[index]

@@ -91,6 +91,18 @@ def test_a_moved_node_is_found_at_its_new_address_only(lab: Lab) -> None:
         lab.connect(0, (old, 1), seconds=1.0)
 
 
+def test_broken_connections_end_at_both_ends(lab: Lab) -> None:
+    with lab.listen(0) as listener, lab.connect(1, listener.getsockname()) as near:
+        far, _ = listener.accept()
+        with far:
+            assert lab.count_connections(1) == 1
+            lab.break_connections(1)
+            assert lab.count_connections(1) == 0
+            for end in (near, far):
+                with pytest.raises(OSError, match=r"abort|reset"):
+                    end.recv(1)
+
+
 def test_what_crossed_a_link_is_counted(lab: Lab) -> None:
     sent, received = lab.sent_size_bytes(0), lab.received_size_bytes(1)
     plain_tcp.measure(lab, 0, 1, 200_000)
