@@ -167,8 +167,9 @@ def make_trainers(make_daemon: Any, connect: Any, sliced_run: Any) -> MakeTraine
         SETTINGS,
         OuterSettings(algorithm=Algorithm.DILOCO, inner_steps=3),
         OuterSettings(algorithm=Algorithm.DILOCO, inner_steps=3, combination=Combination.MEDIAN),
+        OuterSettings(inner_steps=3, flush_interval=2, flush_mantissa_bits=1),
     ],
-    ids=["pulseloco", "diloco", "median"],
+    ids=["pulseloco", "diloco", "median", "flushes"],
 )
 def test_rounds_by_slice_have_the_bits_of_rounds_in_one_process(
     make_trainers: MakeTrainers, settings: OuterSettings

@@ -115,10 +115,10 @@ def read(
 
 SETTINGS = [
     OuterSettings(),
-    OuterSettings(flush_interval=2, flush_mantissa_bits=1),
     OuterSettings(algorithm=Algorithm.DILOCO),
     OuterSettings(algorithm=Algorithm.DILOCO, combination=Combination.MEDIAN),
     OuterSettings(algorithm=Algorithm.DILOCO, combination=Combination.TRIMMED, trim_count=2),
+    OuterSettings(flush_interval=2, flush_mantissa_bits=1),
 ]
 
 
