@@ -1,6 +1,7 @@
 """A small training process that takes part in rounds, started by tests: an ordinary loop and a checkpoint a round.
 
-It prints a line of JSON for each round: index, state root, what became of its contribution.
+It prints a line of JSON for each exchange: round index, state root, the batch that was offered last and to which round,
+and what became of it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,16 @@ def make_model() -> torch.nn.Module:
     """Return the model that every trainer of the test starts from."""
     torch.manual_seed(7)
     return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 32, bias=False))
+
+
+def draw_batch(seed: int, index: int) -> torch.Tensor:
+    """Return a batch that the seed and its number decide."""
+    return torch.randn(16, 32, generator=torch.Generator().manual_seed(seed * 1_000_003 + index))
+
+
+def compute_loss(model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Return the loss that every trainer of the test lowers."""
+    return torch.nn.functional.mse_loss(model(inputs), inputs.roll(1, dims=1))
 
 
 def tell(**fields: object) -> None:
@@ -49,8 +60,16 @@ def main() -> None:
     exchange = pulsenet.training.join_rounds(data_dir=arguments.data_dir)
     assert exchange is not None
 
+    batch_index, before = -1, 0
+
     def on_round(report: RoundReport) -> None:
-        tell(round_index=report.round_index, root=sync.state_root.hex(), outcome=str(report.outcome))
+        tell(
+            round_index=report.round_index,
+            root=sync.state_root.hex(),
+            outcome=str(report.outcome),
+            contributors=report.contributor_count,
+            offered=[before, batch_index],
+        )
 
     sync = OuterOptimizer(model, optimizer, exchange=exchange, on_round=on_round, warmup_steps=0)
     if arguments.checkpoint.exists():
@@ -61,12 +80,13 @@ def main() -> None:
         tell(resumed_at=sync.round_index)
     caught_up = sync.catch_up()
     tell(caught_up=caught_up, round_index=sync.round_index, root=sync.state_root.hex())
-    data = torch.Generator().manual_seed(arguments.seed)
     while not arguments.goal.exists() or sync.round_index < int(arguments.goal.read_text()):
-        inputs = torch.randn(16, 32, generator=data)
-        torch.nn.functional.mse_loss(model(inputs), inputs.roll(1, dims=1)).backward()
+        batch_index += 1
+        compute_loss(model, draw_batch(arguments.seed, batch_index)).backward()
         optimizer.step()
         before = sync.round_index
+        if str(sync.settings.algorithm) == "ddp":
+            tell(offers=[before, batch_index])
         while True:
             try:
                 sync.step()

@@ -1,0 +1,73 @@
+"""Training processes of the end-to-end tests: started, killed, and read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from swarm import Node, Swarm, make_environment, wait_until
+
+WAIT_SECONDS = 200.0
+"""Long enough for a machine that does other things; a round takes a second or two."""
+
+SCRIPT = Path(__file__).with_name("round_trainer.py")
+
+
+class Training:
+    """The training process beside a trainer's daemon, and what it printed."""
+
+    def __init__(self, swarm: Swarm, node: Node, seed: int) -> None:
+        self.node, self._seed = node, seed
+        self._swarm = swarm
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log_path = swarm.directory / f"{node.name}-training.log"
+        self.checkpoint = swarm.directory / f"{node.name}.checkpoint"
+
+    def start(self) -> None:
+        options = ["--data-dir", self.node.data_dir, "--checkpoint", self.checkpoint, "--seed", self._seed]
+        command = [sys.executable, SCRIPT, *options, "--goal", self._swarm.directory / "goal"]
+        with self.log_path.open("ab") as log:
+            environment = make_environment(self._swarm.home())
+            self._process = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log, env=environment)
+
+    def kill(self) -> None:
+        """Kill -9."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+
+    def wait_end(self) -> None:
+        assert self._process is not None
+        assert self._process.wait(WAIT_SECONDS) == 0, self.log_path.read_text()[-3000:]
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        """Every line it printed, of all its lives."""
+        lines = self.log_path.read_text().splitlines() if self.log_path.exists() else []
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    @property
+    def round_index(self) -> int:
+        return max((line.get("round_index", 0) for line in self.told), default=0)
+
+    @property
+    def roots(self) -> dict[int, str]:
+        """State root by round, of the newest life that reached it."""
+        return {line["round_index"]: line["root"] for line in self.told if "round_index" in line}
+
+    @property
+    def counted(self) -> int:
+        """How many contributions of this trainer were counted, as far as it heard."""
+        return sum(line.get("outcome") == "counted" for line in self.told)
+
+    def wait(self, what: str, holds: Callable[[], bool]) -> None:
+        def read() -> bool:
+            assert self._process is not None
+            assert self._process.poll() in (None, 0), self.log_path.read_text()[-3000:]
+            return holds()
+
+        wait_until(f"{self.node.name}: {what}", read, WAIT_SECONDS)
