@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from networks import bootstrap_address, find_free_port, make_network, run, wait_alone
+from networks import RUN_ID, bootstrap_address, find_free_port, make_network, run, wait_alone
 
+from pulsenet.chain.records import Have
+from pulsenet.chain.signing import encode_signed, seal
 from pulsenet.errors import UsageError
 from pulsenet.ids import PeerId
 from pulsenet.wire.messages import GetHead, HeadReply, Message
@@ -19,6 +21,7 @@ from pulsenetd.errors import NoBootstrapError, P2pdError, exit_code
 from pulsenetd.identity import load_or_create
 from pulsenetd.network import hivemind_repairs
 from pulsenetd.network.addresses import get_port, join_address, split_address
+from pulsenetd.network.directory_keys import get_shard
 
 
 async def answer(_peer: PeerId, _message: Message) -> list[Message]:
@@ -159,6 +162,34 @@ def test_bootstraps_that_start_at_the_same_moment_find_each_other(tmp_path: Path
                 assert len(node.directory._node.protocol.routing_table.uid_to_peer_id) >= 2
         finally:
             await asyncio.gather(*(node.close() for node in nodes))
+
+    run(main())
+
+
+def test_two_islands_become_one_as_soon_as_one_node_reaches_the_other(tmp_path: Path) -> None:
+    """A-DHT-4, A-NET-5: store goes on saying yes on either side, so the timer's mending has to join them."""
+
+    async def main() -> None:
+        port = find_free_port()
+        first = make_network(tmp_path, "first", listen_addresses=(f"/ip4/127.0.0.1/tcp/{port}",))
+        second, third, fourth = (make_network(tmp_path, name) for name in ("second", "third", "fourth"))
+        identity = load_or_create(tmp_path / "second.key")
+        try:
+            await fourth.open([])
+            listed = join_address(f"/ip4/127.0.0.1/tcp/{port}", load_or_create(tmp_path / "first.key").peer_id)
+            await third.open([listed, await bootstrap_address(tmp_path, "fourth", fourth)])
+            await first.open([])
+            await second.open([listed])
+            issued_at_ms = second.directory.now_ms()
+            have = seal(Have(RUN_ID, "seed", 0, 0, 0, (), (), issued_at_ms), identity.sign, identity.peer_id)
+            await second.directory.announce_have(have)
+            shard = get_shard(identity.peer_id)
+            assert await first.directory.read_haves(shard) == [encode_signed(have)]
+            assert await fourth.directory.read_haves(shard) == []
+            await third.mend()
+            assert await fourth.directory.read_haves(shard) == [encode_signed(have)]
+        finally:
+            await asyncio.gather(*(node.close() for node in (first, second, third, fourth)))
 
     run(main())
 
