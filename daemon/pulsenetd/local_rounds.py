@@ -18,6 +18,7 @@ from pulsenet.local.protocol import Frame, LocalMessage
 from pulsenet.local.shared_memory import Region
 from pulsenet.node.events import ContributionStored
 from pulsenet.outer.floats import fp32_from_bits
+from pulsenet.outer.inner_state import compute_slots_size_max
 from pulsenet.tensors.params import ParameterTable
 from pulsenetd.handlers.training import TrainingDesk
 from pulsenetd.logs import logger
@@ -76,6 +77,10 @@ class RoundsSession:
         self._decode_table = decode_table
         self._table: ParameterTable | None = None
         self._blobs: RoundBlobs | None = None
+        self._size_bytes_max = 0
+        """Of a blob."""
+        self._refused_count = 0
+        """Parts that the disk refused since it took one."""
 
     async def answer(self, frame: Frame) -> None:
         """Answer one message of :mod:`pulsenet.local.rounds_protocol`.
@@ -115,11 +120,12 @@ class RoundsSession:
         logger.info("the training process left the rounds")
 
     async def _open(self, hook: RoundsHook, message: local.OpenRounds) -> None:
-        await hook.settings()
+        settings = await hook.settings()
         table = await self._decode_table(message.table)
         hook.desk.open(self)
         # From here on, closing the connection gives the place up again.
         self._table, self._blobs = table, hook.make_blobs()
+        self._size_bytes_max = _compute_blob_size_bytes_max(table, settings.algorithm)
         await hook.check_masters(table, message.self_test)
         logger.info("a training process takes part in the rounds")
         await self._link.send(local.RoundsOpened())
@@ -169,22 +175,26 @@ class RoundsSession:
                 raise RemoteProtocolError("message-unexpected", type(message).__name__)
 
     async def _put(self, hook: RoundsHook, blobs: RoundBlobs, message: local.PutBlobPart, frame: Frame) -> None:
-        assert self._table is not None
         if not 1 <= message.size_bytes <= local.PART_SIZE_BYTES_MAX:
             raise RemoteProtocolError("handoff-size", f"a part of {message.size_bytes} bytes")
-        size_bytes_max = _compute_blob_size_bytes_max(self._table)
         region: Region | None = None
         try:
             region = opened = Region.open_snapshot(frame.take_descriptor(), message.size_bytes)
             blob_id, size_bytes = await self._run(
                 hook,
-                lambda: blobs.put_part(opened.bytes, is_last=message.is_last, size_bytes_max=size_bytes_max),
+                lambda: blobs.put_part(opened.bytes, is_last=message.is_last, size_bytes_max=self._size_bytes_max),
             )
         except StorageError as error:
             hook.metrics.count("rejected", error.reason)
-            logger.warning("a blob of the training process was not taken: %s", error)
+            # The process tries again, for as long as the disk is full: said once, counted each time.
+            if not self._refused_count:
+                logger.warning("a blob of the training process was not taken: %s", error)
+            self._refused_count += 1
             await self._link.send(local.BlobRefused(error.reason))
         else:
+            if self._refused_count:
+                logger.info("blobs are taken again, after %d that were not", self._refused_count)
+                self._refused_count = 0
             await self._link.send(local.BlobTaken(blob_id, size_bytes))
         finally:
             if region is not None:
@@ -217,11 +227,15 @@ class RoundsSession:
         return await asyncio.get_running_loop().run_in_executor(hook.threads, work)
 
 
-def _compute_blob_size_bytes_max(table: ParameterTable) -> int:
+def _compute_blob_size_bytes_max(table: ParameterTable, algorithm: str) -> int:
     """Return the most bytes that a contribution or a state anchor of these masters may have.
 
-    An anchor holds two FP32 values an element; a contribution a position and a value, grown by no more than a patch.
+    An anchor holds two FP32 values an element, under ``ddp`` theta and whatever the inner optimizer keeps; a
+    contribution a position and a value, grown by no more than a patch.
     """
+    if algorithm == "ddp":
+        inner = sum(compute_slots_size_max(spec.element_count) for spec in table.tensors)
+        return inner + 4 * table.element_count + 64 * len(table.tensors) + limits.CHUNK_SIZE_BYTES_MAX
     return 3 * 4 * table.element_count + 64 * len(table.tensors) + limits.CHUNK_SIZE_BYTES_MAX
 
 

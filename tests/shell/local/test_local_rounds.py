@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pulsenet.chain.ledger import Ledger
@@ -33,6 +34,7 @@ from pulsenet.node.effects import (
     SumSlices,
 )
 from pulsenet.node.events import Event, InnerStepsDone, SlicesSummed, TrainingAttached, TrainingLost
+from pulsenet.outer.inner_state import SLOTS_MAX, Slot, encode_slots
 from pulsenet.outer.self_test import SELF_TEST_DIGEST
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
 from pulsenetd.handlers.training import TrainingDesk
@@ -57,7 +59,7 @@ class Daemon:
     """A server with a desk in a thread of its own; the machine behind the desk is the test."""
 
     def __init__(self, directory: Path, run: Any, store: Store) -> None:
-        self.directory, self.store = directory, store
+        self.directory, self.store, self.peer_id = directory, store, run.publisher.peer_id
         self.metrics = Metrics()
         self.threads = ThreadPoolExecutor(2)
         self.heard: list[Event] = []
@@ -363,6 +365,15 @@ def test_a_blob_larger_than_any_of_these_masters_is_refused(daemon: Daemon, proc
     assert daemon.store.usage().chunk_count == 0
 
 
+def test_an_anchor_of_ddp_may_hold_all_that_an_optimizer_keeps(daemon: Daemon, process: Process) -> None:
+    daemon.settings = local.RoundSettingsReply("ddp", (), daemon.peer_id)
+    process.open()
+    slots = [Slot(f"slot{index}", (64,), np.ones(64, np.float32)) for index in range(SLOTS_MAX)]
+    data = bytes(4 * 64) + encode_slots(slots).tobytes() + bytes(1 << 20)
+    assert isinstance(process.put(data), local.BlobTaken)
+    assert refusal(process.put(data + bytes(4 * 64 * SLOTS_MAX))) == "handoff-size"
+
+
 def test_what_the_gate_holds_back_is_passed_on(daemon: Daemon, process: Process) -> None:
     process.open()
     assert process.ask(local.TellResidual(0x3F00_0000)) == local.Waiting()
@@ -376,7 +387,10 @@ def test_abstaining_is_heard(daemon: Daemon, process: Process) -> None:
     assert InnerStepsDone(0) in daemon.heard
 
 
-def test_a_full_disk_is_said_and_counted_and_costs_nothing_else(daemon: Daemon, process: Process) -> None:
+def test_a_full_disk_is_said_once_and_counted_and_costs_nothing_else(
+    daemon: Daemon, process: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "pulsenet")
     process.open()
 
     def refuse(size_bytes: int) -> None:
@@ -384,10 +398,14 @@ def test_a_full_disk_is_said_and_counted_and_costs_nothing_else(daemon: Daemon, 
 
     process.put(b"first part", is_last=False)
     require, daemon.store.require_space = daemon.store.require_space, refuse  # type: ignore[method-assign]
-    assert process.put(b"second part") == local.BlobRefused("enospc")
+    for _ in range(3):
+        assert process.put(b"second part") == local.BlobRefused("enospc")
     daemon.store.require_space = require  # type: ignore[method-assign]
-    assert daemon.metrics.registry.get_sample_value("pulsenet_rejected_total", {"reason": "enospc"}) == 1.0
+    assert daemon.metrics.registry.get_sample_value("pulsenet_rejected_total", {"reason": "enospc"}) == 3.0
     taken = process.put(b"a blob of its own")
+    texts = [record.getMessage() for record in caplog.records]
+    assert sum("was not taken" in text for text in texts) == 1, "each attempt is counted, the first is told"
+    assert "blobs are taken again, after 3 that were not" in texts
     assert taken.encoded_size_bytes == len(b"a blob of its own")
     assert process.offer(taken) == local.Waiting()
 
