@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pulsenet.node.effects import Count, Log, Report
-from pulsenetd.handlers.reporting import VERSIONS_REMEMBERED, Ledger
+from pulsenetd.handlers.reporting import REPEAT_SECONDS, VERSIONS_REMEMBERED, WARNINGS_REMEMBERED, Ledger
 from pulsenetd.metrics import Metrics
 
 
@@ -110,3 +110,29 @@ def test_the_state_of_the_rounds_reaches_the_gauges(scene: Scene) -> None:
     assert scene.gauge("rounds_behind") == 1.0
     scene.ledger.note(residual_norm=0.5)
     assert scene.gauge("residual_norm") == 0.5
+
+
+def test_a_warning_in_the_same_words_is_said_once_and_counted(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that is full refuses every few seconds."""
+    caplog.set_level(logging.INFO, "pulsenet")
+    full = Log("warning", "round 3 was not applied: enospc")
+    for _ in range(5):
+        scene.execute(full)
+        scene.execute(Log("info", "an ordinary line"))
+    scene.execute(Log("error", "something else"))
+    texts = [record.getMessage() for record in caplog.records]
+    assert texts.count(full.text) == 1
+    assert texts.count("an ordinary line") == 5
+    assert texts.count("something else") == 1
+    scene.now += REPEAT_SECONDS
+    scene.execute(full)
+    assert caplog.records[-1].getMessage() == f"{full.text} (and 4 times since this was said last)"
+
+
+def test_only_so_many_warnings_are_remembered(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    for index in range(WARNINGS_REMEMBERED + 1):
+        scene.execute(Log("warning", f"trouble {index}"))
+    for index in (0, WARNINGS_REMEMBERED):
+        scene.execute(Log("warning", f"trouble {index}"))
+    texts = [record.getMessage() for record in caplog.records]
+    assert (texts.count("trouble 0"), texts.count(f"trouble {WARNINGS_REMEMBERED}")) == (2, 1)

@@ -6,6 +6,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pulsenet.node.effects import Count, Effect, Log, Report
@@ -36,7 +37,21 @@ _GAUGES: Final = {
 VERSIONS_REMEMBERED: Final = 128
 """Versions whose facts and times are kept for status."""
 
+REPEAT_SECONDS: Final = 600.0
+"""A warning that comes back in the same words is not said again for so long, only counted: a full disk refuses every
+few seconds."""
+
+WARNINGS_REMEMBERED: Final = 64
+
 PEER_KINDS: Final = ("connected", "neighbour", "outbound", "known")
+
+
+@dataclass(slots=True)
+class _Said:
+    """When a warning was said last, and how often it came back since."""
+
+    at: float
+    repeat_count: int = 0
 
 
 class Ledger:
@@ -52,6 +67,7 @@ class Ledger:
         """Whether the last hop or hand-over failed; a node is not ready then."""
         self._monotonic = monotonic
         self._seen_at: OrderedDict[int, float] = OrderedDict()
+        self._said: OrderedDict[str, _Said] = OrderedDict()
         for gauge, (_, unknown) in _GAUGES.items():
             metrics.set(gauge, unknown)
 
@@ -95,7 +111,19 @@ class Ledger:
         self._show()
 
     async def _log(self, effect: Log, post: Post) -> None:
-        logger.log(_LEVELS[effect.level], "%s", effect.text)
+        level, more = _LEVELS[effect.level], ""
+        if level >= logging.WARNING:
+            now, said = self._monotonic(), self._said.get(effect.text)
+            if said is not None and now < said.at + REPEAT_SECONDS:
+                said.repeat_count += 1
+                return
+            if said is not None and said.repeat_count:
+                more = f" (and {said.repeat_count} times since this was said last)"
+            self._said[effect.text] = _Said(now)
+            self._said.move_to_end(effect.text)
+            while len(self._said) > WARNINGS_REMEMBERED:
+                self._said.popitem(last=False)
+        logger.log(level, "%s%s", effect.text, more)
 
     def _show(self) -> None:
         for gauge, (name, unknown) in _GAUGES.items():
