@@ -106,7 +106,9 @@ class Router:
             return self._environment_failures
         # A blob that is whole and cannot be read is its signer's fault. Otherwise the mirror's bytes are in doubt,
         # whatever it calls itself: build anew from an anchor.
-        self._from_anchor = self._from_anchor or reason not in REASONS_THAT_BLAME_THE_BLOB
+        if reason not in REASONS_THAT_BLAME_THE_BLOB:
+            # Until a new route is planned, for which a catalogue must be here, the old one would only fail again.
+            self._from_anchor, self.route = True, ()
         count = self._failures.pop(entry.manifest_digest, 0) + 1
         self._failures[entry.manifest_digest] = count
         if len(self._failures) > FAILURES_MAX:

@@ -75,6 +75,15 @@ def test_an_applied_hop_that_is_not_next_leaves_the_route_alone() -> None:
     assert numbers(router) == [16, 17]
 
 
+def test_a_route_on_a_mirror_in_doubt_is_dropped_at_once() -> None:
+    """While the next catalogue is on its way nothing is planned: the hop must not fail until it is called hopeless."""
+    router = planned()
+    router.note_failed(PATCHES[-2], "base_mismatch", v(15))
+    assert router.next_hop is None
+    assert router.plan(head(), ALL, NONE, 0.0)
+    assert numbers(router)[0] == 10
+
+
 def test_a_mismatch_is_answered_from_an_anchor() -> None:
     """A-CHAIN-5: the mirror is in doubt, so the next route does not build upon it."""
     router = planned()
