@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from pulsenetd.network.stack import Network
 STARTS_COUNT = 50
 BOOTSTRAPS_COUNT = 5
 ONE_NETWORK_SECONDS_MAX = 60.0
+BUSY_MAX = 0.7
 
 
 def make_head(identity: Identity, now_ms: int) -> Any:
@@ -66,8 +68,12 @@ async def wait_one_network(nodes: Sequence[Network], head: bytes, peer_ids: set[
 def test_fifty_nodes_started_at_once_are_one_network_within_a_minute(tmp_path: Path) -> None:
     """A-DHT-4: the five bootstraps of the list start at the same moment as those that need them.
 
-    Fifty p2pd and directories in one process, without models: the network of fifty nodes, not fifty daemons.
+    Fifty p2pd and directories in one process, without models: the network of fifty nodes, not fifty daemons. They take
+    about 55 s of processor time, most of it for starting p2pd, so two cores have to be free.
     """
+    busy = os.getloadavg()[0] / (os.cpu_count() or 1)
+    if busy > BUSY_MAX:
+        pytest.skip(f"{busy:.1f} programs want each core of this machine already")
     hivemind_repairs.load_now()
     names = [f"n{number}" for number in range(STARTS_COUNT)]
     identities = [load_or_create(tmp_path / f"{name}.key") for name in names]
