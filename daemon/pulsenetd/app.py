@@ -22,6 +22,7 @@ from pulsenet.wire.messages import Message
 from pulsenetd import chores, logs
 from pulsenetd.admin import AdminServer
 from pulsenetd.announcing import NODE_FILE, announce_start
+from pulsenetd.blob_kinds import BlobKinds
 from pulsenetd.chores import DirectoryReader, LinkWatch, RunFileKeeper, repeat
 from pulsenetd.config import Config
 from pulsenetd.driver import Driver
@@ -36,6 +37,7 @@ from pulsenetd.membership import Membership
 from pulsenetd.metrics import Metrics
 from pulsenetd.network.directory import Directory
 from pulsenetd.network.p2pd import P2pdSettings
+from pulsenetd.network.pacing import Caps
 from pulsenetd.network.reachability import LOOK_SECONDS, Reachability
 from pulsenetd.network.stack import Network
 from pulsenetd.network.transport import Transport
@@ -261,6 +263,7 @@ class Node:
             run_id=settled.token.run_id,
             role=config.role,
             software=f"pulsenet/{package_version('pulsenet')}",
+            caps=Caps(config.upload_limit, config.download_limit),
         )
         self._directory = Directory(
             peer_id=settled.identity.peer_id, run_id=settled.token.run_id, verify=verify, secret=settled.token.secret
@@ -319,6 +322,7 @@ class Node:
         rollouts = self._open_rollouts()
         view = NodeView(self._store, self._trust, role.mesh, self._membership.encoded, self._monotonic)
         responder = Responder(view, driver, self._read_threads, rollouts.take, role.rounds.answer, rollouts.give_tasks)
+        kinds = BlobKinds(self._store, self._read_threads, self._monotonic)
         links = LinkWatch(self._network, driver.post)
         reader = DirectoryReader(self._network, driver.post, secrets.randbelow)
         local = LocalServer(
@@ -346,7 +350,7 @@ class Node:
             watchdog.start()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(driver.run())
-                self._network.transport.serve(responder.answer, admit=self._trust.admits)
+                self._network.transport.serve(responder.answer, admit=self._trust.admits, find_kind=kinds.find)
                 tasks.create_task(self._network.run())
                 tasks.create_task(local.serve())
                 tasks.create_task(self._watch_directory())
@@ -474,6 +478,7 @@ class Node:
             "p2pd_healthy": self._network.supervisor.is_healthy,
             "store_bytes": usage.chunk_size_bytes,
             "bytes": {f"{direction}_{kind}": count for (direction, kind), count in list(traffic.bytes.items())},
+            "blob_bytes": {f"{direction}_{kind}": size for (direction, kind), size in list(traffic.blob_bytes.items())},
             "rollouts": None if self._rollouts is None else self._rollouts.status(),
             "versions": [dict(facts) for facts in list(self._ledger.versions.values())],
             **dict.fromkeys(REPORTED_FIELDS),

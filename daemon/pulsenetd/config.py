@@ -23,6 +23,9 @@ ENGINES: Final = ("files", "vllm", "sglang", "none")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 CODECS: Final = ("auto", "tight", "plain", "absolute", "dense")
 
+RATE_MIN: Final = 64 << 10
+"""Least cap in bytes per second: a chunk of 1 MiB then leaves before its reader takes the link for dead."""
+
 _SIZE_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -61,6 +64,8 @@ class Config:
     codec: str = _option("auto", "how a trainer encodes patches", choices=CODECS)
     encode_cpu_seconds: float = _option(60.0, "CPU time for 'auto' to encode a version; else plain", kind="seconds")
     store_limit_bytes: int = _option(0, "disk for blobs; 0 means 20 % of what is free", kind="size")
+    upload_limit: int = _option(0, "bytes per second sent to peers, as 5M; 0 means no cap", kind="rate", metavar="RATE")
+    download_limit: int = _option(0, "bytes per second taken from peers; 0 means no cap", kind="rate", metavar="RATE")
     worker_threads: int = _option(2, "threads for encoding, decoding and hashing", kind="count")
     max_staleness: int = _option(-1, "a trainer drops rollouts more versions behind; -1 keeps all", kind="staleness")
     allow_uid: tuple[str, ...] = _option((), "further user ids that may use the local socket", metavar="UID")
@@ -175,6 +180,8 @@ def _parse_single(item: dataclasses.Field[Any], raw: Any) -> Any:
         return _parse_flag(raw)
     if kind == "size":
         return parse_size(raw)
+    if kind == "rate":
+        return parse_rate(raw)
     if kind in ("count", "port"):
         return _parse_integer(raw, 0 if kind == "port" else 1, 65_535 if kind == "port" else 1_000_000)
     if kind == "staleness":
@@ -231,6 +238,18 @@ def parse_size(raw: Any) -> int:
     if match is None or isinstance(raw, bool):
         raise ValueError(f"'{raw}' is not a size such as 512M or 20G")
     return int(match.group(1)) * _SIZE_UNITS[match.group(2).upper()]
+
+
+def parse_rate(raw: Any) -> int:
+    """Turn ``5M``, ``512KiB/s`` or a number of bytes per second into bytes per second; 0 means no cap.
+
+    Raises:
+        ValueError: The text is not a rate, or one at which no chunk would arrive before its reader gives up.
+    """
+    rate = parse_size(str(raw).removesuffix("/s") if not isinstance(raw, bool) else raw)
+    if 0 < rate < RATE_MIN:
+        raise ValueError(f"'{raw}' is less than 64K per second, at which nothing arrives in time; 0 means no cap")
+    return rate
 
 
 def check_run_name(name: str) -> None:

@@ -64,6 +64,8 @@ SLICES: Final = frozenset({"summed", "failed", "astray"})
 """Slices that were summed here, sums that failed, and rounds whose slices led to another state than everybody's."""
 KINDS: Final = frozenset({*streams.KINDS.values(), "other"})
 """What bytes on streams are counted as."""
+BLOB_KINDS: Final = frozenset({"patch", "skip", "anchor", "contribution", "slice", "state", "other"})
+"""What the chunks among them belong to."""
 # fmt: on
 RESTARTS: Final = frozenset({"died", "hung", "failed", "stuck"})
 """Why p2pd was started anew; ``failed`` counts tries that brought none up."""
@@ -85,6 +87,9 @@ class Metrics:
         self.peers = Gauge("pulsenet_peers", "Peers by kind.", ["kind"], registry=self.registry)
         self.bytes = Counter(
             "pulsenet_bytes", "Payload bytes moved between peers.", ["direction", "kind"], registry=self.registry
+        )
+        self.blob_bytes = Counter(
+            "pulsenet_blob_bytes", "Bytes of chunks by kind of blob.", ["direction", "kind"], registry=self.registry
         )
         self.wasted_bytes = Counter(
             "pulsenet_wasted_bytes", "Bytes received that helped nobody.", ["reason"], registry=self.registry
@@ -160,6 +165,9 @@ class Metrics:
         """Carry what the streams counted since the last call into the counters."""
         for (direction, kind), total in list(traffic.bytes.items()):
             self._advance(self.bytes.labels(direction, closed(kind, KINDS)), ("bytes", direction, kind), total)
+        for (direction, kind), total in list(traffic.blob_bytes.items()):
+            counter = self.blob_bytes.labels(direction, closed(kind, BLOB_KINDS))
+            self._advance(counter, ("blob_bytes", direction, kind), total)
         for reason, total in list(traffic.rejected.items()):
             self._advance(self.rejected.labels(closed(reason, REASONS)), ("rejected", reason), total)
 

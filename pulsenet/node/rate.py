@@ -1,4 +1,4 @@
-"""A cap on how often something may happen, with room for short bursts."""
+"""Caps on how often something may happen, with room for short bursts, and on bytes per second."""
 
 from __future__ import annotations
 
@@ -35,3 +35,27 @@ class RateCap:
             # Rounding must not leave the level a hair below 1 at the very time ``next_at`` named.
             self._level = min(float(self._burst), round(self._level + gained, 9))
         self._updated_at = now if self._updated_at is None else max(now, self._updated_at)
+
+
+class ByteCap:
+    """Keeps an average rate: whoever moved bytes runs up a debt, and nobody moves more until it is paid.
+
+    Args:
+        bytes_per_second: The cap; 0 means none.
+    """
+
+    __slots__ = ("_bytes_per_second", "_free_at")
+
+    def __init__(self, bytes_per_second: int) -> None:
+        assert bytes_per_second >= 0
+        self._bytes_per_second = bytes_per_second
+        self._free_at = float("-inf")
+
+    def wait_seconds(self, now: float) -> float:
+        """Return how long to wait before more may move."""
+        return max(self._free_at - now, 0.0) if self._bytes_per_second else 0.0
+
+    def note(self, size_bytes: int, now: float) -> None:
+        """So much moved, or is about to."""
+        if self._bytes_per_second:
+            self._free_at = max(self._free_at, now) + size_bytes / self._bytes_per_second

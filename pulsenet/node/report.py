@@ -90,4 +90,7 @@ class Reporter:
             ("fetch_held_bytes", progress.held_size_bytes),
             ("fetch_requests", progress.requests_in_flight),
             ("fetch_sources", progress.source_count),
+            ("fetch_publisher_bytes", progress.publisher_size_bytes),
+            ("fetch_reader_bytes", progress.reader_size_bytes),
+            ("fetch_shortfall", progress.shortfall),
         )

@@ -6,6 +6,8 @@ little to sit on, so that the end of a blob never waits for a long queue at a th
 
 from __future__ import annotations
 
+import math
+
 from pulsenet import limits
 
 WINDOW_CHUNKS_START = 4
@@ -80,6 +82,5 @@ class Meter:
 
     def _decay(self, now: float) -> None:
         if now > self._at:
-            # 1 / (1 + x) is close to exp(-x) for short steps and needs no mathematics module.
-            self._amount /= 1.0 + (now - self._at) / self._seconds
+            self._amount *= math.exp((self._at - now) / self._seconds)
             self._at = now

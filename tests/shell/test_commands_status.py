@@ -185,3 +185,12 @@ def test_the_round_is_shown_where_there_are_rounds(machine: Machine) -> None:
     first, second = out.splitlines()
     assert first.endswith("round 7 gathering (no-source), 3 counted")
     assert "round" not in second
+
+
+def test_a_line_says_so_where_readers_upload_too_little(machine: Machine) -> None:
+    machine.start("mine/inferencer", {"run": "mine", "role": "inferencer", "fetch_shortfall": "thin-upload"})
+    machine.start("mine/inferencer-2", {"run": "mine", "role": "inferencer", "fetch_shortfall": ""})
+    _, out, _ = machine.run()
+    first, second = out.splitlines()
+    assert first.endswith("readers upload too little, the publisher helps out")
+    assert "upload" not in second

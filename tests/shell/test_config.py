@@ -104,6 +104,19 @@ def test_unreadable_or_broken_file_is_one_clear_error(tmp_path: Path) -> None:
         config.resolve({}, {}, path)
 
 
+@pytest.mark.parametrize(("text", "rate"), [("0", 0), ("64K", 1 << 16), ("5M", 5 << 20), ("5 MiB/s", 5 << 20)])
+def test_rates_are_sizes_per_second(text: str, rate: int) -> None:
+    assert config.parse_rate(text) == rate
+    resolved = config.resolve({"upload_limit": text}, {"PULSENET_DOWNLOAD_LIMIT": text}, None).config
+    assert (resolved.upload_limit, resolved.download_limit) == (rate, rate)
+
+
+@pytest.mark.parametrize("text", ["1", "63K", "5M/h", "fast", "-1", True])
+def test_a_rate_at_which_nothing_arrives_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"64K|not a size"):
+        config.parse_rate(text)
+
+
 @pytest.mark.parametrize(("text", "size"), [("7", 7), ("4K", 4096), ("1 GiB", 1 << 30), ("2TB", 2 << 40)])
 def test_sizes_have_units(text: str, size: int) -> None:
     assert config.parse_size(text) == size

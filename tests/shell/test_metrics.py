@@ -110,6 +110,8 @@ def test_traffic_of_the_streams_is_carried_over_once() -> None:
     metrics, traffic = Metrics(), streams.Traffic()
     traffic.bytes["received", "chunk"] += 100
     traffic.rejected["framing"] += 1
+    traffic.blob_bytes["sent", "patch"] += 7
+    traffic.blob_bytes["sent", "no kind of ours"] += 5
     metrics.take_traffic(traffic)
     metrics.take_traffic(traffic)
     traffic.bytes["received", "chunk"] += 11
@@ -117,6 +119,8 @@ def test_traffic_of_the_streams_is_carried_over_once() -> None:
     metrics.take_traffic(traffic)
     text = metrics.text().decode()
     assert 'pulsenet_bytes_total{direction="received",kind="chunk"} 111.0' in text
+    assert 'pulsenet_blob_bytes_total{direction="sent",kind="patch"} 7.0' in text
+    assert 'pulsenet_blob_bytes_total{direction="sent",kind="other"} 5.0' in text
     assert 'pulsenet_rejected_total{reason="framing"} 1.0' in text
     assert 'pulsenet_rejected_total{reason="other"} 2.0' in text
 

@@ -96,7 +96,14 @@ def _line(node: dict[str, Any]) -> str:
     return (
         f"{node.get('run', '?')}/{label:<13} version {version:<8} "
         f"lag {lag if lag is not None else '?':<4} peers {node.get('peers', 0):<4} {node.get('state', '')}"
-        f"{_round(node)}"
+        f"{_round(node)}{_shortfall(node)}"
+    )
+
+
+def _shortfall(node: dict[str, Any]) -> str:
+    """Return why the publisher serves what other readers should, if it does."""
+    return (
+        "  readers upload too little, the publisher helps out" if node.get("fetch_shortfall") == "thin-upload" else ""
     )
 
 

@@ -48,6 +48,7 @@ from pulsenet.wire.messages import (
 )
 from pulsenetd.identity import from_libp2p_bytes
 from pulsenetd.network.lanes import Lanes
+from pulsenetd.network.pacing import RETRY_MS, UPLOAD_SLOTS_MAX, FindKind, NoSlotError, UploadDesk, find_no_kind
 from pulsenetd.network.streams import Deadlines, FramedStream, PeerUnavailableError, Traffic
 
 logger: Final = logging.getLogger("pulsenet.provider")
@@ -92,22 +93,24 @@ STREAMS_ACCEPTED_PER_PEER_MAX: Final = 2 * limits.STREAMS_PER_PEER_MAX
 STREAMS_ACCEPTED_MAX: Final = 1_024
 """Streams served to all peers; an idle one costs a few kilobytes."""
 
-SERVED_BULK_REQUESTS_MAX: Final = limits.SERVED_REQUESTS_MAX - 4
 _BUSY_RETRY_MS: Final = 1_000
 
 
 class Provider:
     """Serves every incoming stream of one node."""
 
-    def __init__(self, hello: Hello, deadlines: Deadlines, traffic: Traffic) -> None:
+    def __init__(self, hello: Hello, deadlines: Deadlines, traffic: Traffic, desk: UploadDesk | None = None) -> None:
+        self._desk = desk or UploadDesk()
         self._hello = hello
         self._deadlines = deadlines
         self._traffic = traffic
-        self._lanes = Lanes(limits.SERVED_REQUESTS_MAX, SERVED_BULK_REQUESTS_MAX)
+        self._lanes = Lanes(limits.SERVED_REQUESTS_MAX, UPLOAD_SLOTS_MAX)
         self._streams: Counter[PeerId] = Counter()
         self._tasks: set[asyncio.Task[object]] = set()
         self.handler: Handler | None = None
         """``None`` until the node can answer; requests are refused as ``starting`` before."""
+        self.find_kind: FindKind = find_no_kind
+        """Says what kind of blob chunks are asked of: patches go before anchors."""
         self.admit: Admission = lambda _: True
         self.on_violation: ViolationHandler = lambda _peer, _code: None
 
@@ -190,18 +193,35 @@ class Provider:
             await stream.receive(message_seconds=self._deadlines.open_seconds)
 
     async def _answer(self, peer_id: PeerId, stream: FramedStream, request: Message) -> None:
+        if isinstance(request, GetChunks):
+            await self._answer_chunks(peer_id, stream, request)
+            return
         async with self._lanes.enter(bulk=isinstance(request, BULK_TYPES)):
-            replies = await self._ask_handler(peer_id, request)
-            for reply in replies:
+            for reply in await self._ask_handler(peer_id, request):
                 await stream.send(reply)
-            if not isinstance(request, GetChunks) or any(isinstance(reply, Refusal) for reply in replies):
-                return
-            # the slot is held until the chunks have arrived, so that 32 means 32 transfers
-            ack = await stream.receive(first_byte_seconds=self._deadlines.write_stall_seconds)
-            if ack is None:
-                raise PeerUnavailableError("closed", "before its Ack")
-            if not isinstance(ack, Ack):
-                raise RemoteProtocolError("unexpected-message", f"{type(ack).__name__} instead of Ack")
+
+    async def _answer_chunks(self, peer_id: PeerId, stream: FramedStream, request: GetChunks) -> None:
+        """Send chunks as fast as the caps allow, once there is a slot; a reader without one is sent elsewhere."""
+        kind = await self.find_kind(request)
+        try:
+            async with self._desk.enter(peer_id, kind) as upload:
+                replies = await self._ask_handler(peer_id, request)
+                for reply in replies:
+                    size_bytes = len(reply.data or b"") if isinstance(reply, ChunkReply) else 0
+                    await upload.pace(size_bytes)
+                    await stream.send(reply)
+                    upload.note_sent(size_bytes)
+                    self._traffic.blob_bytes["sent", kind] += size_bytes
+                if any(isinstance(reply, Refusal) for reply in replies):
+                    return
+                # the slot is held until the chunks have arrived, so that 28 means 28 transfers
+                ack = await stream.receive(first_byte_seconds=self._deadlines.write_stall_seconds)
+                if ack is None:
+                    raise PeerUnavailableError("closed", "before its Ack")
+                if not isinstance(ack, Ack):
+                    raise RemoteProtocolError("unexpected-message", f"{type(ack).__name__} instead of Ack")
+        except NoSlotError:
+            await stream.send(Refusal("busy", "every upload slot is taken", RETRY_MS))
 
     async def _ask_handler(self, peer_id: PeerId, request: Message) -> list[Message]:
         if self.handler is None:

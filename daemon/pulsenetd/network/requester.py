@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Final
 
 from pulsenet import limits
@@ -25,6 +27,7 @@ from pulsenet.wire.messages import (
 from pulsenetd.network.dial import shorten
 from pulsenetd.network.lanes import Lanes
 from pulsenetd.network.p2pd import RawStream
+from pulsenetd.network.pacing import FindKind, Gate, find_no_kind
 from pulsenetd.network.provider import BULK_TYPES, REPLY_TYPES, check_hello
 from pulsenetd.network.streams import (
     Deadlines,
@@ -68,6 +71,7 @@ class Requester:
         clock: Monotonic seconds.
         drop_connection: Called for a peer that has answered nothing for a read stall: the connection may be dead, as
             after a change of address, and libp2p notices only after about 50 s.
+        gate: Keeps the cap on what is downloaded.
     """
 
     def __init__(
@@ -78,7 +82,11 @@ class Requester:
         traffic: Traffic,
         clock: Callable[[], float] = time.monotonic,
         drop_connection: DropConnection | None = None,
+        gate: Gate | None = None,
     ) -> None:
+        self._gate = gate or Gate(0, clock)
+        self.find_kind: FindKind = find_no_kind
+        """Says what kind of blob chunks are asked of, to account for them."""
         self._hello = hello
         self._open_raw_stream = open_raw_stream
         self._deadlines = deadlines
@@ -145,11 +153,8 @@ class Requester:
         pool.user_count += 1
         self._silent_since.setdefault(peer_id, self._clock())
         try:
-            async with (
-                stall_deadline(timeout_seconds, f"no answer to {type(message).__name__}"),
-                pool.lanes.enter(bulk=isinstance(message, BULK_TYPES)),
-            ):
-                replies = await self._request_once_or_twice(peer_id, pool, message, on_reply)
+            async with stall_deadline(timeout_seconds, f"no answer to {type(message).__name__}"):
+                replies = await self._request_over_lanes(peer_id, pool, message, on_reply)
         except RemoteProtocolError as error:
             self._traffic.rejected[error.code] += 1
             raise
@@ -164,6 +169,27 @@ class Requester:
         finally:
             pool.user_count -= 1
             self._forget_empty(peer_id, pool)
+
+    async def _request_over_lanes(
+        self, peer_id: PeerId, pool: _PeerPool, message: Message, on_reply: Callable[[Message], None] | None
+    ) -> list[Message]:
+        """Ask for chunks over all streams that are free: a single one is held up by its window, and behind losses.
+
+        What one stream brings counts even if another fails.
+        """
+
+        async def ask(part: Message) -> list[Message]:
+            async with pool.lanes.enter(bulk=isinstance(part, BULK_TYPES)):
+                return await self._request_once_or_twice(peer_id, pool, part, on_reply)
+
+        parts = split_chunks(message, pool.lanes.bulk_free) if isinstance(message, GetChunks) else [message]
+        if len(parts) == 1:
+            return await ask(message)
+        outcomes = await asyncio.gather(*map(ask, parts), return_exceptions=True)
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if errors:
+            raise next((error for error in errors if isinstance(error, RemoteProtocolError)), errors[0])
+        return [reply for outcome in outcomes if not isinstance(outcome, BaseException) for reply in outcome]
 
     async def _request_once_or_twice(
         self, peer_id: PeerId, pool: _PeerPool, message: Message, on_reply: Callable[[Message], None] | None
@@ -199,10 +225,15 @@ class Requester:
             await stream.send(message)
             digests = message.digests if isinstance(message, GetChunks) else (None,)
             for digest in digests:
+                if digest is not None:
+                    # Not read, so not acknowledged by TCP for long: the sender slows down with us.
+                    await self._gate.wait()
                 reply = await self._receive_reply(stream, message)
                 if digest is not None and isinstance(reply, ChunkReply) and reply.digest != digest:
                     raise RemoteProtocolError("unexpected-message", "a chunk that was not asked for")
                 replies.append(reply)
+                if isinstance(message, GetChunks) and isinstance(reply, ChunkReply):
+                    await self._count(message, reply)
                 if on_reply is not None:
                     on_reply(reply)
             if isinstance(message, GetChunks):
@@ -218,6 +249,11 @@ class Requester:
             else:
                 stream.abort()
         return replies
+
+    async def _count(self, message: GetChunks, reply: ChunkReply) -> None:
+        size_bytes = len(reply.data or b"")
+        self._gate.note(size_bytes)
+        self._traffic.blob_bytes["received", await self.find_kind(message)] += size_bytes
 
     async def _receive_reply(self, stream: FramedStream, request: Message) -> Message:
         reply = await stream.receive()
@@ -286,3 +322,10 @@ def _check_feature(stream: FramedStream, message: Message) -> None:
     feature = _FEATURE_OF.get(type(message))
     if feature is not None and feature not in stream.features:
         raise PeerRefusedError(Refusal("unexpected", f"the peer does not know {type(message).__name__}", 0))
+
+
+def split_chunks(request: GetChunks, part_count: int) -> list[GetChunks]:
+    """Return requests for the same chunks in the same order: as many as asked for, as long as each has a chunk."""
+    count = max(1, min(part_count, len(request.digests)))
+    cuts = [len(request.digests) * index // count for index in range(count + 1)]
+    return [GetChunks(request.digests[start:end]) for start, end in pairwise(cuts)]

@@ -84,11 +84,13 @@ class Deadlines:
 class Traffic:
     """Counts what crossed all streams of one node."""
 
-    __slots__ = ("bytes", "rejected", "streams_opened")
+    __slots__ = ("blob_bytes", "bytes", "rejected", "streams_opened")
 
     def __init__(self) -> None:
         self.bytes: Counter[tuple[str, str]] = Counter()
         """Frame bytes by (``sent`` or ``received``, kind)."""
+        self.blob_bytes: Counter[tuple[str, str]] = Counter()
+        """Bytes of chunks by (``sent`` or ``received``, kind of blob)."""
         self.rejected: Counter[str] = Counter()
         """Refused inputs by reason."""
         self.streams_opened: Counter[str] = Counter()

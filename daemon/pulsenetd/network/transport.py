@@ -23,6 +23,7 @@ from pulsenetd.network import addresses, p2pd
 from pulsenetd.network.dial import DialHistory, DialOutcome
 from pulsenetd.network.knock import CLOSED, knock
 from pulsenetd.network.p2pd import P2pd, P2pdSettings, RawStream
+from pulsenetd.network.pacing import Caps, FindKind, Gate, UploadDesk
 from pulsenetd.network.provider import Admission, Handler, Provider, ViolationHandler
 from pulsenetd.network.requester import Requester
 from pulsenetd.network.streams import Deadlines, Traffic
@@ -59,6 +60,7 @@ class Transport:
         software: Name and version, told to peers.
         deadlines: Shorter ones make tests quick.
         clock: Monotonic seconds.
+        caps: What the operator allows to be sent and received.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Transport:
         software: str = "pulsenet",
         deadlines: Deadlines | None = None,
         clock: Callable[[], float] = time.monotonic,
+        caps: Caps = Caps(),  # noqa: B008  # frozen
     ) -> None:
         self._settings = settings
         self._peer_id = peer_id
@@ -84,10 +87,16 @@ class Transport:
             features=FEATURES,
         )
         self.traffic = Traffic()
-        self._provider = Provider(self._hello, self._deadlines, self.traffic)
+        self._provider = Provider(self._hello, self._deadlines, self.traffic, UploadDesk(caps.upload, clock))
         self._p2pd: P2pd | None = None
         self._requester = Requester(
-            self._hello, self._open_raw_stream, self._deadlines, self.traffic, clock, self._drop_connection
+            self._hello,
+            self._open_raw_stream,
+            self._deadlines,
+            self.traffic,
+            clock,
+            self._drop_connection,
+            Gate(caps.download, clock),
         )
         self._outbound: set[PeerId] = set()
         self._dial_history = DialHistory()
@@ -185,6 +194,7 @@ class Transport:
         *,
         admit: Admission | None = None,
         on_violation: ViolationHandler | None = None,
+        find_kind: FindKind | None = None,
     ) -> None:
         """Answer requests from now on, at most ``SERVED_REQUESTS_MAX`` at once.
 
@@ -192,12 +202,15 @@ class Transport:
             handler: Returns the replies to one request: one, or one ``ChunkReply`` per digest asked for.
             admit: Asked at each stream before any work is done; by default everybody is served.
             on_violation: Told which peer broke the specification, with the code.
+            find_kind: Says what kind of blob chunks are asked of; patches go before anchors, and each is counted.
         """
         self._provider.handler = handler
         if admit is not None:
             self._provider.admit = admit
         if on_violation is not None:
             self._provider.on_violation = on_violation
+        if find_kind is not None:
+            self._provider.find_kind = self._requester.find_kind = find_kind
 
     def stop_serving(self) -> None:
         """Refuse requests as ``starting`` until :meth:`serve` is called again."""

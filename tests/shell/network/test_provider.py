@@ -22,6 +22,7 @@ from pulsenet.wire.messages import (
     Refusal,
 )
 from pulsenetd.identity import to_libp2p_bytes
+from pulsenetd.network.pacing import RETRY_MS, UploadDesk
 from pulsenetd.network.provider import (
     REPLY_TYPES,
     STREAMS_ACCEPTED_PER_PEER_MAX,
@@ -172,3 +173,32 @@ def test_closing_ends_streams_that_are_being_served() -> None:
         conversation.cancel()
 
     asyncio.run(main())
+
+
+def test_a_reader_without_an_upload_slot_is_sent_elsewhere_and_keeps_its_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    digest, blob_id = Digest(bytes(32)), Digest(bytes([7]) * 32)
+    asked: list[GetChunks] = []
+
+    async def find_kind(request: GetChunks) -> str:
+        asked.append(request)
+        return "patch"
+
+    async def answer(_peer: PeerId, _message: Message) -> list[Message]:
+        return [ChunkReply(digest, b"data")]
+
+    async def main() -> tuple[list[Message], Provider]:
+        desk = UploadDesk()
+        provider = Provider(hello(), QUICK, Traffic(), desk)
+        provider.handler, provider.find_kind = answer, find_kind
+        take = desk._uploads.ask
+        answers = iter([False, True])
+        monkeypatch.setattr(desk._uploads, "ask", lambda *given: next(answers) and take(*given))
+        request = GetChunks((digest,), blob_id)
+        return await converse(provider, hello(), request, request, Ack()), provider
+
+    received, provider = asyncio.run(main())
+    assert received[1:] == [Refusal("busy", "every upload slot is taken", RETRY_MS), ChunkReply(digest, b"data")]
+    assert asked == [GetChunks((digest,), blob_id)] * 2
+    assert provider._traffic.blob_bytes == {("sent", "patch"): 4}

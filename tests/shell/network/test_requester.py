@@ -14,6 +14,8 @@ from pulsenet.errors import UnavailableError
 from pulsenet.ids import Digest, PeerId, RunId
 from pulsenet.wire.messages import (
     FEATURES,
+    ChunkReply,
+    GetChunks,
     GetHead,
     GetHoldings,
     HeadReply,
@@ -23,6 +25,7 @@ from pulsenet.wire.messages import (
 )
 from pulsenetd.identity import to_libp2p_bytes
 from pulsenetd.network.p2pd import RawStream
+from pulsenetd.network.pacing import Gate
 from pulsenetd.network.provider import Provider
 from pulsenetd.network.requester import Requester
 from pulsenetd.network.streams import Deadlines, PeerRefusedError, PeerUnavailableError, Traffic
@@ -141,5 +144,36 @@ def test_a_message_of_a_feature_goes_only_to_those_whose_hello_names_it() -> Non
             assert traffic.streams_opened["outbound"] == 1
         async with connected(Clock(), dataclasses.replace(HELLO, features=FEATURES)) as (requester, _, _):
             assert await requester.request(PEER, GetHoldings(BLOB), 5) == [HoldingsReply(BLOB, b"", b"")]
+
+    run(main())
+
+
+def test_chunks_are_taken_no_faster_than_the_cap_and_counted_by_kind() -> None:
+    """Between two chunks the requester reads nothing, so the sender has to wait as well."""
+
+    async def main() -> None:
+        waits: list[float] = []
+
+        class Watched(Gate):
+            async def wait(self) -> None:
+                waits.append(self._cap.wait_seconds(0.0))
+
+        async def find_kind(_request: GetChunks) -> str:
+            return "anchor"
+
+        async with connected(Clock()) as (requester, provider, traffic):
+            requester._gate = Watched(1_000, lambda: 0.0)
+            requester.find_kind = find_kind
+            digests = (BLOB, Digest(bytes([1]) * 32), Digest(bytes([2]) * 32))
+
+            async def answer(_peer: PeerId, message: Message) -> list[Message]:
+                assert isinstance(message, GetChunks)
+                return [ChunkReply(digest, bytes(500)) for digest in message.digests]
+
+            provider.handler = answer
+            for digest in digests:  # in one request they would come over several streams
+                assert len(await requester.request(PEER, GetChunks((digest,)), 5)) == 1
+            assert waits == [0.0, 0.5, 1.0]
+            assert traffic.blob_bytes == {("received", "anchor"): 1_500}
 
     run(main())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pulsenet.node.rate import RateCap
+from pulsenet.node.rate import ByteCap, RateCap
 
 
 def test_a_burst_passes_and_the_next_one_waits() -> None:
@@ -33,3 +33,30 @@ def test_a_time_that_stands_still_gives_nothing() -> None:
     assert cap.take(1.0)
     assert not cap.take(1.0)
     assert not cap.take(0.5)
+
+
+def move_all(cap: ByteCap, sizes: list[int], now: float = 0.0) -> float:
+    """Move pieces one after another as fast as the cap allows; return when the last could go."""
+    for size_bytes in sizes:
+        now += cap.wait_seconds(now)
+        cap.note(size_bytes, now)
+    return now + cap.wait_seconds(now)
+
+
+def test_a_byte_cap_is_kept_within_a_piece() -> None:
+    sizes = [1 << 20] * 50 + [100] * 50
+    seconds = move_all(ByteCap(1_000_000), sizes)
+    assert abs(sum(sizes) / seconds - 1_000_000) < 1.0
+
+
+def test_idle_time_earns_no_burst() -> None:
+    cap = ByteCap(1_000)
+    cap.note(1_000, 0.0)
+    assert cap.wait_seconds(0.25) == 0.75
+    assert move_all(cap, [1_000, 1_000], now=100.0) == 102.0
+
+
+def test_without_a_cap_nothing_waits() -> None:
+    cap = ByteCap(0)
+    cap.note(1 << 40, 0.0)
+    assert cap.wait_seconds(0.0) == 0.0

@@ -24,7 +24,7 @@ def standing(applied: int | None, newest: Head | None, phase: str = "current", r
 
 
 def progress() -> FetchProgress:
-    return FetchProgress(100, 40, 2, 3, "no-source")
+    return FetchProgress(100, 40, 2, 3, "no-source", 30, 10, "thin-upload")
 
 
 def fields(effects: list[Effect]) -> dict[str, object]:
@@ -46,6 +46,8 @@ def test_nothing_known_is_reported_as_nothing() -> None:
     assert told["stale"] is False
     assert (told["fetch_wanted_bytes"], told["fetch_held_bytes"]) == (100, 40)
     assert told["reason"] == "no-source"
+    assert (told["fetch_publisher_bytes"], told["fetch_reader_bytes"]) == (30, 10)
+    assert told["fetch_shortfall"] == "thin-upload"
 
 
 def test_lag_and_age_are_measured_against_what_was_seen() -> None:

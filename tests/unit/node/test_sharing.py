@@ -131,6 +131,7 @@ def test_others_that_do_not_read_the_blob_keep_nobody_from_the_publisher() -> No
 
 
 def test_the_publisher_is_asked_for_nothing_that_another_reader_holds() -> None:
+    """A-PEER-2: readers fetch from each other."""
     bench = Bench(*PEERS[:3])
     bench.ask_around(0.0)
     bench.tell(PUBLISHER, range(40), 0.1)

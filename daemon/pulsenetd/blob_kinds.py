@@ -1,0 +1,60 @@
+"""What kind of blob a request for chunks is about, found in the signed records that name blobs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from typing import Final
+
+from pulsenet.chain.records import Aggregate, Contribution, StateAnchor
+from pulsenet.chain.signing import decode_signed
+from pulsenet.ids import Digest
+from pulsenet.wire.messages import GetChunks
+from pulsenet.wire.schema import decode_value
+from pulsenetd.storage.store import Store
+
+LOOK_SECONDS: Final = 2.0
+"""The records are read again at most this often, however many unknown blobs are asked for."""
+
+
+class BlobKinds:
+    """Finds kinds; asked once per request.
+
+    Args:
+        store: The node's store.
+        threads: Where it is read.
+        monotonic: Monotonic seconds.
+    """
+
+    def __init__(self, store: Store, threads: Executor, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._threads = threads
+        self._monotonic = monotonic
+        self._kinds: dict[Digest, str] = {}
+        self._looked_at = float("-inf")
+
+    async def find(self, request: GetChunks) -> str:
+        """Return ``patch``, ``skip``, ``anchor``, ``contribution``, ``slice``, ``state``, or ``other``."""
+        if request.blob_id is None:
+            return "other"
+        if request.blob_id not in self._kinds and self._monotonic() >= self._looked_at + LOOK_SECONDS:
+            self._looked_at = self._monotonic()
+            found = await asyncio.get_running_loop().run_in_executor(self._threads, self._read)
+            self._kinds = found
+        return self._kinds.get(request.blob_id, "other")
+
+    def _read(self) -> dict[Digest, str]:
+        return dict(self._read_names())
+
+    def _read_names(self) -> Iterator[tuple[Digest, str]]:
+        for _, manifest in self._store.manifests():
+            yield manifest.blob_id, str(manifest.kind)
+        for data in self._store.records_of_type(Contribution.TYPE):
+            yield decode_value(Contribution, decode_signed(data).payload).blob_id, "contribution"
+        for data in self._store.records_of_type(StateAnchor.TYPE):
+            yield decode_value(StateAnchor, decode_signed(data).payload).blob_id, "state"
+        for data in self._store.records_of_type(Aggregate.TYPE):
+            for name in decode_value(Aggregate, decode_signed(data).payload).slices:
+                yield name.blob_id, "slice"

@@ -1,0 +1,164 @@
+"""Slots are few, shared fairly, and given to what somebody waits for; nobody starves."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+
+from pulsenet.ids import PeerId
+from pulsenet.node.uploads import (
+    ANCHOR_TURNS,
+    MEASURE_SECONDS,
+    READERS_MAX,
+    SLOTS_MIN,
+    SLOTS_START,
+    WAITING_MAX,
+    WAITING_PER_PEER_MAX,
+    Uploads,
+)
+
+MIB = 1 << 20
+PEERS = [PeerId(number.to_bytes(32, "big")) for number in range(READERS_MAX + 10)]
+
+
+class Server:
+    """A link of a given pace on which every slot moves alike, and readers that ask again at once."""
+
+    def __init__(self, *, cap: int = 0, slots_max: int = 28) -> None:
+        self.uploads = Uploads(slots_max, cap)
+        self.tickets = itertools.count()
+        self.owner: dict[int, tuple[PeerId, str]] = {}
+        self.serving: list[int] = []
+        self.sent: Counter[tuple[PeerId, str]] = Counter()
+        self.now = 0.0
+
+    def ask(self, peer_id: PeerId, kind: str = "patch") -> bool:
+        ticket = next(self.tickets)
+        self.owner[ticket] = (peer_id, kind)
+        return self.uploads.ask(ticket, peer_id, kind)
+
+    def advance(self) -> list[int]:
+        granted = self.uploads.advance(self.now)
+        self.serving += granted
+        return granted
+
+    def serve(self, seconds: float, chunks_per_second: float, *, again: bool = True) -> None:
+        """Send one chunk after another, round robin, each its own transfer."""
+        end = self.now + seconds
+        while self.now < end:
+            self.advance()
+            self.now += 1.0 / chunks_per_second
+            if not self.serving:
+                continue
+            ticket = self.serving.pop(0)
+            self.sent[self.owner[ticket]] += 1
+            self.uploads.note_sent(ticket, MIB, self.now)
+            self.uploads.end(ticket)
+            if again:
+                self.ask(*self.owner[ticket])
+
+
+def test_readers_get_equal_shares_however_many_requests_each_has() -> None:
+    server = Server()
+    for _ in range(WAITING_PER_PEER_MAX):
+        server.ask(PEERS[0])
+    for peer_id in PEERS[1:10]:
+        server.ask(peer_id)
+    server.serve(100.0, 10.0)
+    counts = [server.sent[peer_id, "patch"] for peer_id in PEERS[:10]]
+    assert min(counts) >= 0.9 * max(counts)
+
+
+def test_200_joiners_at_once_are_served_alike() -> None:
+    """A-PEER-2: the slowest gets at least half of what the median gets."""
+    server = Server(cap=50_000_000 // 8)
+    for peer_id in PEERS[:200]:
+        assert server.ask(peer_id)
+    server.serve(600.0, 50_000_000 / 8 / MIB)
+    counts = sorted(server.sent[peer_id, "patch"] for peer_id in PEERS[:200])
+    assert counts[0] >= 0.5 * counts[100]
+
+
+def test_who_was_away_has_no_arrears_to_collect() -> None:
+    server = Server(slots_max=4)
+    for peer_id in PEERS[:4]:
+        server.ask(peer_id)
+    server.serve(50.0, 10.0)
+    before = server.sent.copy()
+    for _ in range(WAITING_PER_PEER_MAX):
+        server.ask(PEERS[9])
+    server.serve(20.0, 10.0)
+    gained = {peer_id: server.sent[peer_id, "patch"] - before[peer_id, "patch"] for peer_id in [*PEERS[:4], PEERS[9]]}
+    assert gained[PEERS[9]] <= 1.3 * min(gained.values())
+
+
+def test_patches_go_before_anchors_and_anchors_get_on_all_the_same() -> None:
+    server = Server(slots_max=1)
+    for peer_id in PEERS[:4]:
+        server.ask(peer_id, "patch")
+        server.ask(peer_id, "anchor")
+    server.serve(400.0, 10.0)
+    sent = Counter(dict.fromkeys(("patch", "anchor"), 0))
+    for (_, kind), count in server.sent.items():
+        sent[kind] += count
+    assert sent["anchor"] == pytest.approx(sum(sent.values()) / ANCHOR_TURNS, rel=0.02)
+
+
+def test_anchors_use_every_slot_that_no_patch_wants() -> None:
+    server = Server(slots_max=2)
+    server.ask(PEERS[0], "anchor")
+    server.ask(PEERS[1], "state")
+    assert len(server.advance()) == 2
+
+
+def test_a_slow_link_has_few_slots_and_a_fast_one_many() -> None:
+    slow, fast = Server(), Server()
+    for server, pace in ((slow, 0.25), (fast, 200.0)):
+        assert server.uploads.slots(0.0) == SLOTS_START
+        for peer_id in PEERS[:40]:
+            server.ask(peer_id)
+        server.serve(60.0, pace)
+    assert slow.uploads.slots(slow.now) == SLOTS_MIN
+    assert fast.uploads.slots(fast.now) == 28
+    assert fast.uploads.serving_count <= 28
+
+
+def test_a_cap_bounds_the_slots_at_once() -> None:
+    assert Uploads(28, 64 << 10).slots(0.0) == 1
+    assert Uploads(28, MIB).slots(0.0) == 8
+    assert Uploads(28, 100 * MIB).slots(MEASURE_SECONDS) == 28
+
+
+def test_a_link_that_was_idle_starts_anew() -> None:
+    server = Server()
+    server.ask(PEERS[0])
+    server.serve(30.0, 0.25, again=False)
+    assert server.uploads.serving_count == 0
+    assert server.uploads.slots(server.now) == SLOTS_START
+
+
+def test_the_queue_is_bounded_for_each_and_for_all() -> None:
+    server = Server()
+    assert [server.ask(PEERS[0]) for _ in range(WAITING_PER_PEER_MAX + 1)] == [True] * WAITING_PER_PEER_MAX + [False]
+    for peer_id in PEERS[1:WAITING_MAX]:
+        server.ask(peer_id)
+    assert server.uploads.waiting_count == WAITING_MAX
+    assert not server.ask(PEERS[WAITING_MAX + 1])
+
+
+def test_who_leaves_the_queue_is_not_served() -> None:
+    server = Server()
+    server.ask(PEERS[0])
+    server.ask(PEERS[1])
+    server.uploads.leave(0)
+    assert server.advance() == [1]
+
+
+def test_the_memory_of_shares_is_bounded() -> None:
+    server = Server()
+    for peer_id in PEERS:
+        server.ask(peer_id)
+        server.serve(0.1, 10.0, again=False)
+    assert len(server.uploads._served_until) <= READERS_MAX
