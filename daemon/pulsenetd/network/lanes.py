@@ -13,12 +13,14 @@ class Lanes:
     The difference stays open to small requests, so a new head never waits behind megabytes.
     """
 
-    __slots__ = ("_all", "_bulk")
+    __slots__ = ("_all", "_bulk", "bulk_free")
 
     def __init__(self, count: int, bulk_count: int) -> None:
         assert 0 < bulk_count < count
         self._all = asyncio.Semaphore(count)
         self._bulk = asyncio.Semaphore(bulk_count)
+        self.bulk_free = bulk_count
+        """Slots that a transfer of chunks would get without waiting for another one."""
 
     @contextlib.asynccontextmanager
     async def enter(self, *, bulk: bool) -> AsyncIterator[None]:
@@ -26,5 +28,10 @@ class Lanes:
         async with contextlib.AsyncExitStack() as held:
             if bulk:
                 await held.enter_async_context(self._bulk)
+                held.callback(self._free_bulk)
+                self.bulk_free -= 1
             await held.enter_async_context(self._all)
             yield
+
+    def _free_bulk(self) -> None:
+        self.bulk_free += 1

@@ -328,4 +328,4 @@ def split_chunks(request: GetChunks, part_count: int) -> list[GetChunks]:
     """Return requests for the same chunks in the same order: as many as asked for, as long as each has a chunk."""
     count = max(1, min(part_count, len(request.digests)))
     cuts = [len(request.digests) * index // count for index in range(count + 1)]
-    return [GetChunks(request.digests[start:end]) for start, end in pairwise(cuts)]
+    return [GetChunks(request.digests[start:end], request.blob_id) for start, end in pairwise(cuts)]

@@ -26,8 +26,10 @@ def test_bulk_leaves_room_for_small_requests_and_all_wait_their_turn() -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert running == ["bulk1", "bulk2", "small1"]
+        assert lanes.bulk_free == 0
         release.set()
         await asyncio.gather(*tasks)
         assert len(running) == 5
+        assert lanes.bulk_free == 2
 
     asyncio.run(main())

@@ -1,0 +1,145 @@
+"""The chunks of one request come over several streams where they are free."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from pulsenet import limits
+from pulsenet.errors import UnavailableError
+from pulsenet.ids import Digest, PeerId, RunId, compute_digest
+from pulsenet.wire.messages import ChunkReply, GetChunks, Hello, Message
+from pulsenetd.identity import to_libp2p_bytes
+from pulsenetd.network.p2pd import RawStream
+from pulsenetd.network.provider import Provider
+from pulsenetd.network.requester import Requester, split_chunks
+from pulsenetd.network.streams import Deadlines, PeerRefusedError, Traffic
+
+PEER = PeerId(bytes(range(32)))
+HELLO = Hello(RunId(bytes(32)), 1, 1, "seed", "test")
+CHUNKS = [bytes([number]) * 10 for number in range(limits.CHUNKS_PER_REQUEST_MAX)]
+DIGESTS = tuple(map(compute_digest, CHUNKS))
+BULK_STREAMS = limits.STREAMS_PER_PEER_MAX - 1
+
+Answer = Callable[[PeerId, GetChunks], Awaitable[list[Message]]]
+
+
+@contextlib.asynccontextmanager
+async def connected(answer: Any) -> AsyncIterator[tuple[Requester, Traffic]]:
+    """A requester of a provider over loopback TCP instead of libp2p."""
+    provider = Provider(HELLO, Deadlines(), Traffic())
+    provider.handler = answer
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await provider.serve_stream(to_libp2p_bytes(PEER), reader, writer)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+
+    async def open_raw_stream(_peer: PeerId, _timeout_seconds: float) -> RawStream:
+        return await asyncio.open_connection(*server.sockets[0].getsockname())
+
+    traffic = Traffic()
+    requester = Requester(HELLO, open_raw_stream, Deadlines(), traffic)
+    requester.open()
+    try:
+        yield requester, traffic
+    finally:
+        requester.close()
+        await provider.close()
+        server.close()
+
+
+def run(coroutine: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(coroutine, 20))
+
+
+def replies_to(digests: tuple[Digest, ...]) -> list[Message]:
+    return [ChunkReply(digest, CHUNKS[DIGESTS.index(digest)]) for digest in digests]
+
+
+def test_chunks_are_asked_for_over_every_free_stream_and_returned_in_order() -> None:
+    asked: list[tuple[Digest, ...]] = []
+    all_asked = asyncio.Event()
+
+    async def answer(_peer: PeerId, message: GetChunks) -> list[Message]:
+        asked.append(message.digests)
+        if len(asked) == BULK_STREAMS:
+            all_asked.set()
+        await all_asked.wait()
+        return replies_to(message.digests)
+
+    async def main() -> None:
+        async with connected(answer) as (requester, traffic):
+            told: list[Message] = []
+            replies = await requester.request(PEER, GetChunks(DIGESTS), 10, told.append)
+            assert replies == replies_to(DIGESTS)
+            assert sorted(map(repr, told)) == sorted(map(repr, replies))
+            assert sorted(digest for part in asked for digest in part) == sorted(DIGESTS)
+            assert traffic.streams_opened["outbound"] == BULK_STREAMS
+
+    run(main())
+
+
+def test_what_one_stream_brings_counts_although_another_fails() -> None:
+    lost = DIGESTS[-1]
+
+    async def answer(_peer: PeerId, message: GetChunks) -> list[Message]:
+        if lost in message.digests:
+            raise UnavailableError("gone")
+        return replies_to(message.digests)
+
+    async def main() -> None:
+        async with connected(answer) as (requester, _):
+            told: list[Message] = []
+            with pytest.raises(PeerRefusedError, match="gone"):
+                await requester.request(PEER, GetChunks(DIGESTS), 10, told.append)
+            brought = {reply.digest for reply in told if isinstance(reply, ChunkReply)}
+            assert brought == {
+                digest for part in split_chunks(GetChunks(DIGESTS), BULK_STREAMS)[:-1] for digest in part.digests
+            }
+
+    run(main())
+
+
+def test_a_request_is_not_split_where_one_stream_is_left() -> None:
+    counts: list[int] = []
+    changed = asyncio.Condition()
+    release = asyncio.Event()
+
+    async def answer(_peer: PeerId, message: GetChunks) -> list[Message]:
+        async with changed:
+            counts.append(len(message.digests))
+            changed.notify_all()
+        await release.wait()
+        return replies_to(message.digests)
+
+    async def wait_asked(count: int) -> None:
+        async with changed:
+            await changed.wait_for(lambda: len(counts) == count)
+
+    async def main() -> None:
+        async with connected(answer) as (requester, _):
+            one = GetChunks(DIGESTS[:1])
+            held = [asyncio.create_task(requester.request(PEER, one, 10)) for _ in range(BULK_STREAMS - 1)]
+            await wait_asked(BULK_STREAMS - 1)
+            last = asyncio.create_task(requester.request(PEER, GetChunks(DIGESTS), 10))
+            await wait_asked(BULK_STREAMS)
+            assert counts[-1] == len(DIGESTS)
+            release.set()
+            assert await last == replies_to(DIGESTS)
+            await asyncio.gather(*held)
+
+    run(main())
+
+
+@pytest.mark.parametrize("part_count", [0, 1, 2, 3, 4, 9])
+def test_a_split_keeps_every_chunk_and_their_order(part_count: int) -> None:
+    parts = split_chunks(GetChunks(DIGESTS), part_count)
+    assert tuple(digest for part in parts for digest in part.digests) == DIGESTS
+    assert len(parts) == max(1, min(part_count, len(DIGESTS)))
+    assert max(len(part.digests) for part in parts) - min(len(part.digests) for part in parts) <= 1
+    assert split_chunks(GetChunks(()), part_count) == [GetChunks(())]
