@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from swarm import Swarm, wait_until
 
 import pulsenet.training
+from pulsenetd.engines.vllm_process import PROCESS_NAME, end_left
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "vllm"))
 
@@ -34,6 +37,15 @@ START_SECONDS = 240.0
 PROMPT = list(range(40))
 
 
+@pytest.fixture(name="leave_no_engine", autouse=True)
+def leave_no_engine_fixture(swarm: Swarm) -> Iterator[None]:
+    """End the server of a node that is killed because its test failed: it would serve on, as it should."""
+    yield
+    swarm.clean_up()
+    for path in swarm.directory.rglob(PROCESS_NAME):
+        end_left(path)
+
+
 def find_engine_process(server_pid: int) -> int | None:
     """Return the process that holds the weights: the newest below the server."""
     found = [server_pid]
@@ -49,18 +61,62 @@ def read_server_pid(data_dir: Path) -> int:
     return int(json.loads((data_dir / "vllm.json").read_text())["pid"])
 
 
+def write_tokenizer(directory: Path) -> None:
+    """Give a model directory a tokenizer of one word per token, and a chat template."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(256)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", eos_token="w1")
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} w2 {% endfor %}"
+    tokenizer.save_pretrained(directory)
+
+
+def ask_openai(port: int, path: str, body: dict[str, Any]) -> tuple[list[Any], Any]:
+    """Return the JSON objects of an answer, whole or streamed, and its headers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    text = json.dumps({"max_tokens": 8, "ignore_eos": True, **body})
+    connection.request("POST", f"/v1/{path}", text, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    data = response.read()
+    connection.close()
+    assert response.status == 200, data
+    if not body.get("stream"):
+        return [json.loads(data)], response.headers
+    events = [line.removeprefix(b"data: ") for line in data.splitlines() if line.startswith(b"data: ")]
+    assert events.pop() == b"[DONE]"
+    return [json.loads(event) for event in events], response.headers
+
+
+def check_openai(port: int, version: str) -> None:
+    """Ask all that an application may, and expect one version."""
+    expected = {"version_first": version, "version_last": version, "exact": True}
+    messages = {"messages": [{"role": "user", "content": "w3 w4 w5"}]}
+    for path, body in (("completions", {"prompt": "w3 w4 w5", "n": 2}), ("chat/completions", messages)):
+        (answer,), headers = ask_openai(port, path, body)
+        assert answer["pulsenet"] == expected
+        assert (headers["x-pulsenet-version-first"], headers["x-pulsenet-version-last"]) == (version, version)
+        assert answer["usage"]["completion_tokens"] == 8 * len(answer["choices"])
+        events, _ = ask_openai(port, path, {**body, "stream": True, "stream_options": {"include_usage": True}})
+        stamped = [event for event in events if "pulsenet" in event]
+        assert [event["pulsenet"] for event in stamped] == [expected] * (len(answer["choices"]) + 1)
+        assert stamped[-1]["usage"]["completion_tokens"] == answer["usage"]["completion_tokens"]
+
+
 def test_a_supervised_vllm_follows_dies_and_comes_back(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     model = make_model("llama")
     base = save_checkpoint(model, swarm.directory / "base")
-    port = free_port()
+    write_tokenizer(base)
+    port, openai_port = free_port(), free_port()
     trainer = swarm.add("trainer", "trainer").start().wait_ready()
     node = swarm.add(
         "inferencer",
         "inferencer",
-        *("--engine", "vllm", "--engine-python", VLLM_PYTHON, "--serve", "--"),
-        *("--model", str(base), "--skip-tokenizer-init", "--dtype", "bfloat16", "--max-model-len", "1024"),
+        *("--engine", "vllm", "--engine-python", VLLM_PYTHON, "--openai-port", str(openai_port), "--serve", "--"),
+        *("--model", str(base), "--dtype", "bfloat16", "--max-model-len", "1024"),
         *("--port", str(port), "--enforce-eager", "--enable-scale-out"),
     ).start()
     server = Server(port, None, node.data_dir / "vllm.log")  # type: ignore[arg-type]
@@ -83,15 +139,17 @@ def test_a_supervised_vllm_follows_dies_and_comes_back(swarm: Swarm, monkeypatch
     wait_for(3)
     answer = server.generate(PROMPT, 16)
     assert answer.spans == (("0.3", 0, 16),)
+    check_openai(openai_port, "0.3")
 
     # The engine's process dies; its successor starts from what the node verified, and is attached before it is ready.
     first = read_server_pid(node.data_dir)
     engine = find_engine_process(first)
     os.kill(first if engine is None else engine, signal.SIGKILL)
     wait_until("the node is not ready", lambda: node.get("/readyz")[0] == 503, 60.0)
-    wait_until("another server", lambda: read_server_pid(node.data_dir) != first, 120.0)
+    wait_until("another server", lambda: read_server_pid(node.data_dir) != first, START_SECONDS)
     wait_for(3)
     assert server.generate(PROMPT, 16) == answer
+    check_openai(openai_port, "0.3")
     checkpoint = node.data_dir / "engine" / "checkpoint" / "versions" / "0.3"
     assert (checkpoint / "model.safetensors").exists()
 

@@ -38,6 +38,8 @@ UPDATE_WAIT_SECONDS: Final = 1.0
 START_SECONDS_MAX: Final = 1800.0
 """A large model loads for minutes, and compiles."""
 START_POLL_SECONDS: Final = 0.5
+SILENCE_SECONDS_MAX: Final = 60.0
+"""A server that answered before and does not for so long is ended: one whose engine died may wait for it for ever."""
 HEALTHY_SECONDS: Final = 120.0
 """A server that lived so long starts again with the shortest pause."""
 CONNECT_SECONDS_MAX: Final = 10.0
@@ -57,6 +59,9 @@ class Server(Protocol):
     def note_healthy(self) -> None:
         """The engine answered."""
 
+    def note_silent(self) -> None:
+        """The engine did not answer."""
+
     def stop(self) -> None:
         """End it if it is ours."""
 
@@ -72,6 +77,9 @@ class AttachedServer:
         return self._url
 
     def note_healthy(self) -> None:
+        """Nothing to do."""
+
+    def note_silent(self) -> None:
         """Nothing to do."""
 
     def stop(self) -> None:
@@ -109,6 +117,7 @@ class SupervisedServer:
         self._retry_at = 0.0
         self._pause_seconds = limits.RETRY_SECONDS_MIN
         self._is_healthy = False
+        self._silent_since: float | None = None
 
     def url(self) -> str:
         """Return where the server listens; start it if none runs.
@@ -123,6 +132,8 @@ class SupervisedServer:
                 self._note_death(f"ended with exit code {code}", now)
             elif not self._is_healthy and now - self._started_at > START_SECONDS_MAX:
                 self._note_death(f"did not start within {START_SECONDS_MAX:.0f} s", now)
+            elif self._silent_since is not None and now - self._silent_since > SILENCE_SECONDS_MAX:
+                self._note_death(f"has not answered for {SILENCE_SECONDS_MAX:.0f} s", now)
         if self._process is None:
             if now < self._retry_at:
                 raise UnavailableError(f"vLLM is started again in {self._retry_at - now:.0f} s")
@@ -131,11 +142,17 @@ class SupervisedServer:
 
     def note_healthy(self) -> None:
         """Forget earlier deaths once the server has lived for a while."""
+        self._silent_since = None
         if not self._is_healthy:
             self._is_healthy = True
             logger.info("vLLM serves on port %d (process %d)", self._port, self._process.pid if self._process else 0)
         if self._monotonic() - self._started_at > HEALTHY_SECONDS:
             self._pause_seconds = limits.RETRY_SECONDS_MIN
+
+    def note_silent(self) -> None:
+        """Take note of since when a server that has answered before does not."""
+        if self._is_healthy and self._silent_since is None:
+            self._silent_since = self._monotonic()
 
     def stop(self) -> None:
         """End the server and its workers."""
@@ -144,7 +161,7 @@ class SupervisedServer:
             process.stop()
 
     def _begin(self, now: float) -> None:
-        self._started_at, self._is_healthy = now, False
+        self._started_at, self._is_healthy, self._silent_since = now, False, None
         left = recall(self._memory, self._arguments) if self._start_count == 0 else None
         self._start_count += 1
         if left is not None:
@@ -260,6 +277,7 @@ class VllmRunner:
         try:
             engine.probe()
         except PulsenetError as error:
+            self._server.note_silent()
             if held is not None and engine.version is None:
                 self._on_lost(str(error))
             raise

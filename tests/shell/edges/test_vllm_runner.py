@@ -313,6 +313,55 @@ def test_a_server_that_never_answers_is_ended_and_started_again(tmp_path: Path) 
     assert starts.processes[0].is_stopped
 
 
+def test_a_server_that_answered_and_falls_silent_is_ended_and_started_again(tmp_path: Path) -> None:
+    """One whose engine died while it was asked something waits for the answer, and does not end by itself."""
+    starts = Starts(tmp_path)
+    starts.server.url()
+    starts.server.note_silent()
+    starts.now += runner_module.SILENCE_SECONDS_MAX + 1
+    starts.server.url()
+    assert not starts.processes[0].is_stopped, "it is still starting"
+    starts.server.note_healthy()
+    starts.server.note_silent()
+    starts.now += runner_module.SILENCE_SECONDS_MAX
+    starts.server.note_silent()
+    starts.server.url()
+    # one answer in between is enough
+    starts.server.note_healthy()
+    starts.now += runner_module.SILENCE_SECONDS_MAX + 1
+    starts.server.url()
+    assert not starts.processes[0].is_stopped
+    starts.server.note_silent()
+    starts.now += runner_module.SILENCE_SECONDS_MAX + 1
+    with pytest.raises(UnavailableError, match="started again in"):
+        starts.server.url()
+    assert starts.processes[0].is_stopped
+    starts.now += limits.RETRY_SECONDS_MIN
+    starts.server.url()
+    assert starts.arguments[1][starts.arguments[1].index("--model") + 1] == "/checkpoint/0.7"
+
+
+def test_the_runner_tells_a_server_whenever_its_engine_does_not_answer(
+    bench: Bench, node: Any, weights: Sequence[Any]
+) -> None:
+    told: list[bool] = []
+
+    class Listening(AttachedServer):
+        def note_healthy(self) -> None:
+            told.append(True)
+
+        def note_silent(self) -> None:
+            told.append(False)
+
+    node.staged = [weights[0].stage_full()]
+    bench.vllm.failing["label"] = UnavailableError("timed out")
+    bench.start(Listening("http://127.0.0.1:1"))
+    bench.wait(lambda: len(told) > 2)
+    assert not any(told)
+    bench.vllm.failing.clear()
+    bench.wait(lambda: told[-1])
+
+
 def test_a_server_left_by_a_node_that_was_killed_is_found_again(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     try:
