@@ -37,11 +37,11 @@ CONSTANTS: Final[tuple[tuple[str, type, str], ...]] = (
 """Name in the descriptor, type of the option, help with the default of the specification."""
 
 FLUSH_INTERVAL: Final = 4
-"""Of new runs: every block in turn, so that PULSELoCo ends where DiLoCo does (docs/outer.md). Without it in the
+"""Of new runs: every block in turn, so that PULSELoCo follows DiLoCo by two rounds (docs/outer.md). Without it in the
 descriptor, as in older runs, nothing is flushed."""
 
 FLUSH_MANTISSA_BITS: Final = 1
-"""Of new runs: with these two, payloads are still 19 times below dense FP32."""
+"""Of new runs: with these two, payloads are still 17 times below dense FP32."""
 
 FLUSH_ALL_GATHER_RATIO_MIN: Final = 6.0
 """Of new runs with flushes: sums of cut values encode badly, so that slices save from 7 trainers on (docs/outer.md)."""
