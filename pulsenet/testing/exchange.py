@@ -101,7 +101,7 @@ class Exchange:
             return
         world.clock.after(request.timeout_seconds, lambda: self._fail("timeout"))
         if not failure:
-            delay_seconds = world.network.latency_seconds()
+            delay_seconds = world.network.way_seconds(sender, request.peer_id, world.clock.now)
             world.links.send(sender, request.peer_id, request.message, self._arrive, delay_seconds=delay_seconds)
 
     def _arrive(self) -> bool | None:
@@ -121,7 +121,7 @@ class Exchange:
         receiver = world.nodes[self._request.peer_id]
         replies = world.answer(receiver, self._request.message, asker)
         self._missing_count = len(replies)
-        if world.network.loses(receiver.peer_id, asker):
+        if world.network.loses_reply(receiver.peer_id, asker):
             return  # heard and answered, and the asker will never know
         for reply in replies:
             received = world.network.corrupt(receiver.peer_id, reply)
@@ -131,7 +131,7 @@ class Exchange:
                 received,
                 partial(self._receive, received),
                 is_wanted=self._is_wanted,
-                delay_seconds=world.network.latency_seconds(),
+                delay_seconds=world.network.way_seconds(receiver.peer_id, asker, world.clock.now),
             )
 
     def _is_wanted(self) -> bool:

@@ -19,11 +19,17 @@ class Faults:
     """The request ends in a time-out."""
     close_per_mille: int = 0
     """The stream ends at once."""
+    lose_per_mille: int = 0
+    """A reply never arrives, although the request was heard."""
     duplicate_per_mille: int = 0
+    delay_per_mille: int = 0
+    """A message takes up to ``DELAY_SECONDS_MAX`` longer."""
     flip_per_mille: int = 0
     """One bit of a chunk is flipped on the way."""
     engine_fail_per_mille: int = 0
 
+
+DELAY_SECONDS_MAX = 8.0
 
 CALM = Faults()
 """No faults; only latency."""
@@ -50,22 +56,52 @@ class Network:
         self.faults = faults
         self.partitions: set[tuple[PeerId, PeerId]] = set()
         """Ordered pairs between which nothing gets through; one pair is a one-way partition."""
+        self.islands: dict[PeerId, int] = {}
+        """Number of the group a peer is cut off with; 0 for everybody who is not named."""
+        self.one_way = False
+        """Whether what is sent to an island of a higher number still gets through."""
+        self.clogs: dict[tuple[PeerId, PeerId], float] = {}
+        """Ordered pairs between which everything is held, and until when."""
         self.silent: set[PeerId] = set()
         """Peers that take requests and never answer."""
         self.liars: set[PeerId] = set()
         """Peers that answer every chunk with other bytes, or say they do not hold it."""
 
+    def heal(self) -> None:
+        """End every fault."""
+        self.faults = CALM
+        for trouble in (self.partitions, self.islands, self.clogs, self.silent, self.liars):
+            trouble.clear()
+
     def latency_seconds(self) -> float:
         """Return how long the next message takes."""
-        return self._chance.between(self.faults.latency_seconds_min, self.faults.latency_seconds_max)
+        seconds = self._chance.between(self.faults.latency_seconds_min, self.faults.latency_seconds_max)
+        if self.faults.delay_per_mille and self._chance.happens(self.faults.delay_per_mille):
+            seconds += self._chance.between(0.0, DELAY_SECONDS_MAX)
+        return seconds
+
+    def way_seconds(self, sender: PeerId, receiver: PeerId, now: float) -> float:
+        """Return how long the next message from ``sender`` to ``receiver`` takes, a clog included."""
+        held_until = self.clogs.get((sender, receiver), 0.0) if self.clogs else 0.0
+        return max(held_until - now, 0.0) + self.latency_seconds()
 
     def is_cut(self, sender: PeerId, receiver: PeerId) -> bool:
-        """Say whether requests of ``sender`` to ``receiver`` end in nothing."""
-        return (sender, receiver) in self.partitions or (receiver, sender) in self.partitions
+        """Say whether requests of ``sender`` to ``receiver`` end in nothing: one way or the other is cut."""
+        return self.loses(sender, receiver) or self.loses(receiver, sender)
 
     def loses(self, sender: PeerId, receiver: PeerId) -> bool:
         """Say whether nothing that ``sender`` sends reaches ``receiver``; the other way may be open."""
-        return (sender, receiver) in self.partitions
+        if (sender, receiver) in self.partitions:
+            return True
+        if not self.islands:
+            return False
+        source, target = self.islands.get(sender, 0), self.islands.get(receiver, 0)
+        return source > target if self.one_way else source != target
+
+    def loses_reply(self, sender: PeerId, receiver: PeerId) -> bool:
+        """Say whether the next reply never arrives."""
+        drawn = self.faults.lose_per_mille and self._chance.happens(self.faults.lose_per_mille)
+        return bool(drawn) or self.loses(sender, receiver)
 
     def find_failure(self, sender: PeerId, receiver: PeerId) -> str:
         """Return how a request fails: ``timeout``, ``closed``, or empty if it gets through."""

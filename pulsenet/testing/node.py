@@ -41,6 +41,7 @@ from pulsenet.node.news import TRUST_KEY
 from pulsenet.node.published import STATE_KEY
 from pulsenet.node.respond import Push, respond
 from pulsenet.node.trainer import Trainer
+from pulsenet.testing.disk import FailingStore
 from pulsenet.testing.exchange import Slots
 from pulsenet.testing.fakes import Chance, FakeDirectory, FakeStore, make_sign, verify
 from pulsenet.testing.hands import WORK_TYPES, Hands, Work
@@ -79,6 +80,10 @@ class Surroundings(Protocol):
 
     def dial(self, node: SimNode, dial: DialPeer) -> None:
         """Try to connect two nodes."""
+        ...
+
+    def crash(self, node: SimNode) -> None:
+        """Kill a node."""
         ...
 
     def set_timer(self, node: SimNode, machine: str, moment: float) -> None:
@@ -123,11 +128,15 @@ class SimNode:
         self.name = name
         self.peer_id = peer_id
         self.role = role
-        self.store = FakeStore()
+        self.store = FailingStore()
         self.is_up = False
         self.life = 0
         """Counts starts; what an earlier life scheduled is lost with it."""
         self.skew_ms = 0
+        self.writing: dict[Digest, bytes] = {}
+        """Chunks on their way to the disk."""
+        self.dies_after: int | None = None
+        """Effects the node still carries out before it dies, wherever in a call that is."""
         self.shard = chance(limits.HAVE_SHARDS)
         """Of the have records read last from the directory."""
         self.counts: dict[tuple[str, str], int] = {}
@@ -155,6 +164,7 @@ class SimNode:
         """Build the machines from what the store holds and let them begin."""
         assert not self.is_up
         self.is_up = True
+        self.dies_after = None
         self.life += 1
         self.slots = Slots()
         self.hands = self._world.make_hands(self)
@@ -188,6 +198,7 @@ class SimNode:
         self.is_up = False
         self.machines = {}
         self.timers = {}
+        self.writing = {}
         self.follower = self.trainer = self.mesh = None
 
     def _make_follower(self, mesh: Mesh) -> Inferencer:
@@ -253,7 +264,8 @@ class SimNode:
                 self.deliver_to_all(ForkProofSeen(first, second, asker))
             case ExchangeHave(have):
                 self.deliver_to_all(HaveSeen(have, asker))
-        assert self.mesh is not None
+        if self.mesh is None:
+            return []  # it died of what it was shown
         return respond(request, StoreAndMesh(self.store, self.mesh))
 
     def offer_snapshot(self, region: bytearray, trainer_step: int) -> int:
@@ -263,7 +275,14 @@ class SimNode:
         return generation
 
     def _execute_all(self, machine: str, effects: Iterable[Effect]) -> None:
+        life = self.life
         for effect in sorted(effects, key=lambda effect: EXECUTION_ORDER[type(effect)]):
+            if self.dies_after is not None:
+                self.dies_after -= 1
+                if self.dies_after < 0:
+                    self._world.crash(self)
+            if not self.is_up or self.life != life:
+                return
             self._execute(machine, effect)
 
     def _execute(self, machine: str, effect: Effect) -> None:
@@ -275,14 +294,20 @@ class SimNode:
             case DialPeer():
                 self._world.dial(self, effect)
             case AnnounceHead(record):
-                self._world.directory.put(self._world.directory.heads, record)
+                if self._reaches_directory:
+                    self._world.directory.put(self._world.directory.heads, record)
                 self.deliver_to_all(HeadSeen(encode_signed(record), None))
             case AnnounceHave(record):
-                self._world.directory.put(self._world.directory.haves, record)
+                if self._reaches_directory:
+                    self._world.directory.put(self._world.directory.haves, record)
             case _ if isinstance(effect, WORK_TYPES):
                 self._world.work(self, machine, effect)
             case _:
                 self._execute_here(effect)
+
+    @property
+    def _reaches_directory(self) -> bool:
+        return self._world.network.islands.get(self.peer_id, 0) == 0
 
     def _execute_here(self, effect: Effect) -> None:
         match effect:

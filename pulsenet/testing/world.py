@@ -15,9 +15,19 @@ from pulsenet.chain.records import Descriptor, SignedRecord
 from pulsenet.chain.retention import RetentionLimits
 from pulsenet.chain.signing import seal
 from pulsenet.ids import Digest, PeerId, Version
-from pulsenet.node.effects import DialPeer, SendRequest
-from pulsenet.node.events import Event, HaveSeen, HeadSeen, PeerConnected, PeerLost, TimerFired
-from pulsenet.testing.checkers import ALL_CHECKERS, Checker, SimulationError
+from pulsenet.node.effects import DialPeer, SendRequest, StoreChunk
+from pulsenet.node.events import (
+    AnchorStored,
+    Event,
+    HaveSeen,
+    HeadSeen,
+    PatchEncoded,
+    PeerConnected,
+    PeerLost,
+    SkipEncoded,
+    TimerFired,
+)
+from pulsenet.testing.checkers import ALL_CHECKERS, Checker, SimulationError, StuckError
 from pulsenet.testing.clock import VirtualClock
 from pulsenet.testing.exchange import Exchange
 from pulsenet.testing.fakes import Chance, FakeDirectory, make_key, make_sign
@@ -86,6 +96,11 @@ class World:
         self._touched: dict[PeerId, SimNode] = {}
         """Whom the event under way has changed."""
         self._connections: dict[PeerId, dict[PeerId, None]] = {}
+        self.tears_writes = False
+        """Whether a crash leaves parts of the chunks that were being written."""
+        self.published_size_bytes = 0
+        """Encoded size of every blob the trainer ever wrote: patches, anchors and skip patches, each once."""
+        self._published: set[Digest] = set()
 
     # Scenario
 
@@ -123,6 +138,9 @@ class World:
 
     def crash(self, node: SimNode) -> None:
         """Kill a node; its peers notice."""
+        for digest, data in node.writing.items():
+            if self.tears_writes:
+                node.store.tear(digest, data, self.chance)
         node.crash()
         self._behind.discard(node.peer_id)
         self.links.drop(node.peer_id)
@@ -131,6 +149,14 @@ class World:
         for other_id in self._connections.pop(node.peer_id, {}):
             del self._connections[other_id][node.peer_id]
             self._to_all_later(self.nodes[other_id], PeerLost(node.peer_id, "closed"))
+
+    def break_cut_connections(self) -> None:
+        """Let every pair notice whose connection a partition cut, as keep-alives do after a while."""
+        for peer_id, others in self._connections.items():
+            for other_id in [other for other in others if self.network.is_cut(peer_id, other)]:
+                del others[other_id]
+                if self.nodes[peer_id].is_up:
+                    self._to_all_later(self.nodes[peer_id], PeerLost(other_id, "closed"))
 
     def publish(self, change_count: int = 20) -> int:
         """Train one step and hand the weights over; return the generation."""
@@ -147,10 +173,7 @@ class World:
 
     def heal(self) -> None:
         """End all faults of the network."""
-        self.network.faults = CALM
-        self.network.partitions.clear()
-        self.network.silent.clear()
-        self.network.liars.clear()
+        self.network.heal()
 
     @property
     def newest(self) -> Version | None:
@@ -195,7 +218,7 @@ class World:
         end = self.clock.now + limit_seconds
         while not is_done():
             if not self._step(end):
-                raise SimulationError(self.seed, f"not done after {limit_seconds} s: {self.describe()}")
+                raise StuckError(self.seed, f"not done after {limit_seconds} s: {self.describe()}")
 
     def describe(self) -> str:
         """Return one line on where every node stands."""
@@ -218,7 +241,7 @@ class World:
             return False
         self.event_count += 1
         if self.event_count > EVENTS_MAX:
-            raise SimulationError(self.seed, f"more than {EVENTS_MAX} events: {self.describe()}")
+            raise StuckError(self.seed, f"more than {EVENTS_MAX} events: {self.describe()}")
         self._look_at_touched()
         return True
 
@@ -270,7 +293,19 @@ class World:
         """Let the node's hands do something that takes time."""
         hands = node.hands
         delay_seconds = self.chance.between(0.0, WORK_SECONDS_MAX)
-        self._later(delay_seconds, node, lambda: self.deliver(node, machine, hands.finish(work)))
+        if isinstance(work, StoreChunk):
+            node.writing[work.digest] = work.data
+
+        def act() -> None:
+            if isinstance(work, StoreChunk):
+                node.writing.pop(work.digest, None)
+            event = hands.finish(work)
+            if isinstance(event, PatchEncoded | AnchorStored | SkipEncoded) and event.blob_id not in self._published:
+                self._published.add(event.blob_id)
+                self.published_size_bytes += event.encoded_size_bytes
+            self.deliver(node, machine, event)
+
+        self._later(delay_seconds, node, act)
 
     def send(self, node: SimNode, machine: str, request: SendRequest) -> None:
         """Carry a request to its receiver and the replies back."""
@@ -283,7 +318,10 @@ class World:
 
     def note_version(self, version: Version, root: Digest) -> None:
         """A publisher committed a version."""
-        self.versions[version] = root
+        if self.versions.setdefault(version, root) != root:
+            raise SimulationError(self.seed, f"{version} was committed with two roots")
+        if self._newest is not None and version.number <= self._newest.number and version != self._newest:
+            raise SimulationError(self.seed, f"{version} was committed after {self._newest}")
         if self._newest is None or version > self._newest:
             self._newest = version
             self._behind.update(node.peer_id for node in self.nodes.values() if node.follower is not None)
@@ -349,13 +387,15 @@ class World:
 
     def _pull(self, node: SimNode) -> None:
         """Read the heads and one shard of the have records, as the daemon does."""
+        self._pull_later(node, self.chance.between(0.8, 1.2) * PULL_SECONDS)
+        if self.network.islands.get(node.peer_id, 0) != 0:
+            return  # the directory is on the other side
         for record in tuple(self.directory.heads.values()):
             self._deliver_to_all(node, HeadSeen(record, None))
         node.shard = (node.shard + 1) % limits.HAVE_SHARDS
         for peer_id, record in tuple(self.directory.haves.items()):
             if peer_id[0] % limits.HAVE_SHARDS == node.shard and peer_id != node.peer_id:
                 self._deliver_to_all(node, HaveSeen(record, None))
-        self._pull_later(node, self.chance.between(0.8, 1.2) * PULL_SECONDS)
 
     def _make_genesis(self, anchor_interval: int) -> SignedRecord:
         owner = make_key("owner")

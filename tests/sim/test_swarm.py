@@ -2,66 +2,81 @@
 
 from __future__ import annotations
 
+import datetime
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
-from pulsenet.testing.fakes import Chance
-from pulsenet.testing.network import draw_faults
-from pulsenet.testing.world import World
+from pulsenet.testing.faults import Fault
+from pulsenet.testing.story import Plan, play
 
-HEAL_SECONDS_MAX = 240.0
-"""Virtual time in which every live follower must be current after faults stop."""
+NODE_COUNT = 6
+"""Enough for neighbours that are no publisher, and few enough for many seeds."""
 
+FRESH_COUNT = 50
 
-def run_story(seed: int, step_count: int = 30) -> World:
-    """Publish, crash, part and lie at random, then heal and wait until everybody is current."""
-    chance = Chance(seed ^ 0x5EED)
-    world = World(seed, faults=draw_faults(chance), anchor_interval=2 + chance(12))
-    world.add_node("trainer", "trainer")
-    for index in range(1 + chance(4)):
-        node = world.add_node(f"inferencer {index}", "inferencer")
-        node.skew_ms = chance(4000) - 2000
-    for index in range(chance(3)):
-        world.add_node(f"seed {index}", "seed")
-    followers = [node for node in world.nodes.values() if node.follower is not None]
-    for _ in range(step_count):
-        world.publish(change_count=chance(60))
-        world.run_for(chance.between(0.1, 8.0))
-        node = followers[chance(len(followers))]
-        match chance(8):
-            case 0 if node.is_up:
-                world.crash(node)
-            case 1 if not node.is_up:
-                world.start(node)
-            case 2:
-                world.network.partitions.add((node.peer_id, world.trainer_key))
-            case 3:
-                world.network.partitions.clear()
-            case 4:
-                world.network.liars.add(node.peer_id)
-            case 5:
-                world.network.silent.add(node.peer_id)
-            case 6 if node.is_up and node.hands.mirror.region is not None:
-                node.hands.mirror.flip_bit(chance)
-    world.heal()
-    for node in followers:
-        if not node.is_up:
-            world.start(node)
-    world.publish_and_wait()
-    world.run_until(world.is_settled, HEAL_SECONDS_MAX)
-    return world
+FRESH_SEED = int(datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")) * 10_000
+"""Other seeds every day; the failure names them."""
 
 
-@pytest.mark.parametrize("seed", range(12))
+def check(plan: Plan) -> None:
+    """Play a story; a failure prints the command that plays it again."""
+    outcome = play(plan)
+    assert outcome.is_good, f"{outcome.violations or outcome.shortfall}\nagain: {plan.command}"
+
+
+@pytest.mark.parametrize("seed", range(6))
 def test_a_swarm_under_faults_ends_current_on_every_node(seed: int) -> None:
-    world = run_story(seed)
-    assert all(
-        node.hands.engine.root == world.versions[world.newest]
-        for node in world.nodes.values()
-        if world.newest is not None and node.role == "inferencer"
+    check(Plan(seed, node_count=10))
+
+
+@pytest.mark.parametrize("seed", range(FRESH_SEED, FRESH_SEED + FRESH_COUNT))
+def test_fresh_seeds_hold_what_fixed_ones_do(seed: int) -> None:
+    check(Plan(seed, NODE_COUNT))
+
+
+@pytest.mark.parametrize("kind", list(Fault))
+def test_every_fault_alone_is_borne(kind: Fault) -> None:
+    check(Plan(1, NODE_COUNT, frozenset({kind}), steps=3))
+
+
+def test_a_calm_swarm_refuses_nothing() -> None:
+    outcome = play(Plan(2, NODE_COUNT, frozenset()))
+    assert outcome.is_good
+    assert outcome.troubles == {}
+    assert outcome.rejected == {}
+    assert outcome.versions == 7
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(FRESH_SEED + FRESH_COUNT, FRESH_SEED + 1_000))
+def test_a_thousand_fresh_seeds(seed: int) -> None:
+    check(Plan(seed, node_count=5 + seed % 16, steps=4 + seed % 9))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(3))
+def test_two_hundred_nodes_under_every_fault(seed: int) -> None:
+    check(Plan(seed, node_count=200))
+
+
+def test_the_same_seed_gives_the_same_trace_in_another_process() -> None:
+    script = (
+        "import json, sys\n"
+        "from pulsenet.testing.story import Plan, play\n"
+        "seeds = map(int, sys.argv[1:])\n"
+        f"print(json.dumps([play(Plan(seed, {NODE_COUNT}, steps=3)).trace_hash for seed in seeds]))\n"
     )
-
-
-def test_the_same_seed_gives_the_same_trace() -> None:
-    first, second, other = run_story(3, step_count=8), run_story(3, step_count=8), run_story(4, step_count=8)
-    assert first.trace_digest == second.trace_digest
-    assert first.trace_digest != other.trace_digest
+    traces = []
+    for hash_seed in ("1", "2"):
+        command = [sys.executable, "-c", script, "3", "4"]
+        done = subprocess.run(
+            command, env={**os.environ, "PYTHONHASHSEED": hash_seed}, check=True, capture_output=True, text=True
+        )
+        traces.append(json.loads(done.stdout))
+    assert traces[0] == traces[1]
+    assert traces[0][0] != traces[0][1]
+    assert play(Plan(3, NODE_COUNT, steps=3)).trace_hash == traces[0][0]
