@@ -186,14 +186,14 @@ def format_table(summary: Mapping[str, Any], heading: str) -> str:
         losses = " | ".join(f"{row['losses'][name]:.5f}" for name in names)
         mean, width = row["difference_ratio"]
         lines.append(
-            f"| {row['rounds']} | {losses} | {100 * mean:+.3f} ± {100 * width:.3f} | {row['rounds_behind']:.1f} "
+            f"| {row['rounds']} | {losses} | {100 * mean:+.4f} ± {100 * width:.4f} | {row['rounds_behind']:.1f} "
             f"| {100 * row['density']:.2f} | {row['residual_norm']:.3g} |"
         )
-    seeds = ", ".join(f"{1e4 * value:+.1f}" for value in summary["differences_by_seed"])
+    seeds = ", ".join(f"{1e4 * value:+.2f}" for value in summary["differences_by_seed"])
     lines += [
         "",
-        f"At the end: {100 * difference:+.3f} % ± {100 * half_width:.3f} % of the loss, {100 * of_fall:+.2f} % ± "
-        f"{100 * of_fall_width:.2f} % of its fall (seed by seed, 1e-4 nats: {seeds}). The gate passes "
+        f"At the end: {100 * difference:+.4f} % ± {100 * half_width:.4f} % of the loss, {100 * of_fall:+.3f} % ± "
+        f"{100 * of_fall_width:.3f} % of its fall (seed by seed, 1e-4 nats: {seeds}). The gate passes "
         f"{100 * low:.2f} to {100 * high:.2f} % from round 3 on. Payload "
         f"{summary['payload_ratio']:.1f}x below dense FP32 (worst round "
         f"{summary['payload_ratio_min']:.1f}x), {summary['bits_per_entry']:.1f} bits an entry. Were every residual "
