@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from pulsenet.node.effects import Fate
 from pulsenet.outer.settings import OuterSettings
 from pulsenet.training.daemon_exchange import DaemonExchange
 from pulsenet.wire.sections import BlobCutter
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 SECONDS_MAX = 30.0
 OWN_KEY = PeerId(bytes([1]) * 32)

@@ -3,48 +3,31 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
+from pulsenet.local import rounds_protocol as local
+from pulsenet.outer.blob import decode_blob
 from pulsenet.outer.settings import OuterSettings
 from pulsenet.training.local_exchange import LocalExchange
 
 pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
 transformers = pytest.importorskip("transformers")
 
-from pulsenet.training import callback as callbacks  # noqa: E402 (only with transformers)
-from pulsenet.training.callback import PulsenetCallback  # noqa: E402
+from small_hf_trainer import make_trainer  # noqa: E402 (only with transformers)
+
+from pulsenet.training import callback as callbacks  # noqa: E402
+from pulsenet.training.callback import STATE_FILE, PulsenetCallback, load_outer_state  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = OuterSettings(inner_steps=4)
-
-
-def make_trainer(folder: Path, callback: PulsenetCallback, *, steps: int = 12) -> Any:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.LlamaConfig(vocab_size=16, num_key_value_heads=2, max_position_embeddings=16, **sizes)
-    data = [{"input_ids": torch.arange(8) % 7 + i % 5, "labels": torch.arange(8) % 7 + i % 5} for i in range(64)]
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
-        max_steps=steps,
-        per_device_train_batch_size=2,
-        learning_rate=1e-3,
-        lr_scheduler_type="constant",
-        save_steps=6,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        logging_strategy="no",
-        seed=1,
-    )
-    return transformers.Trainer(
-        transformers.LlamaForCausalLM(config), arguments, train_dataset=data, callbacks=[callback]
-    )
 
 
 def test_a_trainer_waits_for_its_daemon_and_resumes_in_the_run(
@@ -91,3 +74,57 @@ def test_a_trainer_waits_for_its_daemon_and_resumes_in_the_run(
     assert again.sync is not None
     assert again.sync.round_index == 5
     assert again.sync.counters.wasted_inner_steps == 2
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("moment", ["its contribution waits", "its round was stepped"])
+def test_a_trainer_that_is_killed_in_a_round_counts_nothing_twice(
+    tmp_path: Path, make_daemon: Callable[..., Any], connect: Callable[..., Any], small_run: Any, moment: str
+) -> None:
+    """Kill -9 in round 1, after its checkpoint of the sixth step, which lies in the middle of that round."""
+    daemon = make_daemon(SETTINGS)
+    run = small_run([daemon])
+    dead, sent = threading.Event(), []
+
+    def kill(message: Any) -> None:
+        run.hear(0, message)
+        if isinstance(message, local.OfferContribution) and message.round_index == 1:
+            sent.append(message)
+        offered = isinstance(message, local.OfferContribution) and message.round_index == 1
+        stepped = isinstance(message, local.Stepped) and message.round_index == 2
+        if not dead.is_set() and (offered if moment == "its contribution waits" else stepped):
+            dead.set()
+            process.kill()
+
+    daemon.on_said = kill
+    script = Path(__file__).with_name("small_hf_trainer.py")
+    log_path = tmp_path / "log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen([sys.executable, script, daemon.directory, tmp_path], stdout=log, stderr=log)
+    process.wait(200)
+    assert dead.is_set(), log_path.read_text()[-3000:]
+    folder = tmp_path / "checkpoint-6"
+    saved = load_outer_state(folder / STATE_FILE)
+    assert (saved["numbers"]["round_index"], saved["numbers"]["inner_step"]) == (1, 2)
+
+    # The Trainer has nothing left to do, so what remains is what catching up made of the checkpoint.
+    back = PulsenetCallback(connect(daemon))
+    make_trainer(tmp_path, back, steps=6).train(resume_from_checkpoint=str(folder))
+    assert back.sync is not None
+    assert back.sync.round_index == 2
+    assert run.receipts[1].members == {daemon.peer_id: sent[0]}, "what the first life sent, once"
+    table = back.sync.state.table
+    theta = [saved["theta"][spec.name].numpy() for spec in table.tensors]
+    counted = decode_blob(daemon.blobs[sent[0].blob_id], table, theta, is_dense=False)
+    assert counted.sent_count > 0
+    for spec, entries, residual in zip(table.tensors, counted.entries, back.sync.state.residual, strict=True):
+        expected = saved["residual"][spec.name].numpy().copy()
+        expected[entries.indices] = 0.0
+        assert np.array_equal(residual.numpy(), expected), spec.name
+
+    back.sync._exchange.close()  # type: ignore[attr-defined]
+    again = PulsenetCallback(connect(daemon))
+    make_trainer(tmp_path, again, steps=14).train(resume_from_checkpoint=str(folder))
+    assert again.sync is not None
+    assert (again.sync.round_index, len(run.receipts)) == (4, 4)
+    assert again.sync.counters.counted == 3, "in its own life: the first round before the checkpoint, and two after"
