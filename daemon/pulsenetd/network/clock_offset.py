@@ -37,8 +37,13 @@ class ClockOffset:
 
     @property
     def ahead_seconds(self) -> float | None:
-        """Seconds this clock runs ahead of the median peer (negative: behind); ``None`` before a measurement."""
-        return statistics.median(self._samples.values()) if self._samples else None
+        """Seconds this clock runs ahead of the median peer (negative: behind); ``None`` before a measurement.
+
+        Of fewer than three peers the one that differs least counts: if one agrees, it is the other that is off.
+        """
+        if len(self._samples) < SAMPLES_MIN:
+            return min(self._samples.values(), key=abs, default=None)
+        return statistics.median(self._samples.values())
 
     @property
     def correction_seconds(self) -> float:

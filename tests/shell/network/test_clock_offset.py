@@ -50,6 +50,13 @@ def test_one_or_two_peers_only_cause_a_warning() -> None:
     assert "600.0 s behind its peers (2 asked)" in offset.warning
 
 
+def test_of_two_peers_that_differ_the_one_that_agrees_counts() -> None:
+    """A-DHT-2: the peer of a node whose clock is off must not doubt its own."""
+    offset = measured(-600.0, 0.1)
+    assert offset.warning is None
+    assert offset.ahead_seconds == 0.1
+
+
 def test_slow_answers_do_not_count_and_the_newest_of_a_peer_does() -> None:
     offset = ClockOffset()
     offset.add(peer(1), ahead_seconds=9.0, round_trip_seconds=ROUND_TRIP_SECONDS_MAX + 0.1)
