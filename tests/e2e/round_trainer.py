@@ -9,12 +9,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from pathlib import Path
 
 import torch
 
 import pulsenet.training
 from pulsenet.errors import UnavailableError
+from pulsenet.local.protocol import LocalMessage
+from pulsenet.local.rounds_client import RoundsConnection
 from pulsenet.training import OuterOptimizer, RoundReport
 
 
@@ -39,6 +42,24 @@ def tell(**fields: object) -> None:
     print(json.dumps(fields), flush=True)
 
 
+def pause_on_demand(directory: Path) -> None:
+    """Hold this process up before or after it says something to its daemon, while a file of that name is there."""
+    say = RoundsConnection.tell
+
+    def wait_while(name: str) -> None:
+        if (directory / name).exists():
+            tell(paused=name)
+            while (directory / name).exists():
+                time.sleep(0.05)
+
+    def say_slowly(connection: RoundsConnection, message: LocalMessage) -> None:
+        wait_while(f"before-{type(message).__name__}")
+        say(connection, message)
+        wait_while(f"after-{type(message).__name__}")
+
+    RoundsConnection.tell = say_slowly  # type: ignore[method-assign]
+
+
 def save(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync: OuterOptimizer) -> None:
     """Replace the checkpoint; a kill in between leaves the one before."""
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rounds": sync.state_dict()}
@@ -53,7 +74,10 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--goal", type=Path, required=True, help="file with the round to end at, once it exists")
+    parser.add_argument("--pauses", type=Path, default=None, help="directory of the files that hold this process up")
     arguments = parser.parse_args()
+    if arguments.pauses is not None:
+        pause_on_demand(arguments.pauses)
     torch.set_num_threads(1)
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

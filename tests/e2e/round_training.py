@@ -20,8 +20,8 @@ SCRIPT = Path(__file__).with_name("round_trainer.py")
 class Training:
     """The training process beside a trainer's daemon, and what it printed."""
 
-    def __init__(self, swarm: Swarm, node: Node, seed: int) -> None:
-        self.node, self._seed = node, seed
+    def __init__(self, swarm: Swarm, node: Node, seed: int, *options: object) -> None:
+        self.node, self._seed, self._options = node, seed, options
         self._swarm = swarm
         self._process: subprocess.Popen[bytes] | None = None
         self.log_path = swarm.directory / f"{node.name}-training.log"
@@ -29,7 +29,7 @@ class Training:
 
     def start(self) -> None:
         options = ["--data-dir", self.node.data_dir, "--checkpoint", self.checkpoint, "--seed", self._seed]
-        command = [sys.executable, SCRIPT, *options, "--goal", self._swarm.directory / "goal"]
+        command = [sys.executable, SCRIPT, *options, "--goal", self._swarm.directory / "goal", *self._options]
         with self.log_path.open("ab") as log:
             environment = make_environment(self._swarm.home())
             self._process = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log, env=environment)
