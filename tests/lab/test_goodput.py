@@ -1,4 +1,4 @@
-"""A large patch over a bad link: it arrives whole, nearly nothing twice, about as fast as plain TCP carries it."""
+"""A large patch over a bad link: whole, nearly nothing twice, about as fast as plain TCP carries it (A-CHK-1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transfers that are interrupted go on by chunk: what was verified is never asked for again."""
+"""Transfers that are interrupted go on by chunk: what was verified is never asked for again (A-PROC-1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A minute in the lab: what every change must still get over a bad link."""
+"""A minute in the lab: what every change must still get over a bad link (A-CHK-1)."""
 
 from __future__ import annotations
 
