@@ -207,18 +207,19 @@ def encode_prompt(prompt: Any, trainer: Any) -> Prompt:
     """
     tokenizer = trainer.processing_class
     if isinstance(prompt, str):
-        return tuple(tokenizer(text=prompt)["input_ids"])
+        return tuple(tokenizer(text=[prompt])["input_ids"][0])
     if not all(isinstance(message.get("content"), str) for message in prompt):
         raise ConfigError("a prompt with images or other parts that are no text: inferencers are sent token ids alone")
+    # A list of one, because processors of models with images give lists in any case.
     encoded = tokenizer.apply_chat_template(
-        prompt,
+        [list(prompt)],
         chat_template=getattr(trainer, "chat_template", None),
         add_generation_prompt=True,
         tokenize=True,
         return_dict=True,
         **(getattr(trainer, "chat_template_kwargs", None) or {}),
     )
-    return tuple(encoded["input_ids"])
+    return tuple(encoded["input_ids"][0])
 
 
 def read_sampling_rules(trainer: Any) -> dict[str, Any]:

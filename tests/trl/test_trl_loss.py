@@ -18,7 +18,9 @@ from pulsenet.errors import ConfigError
 from pulsenet.ids import PeerId, RunId, Version
 from pulsenet.local.rollouts import ReceivedRollouts, Sample, pack_rollouts, unpack_rollouts
 from pulsenet.local.tasks import Task
-from pulsenet.training.trl import TrlRollouts, use_rollout_logprobs
+from pulsenet.outer.settings import OuterSettings
+from pulsenet.training.local_exchange import LocalExchange
+from pulsenet.training.trl import TrlRollouts, encode_prompt, use_rollout_logprobs
 
 TRAINER = PeerId(bytes(32))
 GROUP = 4
@@ -75,7 +77,9 @@ def reward_length(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[flo
 class Run:
     """One optimizer step, and what its loss was computed from."""
 
-    def __init__(self, folder: Path, inferencer: Inferencer, model: Any, **hook: Any) -> None:
+    def __init__(
+        self, folder: Path, inferencer: Inferencer, model: Any, *, callbacks: Sequence[Any] = (), **hook: Any
+    ) -> None:
         import datasets
         from trl import GRPOConfig, GRPOTrainer
 
@@ -110,6 +114,7 @@ class Run:
             datasets.Dataset.from_dict({"prompt": ["1+2=", "3+4="]}),
             processing_class=make_tokenizer(),
             rollout_func=TrlRollouts(inferencer),  # type: ignore[arg-type]
+            callbacks=list(callbacks),
         )
         if hook:
             use_rollout_logprobs(self.trainer, **hook)
@@ -193,6 +198,29 @@ def test_without_the_hook_trl_takes_stale_samples_for_fresh_ones(model: Any, old
     run = Run(tmp_path, Inferencer(older, NEWEST - 3), model)
     assert "importance_sampling_ratio" not in run.inputs
     assert float(run.loss) == pytest.approx(run.expect_loss(torch.ones(())), abs=1e-4)
+
+
+def test_rounds_go_on_beside_rollouts(model: Any, tmp_path: Path) -> None:
+    """In a run of several trainers the rounds take the place of the publishing callback."""
+    from pulsenet.training.callback import PulsenetCallback
+
+    rounds = PulsenetCallback(LocalExchange(OuterSettings(inner_steps=1), 1).member(0))
+    Run(tmp_path, Inferencer(model), model, callbacks=[rounds], ratio_max=2.0)
+    assert rounds.sync is not None
+    assert rounds.sync.round_index == 1
+
+
+def test_prompts_are_encoded_as_trl_does(model: Any, tmp_path: Path) -> None:
+    """Plain text and conversations, by the trainer's own template."""
+    trainer = Run(tmp_path, Inferencer(model), model).trainer
+    trainer.processing_class.chat_template = trainer.chat_template = (
+        "{% for message in messages %}{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+    )
+    conversation = [{"role": "user", "content": "1+"}, {"role": "user", "content": "2"}]
+    for prompt in ("12+3=", conversation):
+        ours, theirs = encode_prompt(prompt, trainer), trainer._tokenize_prompts([prompt])[0][0]
+        assert ours == tuple(theirs)
+    assert encode_prompt(conversation, trainer) == encode_prompt("1+2=", trainer)
 
 
 def test_the_hook_is_for_a_trainer_with_rollouts(model: Any, tmp_path: Path) -> None:

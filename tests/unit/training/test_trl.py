@@ -74,10 +74,12 @@ class Tokenizer:
 
     eos_token_id = 9
 
-    def __call__(self, text: str) -> dict[str, list[int]]:
-        return {"input_ids": [ord(letter) - 96 for letter in text]}
+    def __call__(self, text: Sequence[str]) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[ord(letter) - 96 for letter in one] for one in text]}
 
-    def apply_chat_template(self, conversation: Sequence[Mapping[str, str]], **options: Any) -> dict[str, list[int]]:
+    def apply_chat_template(
+        self, conversations: Sequence[Sequence[Mapping[str, str]]], **options: Any
+    ) -> dict[str, list[list[int]]]:
         assert options == {
             "chat_template": "one",
             "add_generation_prompt": True,
@@ -85,7 +87,8 @@ class Tokenizer:
             "return_dict": True,
             "enable_thinking": False,
         }
-        return {"input_ids": [*self("".join(message["content"] for message in conversation))["input_ids"], 0]}
+        texts = ["".join(message["content"] for message in conversation) for conversation in conversations]
+        return {"input_ids": [[*ids, 0] for ids in self(texts)["input_ids"]]}
 
 
 def make_trainer(**changes: Any) -> Any:
