@@ -10,7 +10,7 @@ import torch
 
 import pulsenet.training
 from pulsenet.errors import ConfigError
-from pulsenet.outer.settings import OuterSettings
+from pulsenet.outer.settings import Algorithm, OuterSettings
 from pulsenet.training.local_exchange import LocalExchange
 
 pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
@@ -75,6 +75,31 @@ def test_rounds_run_under_the_trainer_and_resume_bit_by_bit(tmp_path: Path) -> N
     assert resumed_callback.sync.state_root == callback.sync.state_root
     for mine, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_the_baseline_ddp_runs_under_the_trainer_and_resumes_bit_by_bit(tmp_path: Path) -> None:
+    """A lone trainer under ddp steps as the Trainer alone does; its clipping is the local one in both."""
+    settings = OuterSettings(algorithm=Algorithm.DDP, inner_steps=4)
+    swarm = LocalExchange(settings, 1)
+    callback = PulsenetCallback(swarm.member(0))
+    whole = make_trainer(tmp_path, callback)
+    whole.train()
+    assert callback.sync is not None
+    assert (callback.sync.round_index, callback.sync.counters.counted) == (12, 12)
+    plain = make_trainer(tmp_path / "plain", transformers.TrainerCallback())
+    plain.train()
+    rest = LocalExchange(settings, 1)
+    rest.rounds = swarm.rounds[:10]
+    resumed_callback = PulsenetCallback(rest.member(0))
+    resumed = make_trainer(tmp_path, resumed_callback)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
+    assert resumed_callback.sync is not None
+    assert resumed_callback.sync.state_root == callback.sync.state_root
+    for one, other, third in zip(
+        whole.model.parameters(), plain.model.parameters(), resumed.model.parameters(), strict=True
+    ):
+        assert torch.equal(one, other)
+        assert torch.equal(one, third)
 
 
 def test_a_checkpoint_without_the_rounds_is_refused(tmp_path: Path) -> None:
