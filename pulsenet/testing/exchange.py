@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from pulsenet import limits
-from pulsenet.ids import PeerId
+from pulsenet.ids import Digest, PeerId
 from pulsenet.node.effects import SendRequest
 from pulsenet.node.events import Event, ReplyReceived, RequestDone, RequestFailed
+from pulsenet.node.uploads import WAIT_SECONDS_MAX, Uploads
 from pulsenet.testing.clock import VirtualClock
 from pulsenet.testing.links import Links
 from pulsenet.testing.network import Network
-from pulsenet.wire.messages import GetChunks, Message
+from pulsenet.wire.messages import ChunkReply, GetChunks, Message, Refusal
 
 if TYPE_CHECKING:
     from pulsenet.testing.node import SimNode
 
-SERVED_BULK_REQUESTS_MAX: Final = limits.SERVED_REQUESTS_MAX - 4
-"""Requests for chunks that a node serves at once, as the daemon does; further ones wait their turn."""
+UPLOAD_SLOTS_MAX: Final = limits.SERVED_REQUESTS_MAX - 4
+"""Requests for chunks that a node serves at once at most, as the daemon does."""
+
+RETRY_MS: Final = 2_000
+"""When an asker that found no slot may come back, as the daemon says."""
 
 
 class Carrier(Protocol):
@@ -38,36 +41,78 @@ class Carrier(Protocol):
         """Have a node answer a request now."""
         ...
 
+    def kind_of(self, digests: tuple[Digest, ...]) -> str:
+        """Return the kind of the blob that chunks belong to."""
+        ...
+
     def is_reachable(self, sender: PeerId, receiver: PeerId) -> bool:
         """Say whether there is a connection, or one could be opened at once."""
         ...
 
 
 class Slots:
-    """Who is served bulk now, and who waits, first come, first served."""
+    """Who is served chunks by one node now, and who waits: the daemon's own rule, and its patience.
 
-    def __init__(self, count: int = SERVED_BULK_REQUESTS_MAX) -> None:
-        self._count = count
-        self._served: set[Exchange] = set()
-        self._waiting: deque[Exchange] = deque()
+    Args:
+        clock: Virtual time.
+        scale: As for :class:`pulsenet.testing.links.Links`.
+    """
 
-    def enter(self, exchange: Exchange) -> None:
-        """Serve the exchange, now or when it is its turn."""
-        self._waiting.append(exchange)
-        self._fill()
+    def __init__(self, clock: VirtualClock, scale: float) -> None:
+        self._clock = clock
+        self._scale = scale
+        self._uploads = Uploads(UPLOAD_SLOTS_MAX)
+        self._exchanges: dict[int, Exchange] = {}
+        self._served: set[int] = set()
+        self._ticket = 0
+
+    def enter(self, exchange: Exchange, asker: PeerId, kind: str) -> None:
+        """Serve the exchange, now or when it is its turn; refuse it if that takes too long."""
+        self._ticket += 1
+        ticket = self._ticket
+        if not self._uploads.ask(ticket, asker, kind):
+            exchange.refuse()
+            return
+        self._exchanges[ticket] = exchange
+        self._clock.after(WAIT_SECONDS_MAX, lambda: self._give_up(ticket))
+        self._advance()
+
+    def note_sent(self, exchange: Exchange, size_bytes: int) -> None:
+        """A chunk left for the exchange."""
+        ticket = next((ticket for ticket in self._served if self._exchanges[ticket] is exchange), None)
+        if ticket is not None:
+            self._uploads.note_sent(ticket, round(size_bytes * self._scale), self._clock.now)
+            self._advance()
 
     def tidy(self) -> bool:
         """Exchanges may be over, served or not: whoever waits takes their places; no event of its own."""
-        self._served = {exchange for exchange in self._served if exchange.is_open}
-        self._fill()
+        for ticket in sorted(self._served):
+            if not self._exchanges[ticket].is_open:
+                self._uploads.end(ticket)
+                self._served.discard(ticket)
+                del self._exchanges[ticket]
+        self._advance()
         return False
 
-    def _fill(self) -> None:
-        while self._waiting and len(self._served) < self._count:
-            exchange = self._waiting.popleft()
-            if exchange.is_open:
-                self._served.add(exchange)
-                exchange.serve()
+    def _give_up(self, ticket: int) -> bool:
+        if ticket not in self._exchanges or ticket in self._served:
+            return False
+        self._uploads.leave(ticket)
+        exchange = self._exchanges.pop(ticket)
+        if exchange.is_open:
+            exchange.refuse()
+        self._advance()
+        return False
+
+    def _advance(self) -> None:
+        while granted := self._uploads.advance(self._clock.now):
+            for ticket in granted:
+                if self._exchanges[ticket].is_open:
+                    self._served.add(ticket)
+                    self._exchanges[ticket].serve()
+                else:
+                    self._uploads.end(ticket)
+                    del self._exchanges[ticket]
 
 
 class Exchange:
@@ -110,7 +155,8 @@ class Exchange:
             self._world.clock.after(self._world.network.latency_seconds(), lambda: self._fail("closed"))
             return False
         if isinstance(self._request.message, GetChunks):
-            receiver.slots.enter(self)
+            kind = self._world.kind_of(self._request.message.digests)
+            receiver.slots.enter(self, self._node.peer_id, kind)
         else:
             self.serve()
         return None
@@ -123,15 +169,24 @@ class Exchange:
         self._missing_count = len(replies)
         if world.network.loses_reply(receiver.peer_id, asker):
             return  # heard and answered, and the asker will never know
+        self._answer(receiver.peer_id, replies)
+
+    def refuse(self) -> None:
+        """Tell the asker that there is no slot for it."""
+        self._missing_count = 1
+        self._answer(self._request.peer_id, [Refusal("busy", "every upload slot is taken", RETRY_MS)])
+
+    def _answer(self, provider: PeerId, replies: list[Message]) -> None:
+        world, asker = self._world, self._node.peer_id
         for reply in replies:
-            received = world.network.corrupt(receiver.peer_id, reply)
+            received = world.network.corrupt(provider, reply)
             world.links.send(
-                receiver.peer_id,
+                provider,
                 asker,
                 received,
                 partial(self._receive, received),
                 is_wanted=self._is_wanted,
-                delay_seconds=world.network.way_seconds(receiver.peer_id, asker, world.clock.now),
+                delay_seconds=world.network.way_seconds(provider, asker, world.clock.now),
             )
 
     def _is_wanted(self) -> bool:
@@ -141,6 +196,8 @@ class Exchange:
         if not self.is_open:
             return False
         world, request = self._world, self._request
+        if isinstance(reply, ChunkReply):
+            world.nodes[request.peer_id].slots.note_sent(self, len(reply.data or b""))
         event = ReplyReceived(request.request_id, request.peer_id, reply)
         if world.network.duplicates():
             again = partial(self._deliver_again, event)

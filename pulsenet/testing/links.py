@@ -118,7 +118,7 @@ class Links:
 
     def __init__(self, clock: VirtualClock, *, scale: float = 1.0) -> None:
         self._clock = clock
-        self._scale = scale
+        self.scale = scale
         self._links: dict[PeerId, Link] = {}
         self._uplinks: dict[PeerId, _Uplink] = {}
         self._down_free_at: dict[PeerId, float] = {}
@@ -164,7 +164,7 @@ class Links:
             delay_seconds: Time on the way beside that of the two lines.
         """
         delay_seconds += self.delay_seconds(sender, receiver)
-        wire_size_bytes = size_of(message) + (self._scale - 1) * content_size_of(message)
+        wire_size_bytes = size_of(message) + (self.scale - 1) * content_size_of(message)
         transfer = _Transfer(wire_size_bytes, message, delay_seconds, deliver, is_wanted)
         if wire_size_bytes < SMALL_SIZE_BYTES or (sender not in self._links and receiver not in self._links):
             self._count_sent(sender, message)

@@ -90,6 +90,10 @@ class Surroundings(Protocol):
         """Wake a machine of this life of the node, unless it sets its timer anew before."""
         ...
 
+    def make_slots(self) -> Slots:
+        """Return new upload slots for a life of a node."""
+        ...
+
     def make_hands(self, node: SimNode) -> Hands:
         """Return new hands for a life of the node."""
         ...
@@ -149,13 +153,14 @@ class SimNode:
         self._bootstraps = tuple(bootstraps)
         self._retention_limits = retention_limits
         self.addresses = (address_of(peer_id),) if is_dialable else ()
+        self._told = Holdings()
         self.machines: dict[str, Machine] = {}
         self.timers: dict[str, float] = {}
         """When each machine wants to be woken."""
         self.follower: Inferencer | None = None
         self.trainer: Trainer | None = None
         self.mesh: Mesh | None = None
-        self.slots = Slots()
+        self.slots = surroundings.make_slots()
         self.hands = surroundings.make_hands(self)
 
     # Life and death
@@ -165,8 +170,9 @@ class SimNode:
         assert not self.is_up
         self.is_up = True
         self.dies_after = None
+        self._told = Holdings()
         self.life += 1
-        self.slots = Slots()
+        self.slots = self._world.make_slots()
         self.hands = self._world.make_hands(self)
         if self.role != "seed":
             self.hands.rebuild_mirror()
@@ -349,8 +355,10 @@ class SimNode:
             holdings = Holdings(state.version.epoch, *state.patch_range, state.anchor_numbers)
         else:
             return
-        effects = self.mesh.update(self._world.now, self._world.wall_ms(self), holdings=holdings)
-        self._execute_all("mesh", effects)
+        if holdings != self._told:
+            self._told = holdings
+            effects = self.mesh.update(self._world.now, self._world.wall_ms(self), holdings=holdings)
+            self._execute_all("mesh", effects)
 
 
 class StoreAndMesh:

@@ -29,9 +29,9 @@ from pulsenet.node.events import (
 )
 from pulsenet.testing.checkers import ALL_CHECKERS, Checker, SimulationError, StuckError
 from pulsenet.testing.clock import VirtualClock
-from pulsenet.testing.exchange import Exchange
+from pulsenet.testing.exchange import Exchange, Slots
 from pulsenet.testing.fakes import Chance, FakeDirectory, make_key, make_sign
-from pulsenet.testing.hands import Hands, Work
+from pulsenet.testing.hands import ANCHOR_CODEC_ID, Hands, Work
 from pulsenet.testing.links import Link, Links
 from pulsenet.testing.network import CALM, Faults, Network
 from pulsenet.testing.node import SimNode, address_of
@@ -101,6 +101,7 @@ class World:
         self.published_size_bytes = 0
         """Encoded size of every blob the trainer ever wrote: patches, anchors and skip patches, each once."""
         self._published: set[Digest] = set()
+        self._kinds: dict[Digest, str] = {}
 
     # Scenario
 
@@ -289,6 +290,10 @@ class World:
         """Return new hands for a life of the node."""
         return Hands(node.store, engine_fails=self.network.engine_fails, note_version=self.note_version)
 
+    def make_slots(self) -> Slots:
+        """Return new upload slots for a life of a node."""
+        return Slots(self.clock, self.links.scale)
+
     def work(self, node: SimNode, machine: str, work: Work) -> None:
         """Let the node's hands do something that takes time."""
         hands = node.hands
@@ -301,8 +306,7 @@ class World:
                 node.writing.pop(work.digest, None)
             event = hands.finish(work)
             if isinstance(event, PatchEncoded | AnchorStored | SkipEncoded) and event.blob_id not in self._published:
-                self._published.add(event.blob_id)
-                self.published_size_bytes += event.encoded_size_bytes
+                self._note_blob(node, event)
             self.deliver(node, machine, event)
 
         self._later(delay_seconds, node, act)
@@ -343,11 +347,24 @@ class World:
             checker.check_replies(self, node, replies)
         return replies
 
+    def kind_of(self, digests: tuple[Digest, ...]) -> str:
+        """Return the kind of the blob that chunks belong to."""
+        return next((self._kinds[digest] for digest in digests if digest in self._kinds), "other")
+
     def is_reachable(self, sender: PeerId, receiver: PeerId) -> bool:
         """Say whether there is a connection, or one could be opened at once."""
         return self.links.link_of(receiver).is_dialable or receiver in self._connections.get(sender, {})
 
     # Inside
+
+    def _note_blob(self, node: SimNode, event: PatchEncoded | AnchorStored | SkipEncoded) -> None:
+        self._published.add(event.blob_id)
+        self.published_size_bytes += event.encoded_size_bytes
+        kind = {AnchorStored: "anchor", SkipEncoded: "skip"}.get(type(event), "patch")
+        if isinstance(event, PatchEncoded) and event.codec_id == ANCHOR_CODEC_ID:
+            kind = "anchor"
+        for digest in node.store.digests_of(node.store.lists[event.blob_id]):
+            self._kinds.setdefault(digest, kind)
 
     def _later(self, delay_seconds: float, node: SimNode, action: Callable[[], None]) -> None:
         life = node.life

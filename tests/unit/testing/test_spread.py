@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from pulsenet.testing.checkers import SimulationError
-from pulsenet.testing.links import Link
+from pulsenet.testing.links import MEGABIT, Link
 from pulsenet.testing.spread import Spread, compute_bound_seconds, measure_spread
 
 SIZES = {"payload_size_bytes": 20 * 4_000, "chunk_size_bytes": 4_000, "scale": 250.0}
 """20 MB in 20 chunks."""
 
 
-def spread(seed: int, reader_count: int, **options: float) -> Spread:
+def spread(seed: int, reader_count: int, **options: object) -> Spread:
     return measure_spread(seed, reader_count, **SIZES, **options)  # type: ignore[arg-type]
 
 
@@ -45,3 +45,10 @@ def test_the_bound_is_the_tightest_of_three() -> None:
     assert compute_bound_seconds(100, Link(up_rate=4.0), [fat]) == 25  # it leaves the publisher
     assert compute_bound_seconds(100, fat, [thin, fat]) == 50  # it enters the slowest reader
     assert compute_bound_seconds(1_000, Link(up_rate=100.0), [Link(up_rate=0.0, down_rate=1e9)] * 10) == 100
+
+
+def test_a_busy_publisher_sends_readers_elsewhere_and_they_come_back() -> None:
+    """Six readers with little upload and one thin publisher: slots run out, and everybody still arrives."""
+    thin = Link(up_rate=8 * MEGABIT, down_rate=100 * MEGABIT)
+    measured = spread(4, 8, publisher=thin, draw_link=lambda _: Link(up_rate=1 * MEGABIT, down_rate=100 * MEGABIT))
+    assert measured.all_seconds >= measured.bound_seconds
