@@ -18,7 +18,7 @@ STAMP     := $(VENV)/.installed
 
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo test test-quick coverage lint format types contracts wheel-smoke bench nightly clean
+.PHONY: help install demo test test-quick coverage lint format types contracts wheel-smoke bench vllm nightly clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -89,11 +89,17 @@ bench: $(STAMP)
 	@$(BIN)/python tests/benchmarks/bench_codec.py --write docs/benchmarks.md
 	@$(BIN)/python tests/benchmarks/bench_memory.py
 
+## make vllm         environment with a real vLLM for the CPU (2.5 GB), its tests, and the demo on it
+vllm: $(STAMP)
+	@PYTHON="$(PYTHON)" NODE_PYTHON="$(BIN)/python" .ci/vllm $(TEST_ARGS)
+
 ## make nightly      the long runs
 nightly: $(STAMP)
 	@$(BIN)/python -m pytest -m "nightly" --timeout 3600 $(TEST_ARGS)
+	@PYTHON="$(PYTHON)" NODE_PYTHON="$(BIN)/python" .ci/vllm -m vllm
+	@VLLM_PYTHON="$(CURDIR)/.venv-vllm/bin/python" $(BIN)/python -m pytest tests/e2e/test_vllm_node.py
 	@NODE_PYTHON=$(BIN)/python .ci/trl
 	@$(BIN)/pulsenet demo
 
 clean:
-	rm -rf $(VENV) build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-vllm build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache

@@ -13,6 +13,8 @@ import pytest
 # Tests are no package: the harness beside them is found by its directory.
 sys.path.insert(0, str(Path(__file__).parent))
 
+SLOW_TWICE = "test_a_worker_killed_in_the_commit"
+"""Starts an engine of its own, and the family changes nothing: one of them each time, the others nightly."""
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 
 
@@ -22,12 +24,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.vllm)
             item.add_marker(pytest.mark.timeout(600))
+            if item.name.startswith(SLOW_TWICE) and "qwen2" in item.name:
+                item.add_marker(pytest.mark.nightly)
             if not HAS_VLLM:
                 item.add_marker(pytest.mark.skip(reason="vLLM is not installed here; .ci/vllm makes an environment"))
 
 
 @pytest.fixture(
-    scope="module", params=[("llama", 1), ("qwen2", 1), pytest.param(("llama", 2), marks=pytest.mark.nightly)]
+    scope="module",
+    params=[
+        pytest.param(("llama", 1), id="llama"),
+        pytest.param(("qwen2", 1), id="qwen2"),
+        pytest.param(("llama", 2), id="llama-2-ranks", marks=pytest.mark.nightly),
+    ],
 )
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Lend an engine with the node's side attached and a publisher's model."""
