@@ -171,6 +171,10 @@ class Network:
         Raises:
             UnavailableError: p2pd is being restarted.
         """
+        async with self._replacing:
+            if self.transport.is_open and not self.directory.is_open:
+                # a busy p2pd did not take the directory in time, at a replacement or a change of mode
+                await self.directory.open(self.transport.hivemind_p2p)
         outcomes = await self._dial_known()
         if await self._refresh_if_stuck(outcomes):
             outcomes = await self._dial_known()

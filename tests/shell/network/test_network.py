@@ -14,7 +14,7 @@ from networks import RUN_ID, bootstrap_address, find_free_port, make_network, ru
 
 from pulsenet.chain.records import Have
 from pulsenet.chain.signing import encode_signed, seal
-from pulsenet.errors import UsageError
+from pulsenet.errors import UnavailableError, UsageError
 from pulsenet.ids import PeerId
 from pulsenet.wire.messages import GetHead, HeadReply, Message
 from pulsenetd.errors import NoBootstrapError, P2pdError, exit_code
@@ -190,6 +190,31 @@ def test_two_islands_become_one_as_soon_as_one_node_reaches_the_other(tmp_path: 
             assert await fourth.directory.read_haves(shard) == [encode_signed(have)]
         finally:
             await asyncio.gather(*(node.close() for node in (first, second, third, fourth)))
+
+    run(main())
+
+
+def test_a_directory_that_could_not_be_opened_again_is_opened_by_the_next_mending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        network = make_network(tmp_path, "node")
+        await network.open([])
+        try:
+
+            async def fail(_p2p: object) -> None:
+                raise UnavailableError("timed out: joining the directory")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(network.directory, "open", fail)
+                with pytest.raises(UnavailableError):
+                    await network.take_reachability(False)
+            assert not network.directory.is_open
+            await network.mend()
+            assert network.directory.is_open
+            assert network.directory._node.protocol.client_mode
+        finally:
+            await network.close()
 
     run(main())
 
