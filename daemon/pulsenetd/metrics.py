@@ -37,7 +37,7 @@ REASONS: Final = frozenset(
         # requests
         "timeout", "closed", "refused", "unreachable", "hedge",
         # hops and engines
-        "base_mismatch", "root_mismatch", "structure", "engine",
+        "base_mismatch", "root_mismatch", "structure", "engine", "too-large",
         # publishing
         "not_publisher", "superseded", "authorities", "behind", "diverged", "no_snapshot", "no_baseline", "no_base",
         "encode", "cut_short", "dropped", "too_slow", "other_base", "bad_changes",

@@ -105,7 +105,7 @@ def _judge_node(node: Path, status: dict[str, Any]) -> list[Finding]:
     found: list[Finding] = []
     peers = status.get("peers", 0)
     found.append(
-        ok(f"{name}: {peers} peers")
+        ok(f"{name}: {peers} {'peer' if peers == 1 else 'peers'}")
         if peers
         else warn(f"{name}: no peers", "is another node of the run up? Look at 'bootstraps' above")
     )
