@@ -218,7 +218,7 @@ class Transport:
 
     @property
     def inbound_peers(self) -> frozenset[PeerId]:
-        """Peers that have a stream to this node open: proof that it can be reached."""
+        """Peers that have a stream to this node open; it may run over a connection this node opened."""
         return self._provider.peers
 
     # -- connections --------------------------------------------------------------------------
