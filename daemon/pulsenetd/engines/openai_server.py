@@ -10,6 +10,7 @@ import errno
 import http.client
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from pulsenet.errors import RemoteProtocolError, UnavailableError
 from pulsenetd.engines.openai_answers import Stamp, StreamStamper, encode_error, stamp_body
 from pulsenetd.engines.openai_upstream import Upstream, find_stamp, read_stamp
 from pulsenetd.errors import AddressInUseError
+from pulsenetd.logs import logger
 
 ROUTES: Final = {"/v1/completions": "POST", "/v1/chat/completions": "POST", "/v1/models": "GET"}
 CONNECTIONS_MAX: Final = 256
@@ -44,7 +46,7 @@ REQUEST_HEADERS: Final = ("Content-Type", "Authorization", "Accept", "X-Request-
 """Passed on to the engine; vLLM checks the key of ``--api-key`` itself."""
 
 
-class _Refusal(Exception):
+class _RefusedError(Exception):
     """An answer that is an error of our own."""
 
     def __init__(self, status: int, code: str, message: str, *, closes: bool = False) -> None:
@@ -172,7 +174,9 @@ class _Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no event."""
+        """Pass over clients that went away; anything else is a fault of ours."""
+        if not isinstance(sys.exception(), OSError):
+            logger.exception("a request to the OpenAI port failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         try:
             self._pass_on(self._read_request())
-        except _Refusal as refusal:
+        except _RefusedError as refusal:
             self.close_connection = self.close_connection or refusal.closes
             headers = {"Retry-After": str(RETRY_SECONDS)} if refusal.status in (429, 503) else {}
             body = encode_error(refusal.status, refusal.code, refusal.message)
@@ -221,31 +225,33 @@ class _Handler(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         wanted = ROUTES.get(path)
         if wanted is None:
-            raise _Refusal(404, "not_found", f"no route {path}; there are {', '.join(ROUTES)}", closes=True)
+            raise _RefusedError(404, "not_found", f"no route {path}; there are {', '.join(ROUTES)}", closes=True)
         if wanted != self.command:
-            raise _Refusal(405, "method_not_allowed", f"{path} takes {wanted}", closes=True)
+            raise _RefusedError(405, "method_not_allowed", f"{path} takes {wanted}", closes=True)
         body = self._read_body() if wanted == "POST" else None
         try:
             upstream = type(self).find_upstream()
         except UnavailableError as error:
-            raise _Refusal(503, "engine_not_ready", str(error)) from error
+            raise _RefusedError(503, "engine_not_ready", str(error)) from error
         return _Asked(wanted, path, body, upstream)
 
     def _read_body(self) -> bytes:
         lengths = self.headers.get_all("Content-Length", [])
         if self.headers.get("Transfer-Encoding") or len(lengths) != 1 or not lengths[0].isdecimal():
-            raise _Refusal(411, "length_required", "give the body's size in one Content-Length header", closes=True)
+            raise _RefusedError(
+                411, "length_required", "give the body's size in one Content-Length header", closes=True
+            )
         size = int(lengths[0]) if len(lengths[0]) < 20 else BODY_SIZE_BYTES_MAX + 1
         if size > BODY_SIZE_BYTES_MAX:
-            raise _Refusal(413, "body_too_large", f"a body of more than {BODY_SIZE_BYTES_MAX} bytes", closes=True)
+            raise _RefusedError(413, "body_too_large", f"a body of more than {BODY_SIZE_BYTES_MAX} bytes", closes=True)
         if self.headers.get_content_type() != "application/json":
             # What a page in a browser can send without asking has another type.
-            raise _Refusal(415, "unsupported_media_type", "the body must be application/json", closes=True)
+            raise _RefusedError(415, "unsupported_media_type", "the body must be application/json", closes=True)
         pieces, give_up_at = [], time.monotonic() + BODY_SECONDS_MAX
         while size:
             piece = self.rfile.read1(min(size, PIECE_SIZE_BYTES))
             if not piece or time.monotonic() > give_up_at:
-                raise _Refusal(408, "request_timeout", "the body did not come", closes=True)
+                raise _RefusedError(408, "request_timeout", "the body did not come", closes=True)
             pieces.append(piece)
             size -= len(piece)
         return b"".join(pieces)
@@ -257,7 +263,9 @@ class _Handler(BaseHTTPRequestHandler):
             try:
                 engine.connect()
             except OSError as error:
-                raise _Refusal(503, "engine_gone", f"the engine does not answer: {error.strerror or error}") from error
+                raise _RefusedError(
+                    503, "engine_gone", f"the engine does not answer: {error.strerror or error}"
+                ) from error
             assert isinstance(engine.sock, socket.socket)
             engine.sock.settimeout(SILENCE_SECONDS_MAX)
             with self.watch.over(self.connection, engine.sock):
@@ -272,9 +280,9 @@ class _Handler(BaseHTTPRequestHandler):
             return engine.getresponse()
         except TimeoutError as error:
             self.close_connection = True
-            raise _Refusal(504, "engine_timeout", f"no answer within {SILENCE_SECONDS_MAX:.0f} s") from error
+            raise _RefusedError(504, "engine_timeout", f"no answer within {SILENCE_SECONDS_MAX:.0f} s") from error
         except (OSError, http.client.HTTPException) as error:
-            raise _Refusal(502, "engine_gone", f"the engine went away: {error or type(error).__name__}") from error
+            raise _RefusedError(502, "engine_gone", f"the engine went away: {error or type(error).__name__}") from error
 
     def _answer(self, asked: _Asked, response: http.client.HTTPResponse) -> None:
         kind = response.getheader("Content-Type") or "application/octet-stream"
@@ -283,20 +291,22 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if response.length is None and not response.chunked:
             # Its end would be that of the connection, which looks the same when the engine dies.
-            raise _Refusal(502, "engine_gone", "the engine's answer has no length")
+            raise _RefusedError(502, "engine_gone", "the engine's answer has no length")
         try:
             body = response.read(ANSWER_SIZE_BYTES_MAX + 1)
         except (OSError, http.client.HTTPException) as error:
-            raise _Refusal(502, "engine_gone", f"the engine went away: {error or type(error).__name__}") from error
+            raise _RefusedError(502, "engine_gone", f"the engine went away: {error or type(error).__name__}") from error
         if len(body) > ANSWER_SIZE_BYTES_MAX:
-            raise _Refusal(502, "answer_too_large", f"an answer of more than {ANSWER_SIZE_BYTES_MAX} bytes: stream it")
+            raise _RefusedError(
+                502, "answer_too_large", f"an answer of more than {ANSWER_SIZE_BYTES_MAX} bytes: stream it"
+            )
         if response.length:
-            raise _Refusal(502, "engine_gone", f"the engine went away {response.length} bytes before the end")
+            raise _RefusedError(502, "engine_gone", f"the engine went away {response.length} bytes before the end")
         headers = {}
         if response.status == 200:
             stamp = read_stamp(response.getheader) or find_stamp(asked.upstream)
             if stamp is None:
-                raise _Refusal(503, "engine_not_ready", "the engine's weights lost their version meanwhile")
+                raise _RefusedError(503, "engine_not_ready", "the engine's weights lost their version meanwhile")
             body = stamp_body(body, stamp)
             headers = stamp_headers(stamp)
         retry = response.getheader("Retry-After")

@@ -65,7 +65,10 @@ class Engine:
         with connection:
             head = b""
             while b"\r\n\r\n" not in head:
-                head += connection.recv(65_536)
+                if not (piece := connection.recv(65_536)):
+                    self.gone.set()
+                    return
+                head += piece
             head, _, body = head.partition(b"\r\n\r\n")
             size = next(
                 (int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")), 0
@@ -378,6 +381,26 @@ def test_connections_beyond_the_limit_are_told_to_come_again(engine: Engine, mon
         held.close()
     finally:
         server.close()
+
+
+def test_a_fault_of_our_own_is_logged_and_clients_that_go_away_are_not(
+    engine: Engine, server: OpenAiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.work = engine.wait_until_gone
+    connection = connect(server)
+    connection.request("POST", "/v1/completions", b"{}", JSON)
+    connection.sock.shutdown(socket.SHUT_RDWR)
+    connection.close()
+    assert engine.gone.wait(60)
+
+    def fail() -> Upstream:
+        raise KeyError("a bug")
+
+    engine.find = fail  # type: ignore[method-assign]
+    with pytest.raises(http.client.RemoteDisconnected):
+        ask(server)
+    assert caplog.text.count("a request to the OpenAI port failed") == 1
+    assert "KeyError: 'a bug'" in caplog.text
 
 
 def test_closing_cuts_what_runs(engine: Engine) -> None:
