@@ -37,6 +37,10 @@ class RateCap:
         self._updated_at = now if self._updated_at is None else max(now, self._updated_at)
 
 
+LATE_SECONDS = 0.1
+"""Whoever wakes so much too late makes up for it: on a busy machine the rate would fall below the cap."""
+
+
 class ByteCap:
     """Keeps an average rate: whoever moved bytes runs up a debt, and nobody moves more until it is paid.
 
@@ -58,4 +62,4 @@ class ByteCap:
     def note(self, size_bytes: int, now: float) -> None:
         """So much moved, or is about to."""
         if self._bytes_per_second:
-            self._free_at = max(self._free_at, now) + size_bytes / self._bytes_per_second
+            self._free_at = max(self._free_at, now - LATE_SECONDS) + size_bytes / self._bytes_per_second

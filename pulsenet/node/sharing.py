@@ -35,6 +35,9 @@ STILL_SECONDS = 1.0
 RELIEF_TOLD_SECONDS = 30.0
 """How long after it the help is told as a shortfall."""
 
+FIRST_CHUNKS = 2
+"""Chunks asked of a reader whose pace is unknown: it may have a thin uplink."""
+
 IN_FLIGHT_SECONDS = 3.0
 IN_FLIGHT_MIN = 8
 """Chunks asked for at a time where readers feed one another: what comes in so much time, and not fewer."""
@@ -214,7 +217,9 @@ class Sharing:
 
         for source in self._sources.candidates(blob_id, now, rank):
             is_publisher = source.peer_id == share.want.publisher
+            is_new = plan.is_shared and not is_publisher and not source.window.chunks_per_second
             here = min(room, source.room_chunks, plan.publisher_room if is_publisher else room)
+            here = min(here, FIRST_CHUNKS - source.chunks_in_flight) if is_new else here
             if here <= 0 or not share.want.may_ask(source):
                 continue
             if is_publisher:

@@ -91,10 +91,9 @@ class Source:
         least = min(limits.CHUNKS_PER_REQUEST_MAX, self.window.chunks // 2) if self.chunks_in_flight else 1
         return room if room >= least else 0
 
-    @property
-    def expected_seconds(self) -> float:
-        """When the next chunk asked of it would come, by its pace; 0 before that was measured, so that it is tried."""
-        pace = self.window.chunks_per_second
+    def expect_seconds(self, usual_pace: float) -> float:
+        """Return when the next chunk asked of it would come, by its pace; by the usual one before it was measured."""
+        pace = self.window.chunks_per_second or usual_pace
         return (self.chunks_in_flight + 1) / pace if pace > 0 else 0.0
 
     def can_be_asked(self, key: Digest, now: float) -> bool:
@@ -248,13 +247,15 @@ class Sources:
             and source.requests_in_flight < limits.STREAMS_PER_PEER_MAX
             and (key not in source.misses or source.misses[key].retry_at <= now)
         ]
+        paces = [source.window.chunks_per_second for source in ready if source.window.chunks_per_second > 0]
+        usual_pace = sum(paces) / len(paces) if paces else 0.0
         return sorted(
             ready,
             key=lambda source: (
                 source.false_claim_count,
                 claim_of(source),
                 source.failure_count,
-                source.expected_seconds,
+                source.expect_seconds(usual_pace),
                 source.chunks_in_flight + source.requests_in_flight,
                 self.draw(1 << 16),
             ),

@@ -12,6 +12,7 @@ import pytest
 
 from pulsenet.errors import UnavailableError
 from pulsenet.ids import Digest, PeerId, RunId
+from pulsenet.node.rate import LATE_SECONDS
 from pulsenet.wire.messages import (
     FEATURES,
     ChunkReply,
@@ -173,7 +174,7 @@ def test_chunks_are_taken_no_faster_than_the_cap_and_counted_by_kind() -> None:
             provider.handler = answer
             for digest in digests:  # in one request they would come over several streams
                 assert len(await requester.request(PEER, GetChunks((digest,)), 5)) == 1
-            assert waits == [0.0, 0.5, 1.0]
+            assert waits == pytest.approx([0.0, 0.5 - LATE_SECONDS, 1.0 - LATE_SECONDS])
             assert traffic.blob_bytes == {("received", "anchor"): 1_500}
 
     run(main())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pulsenet.node.rate import ByteCap, RateCap
+import pytest
+
+from pulsenet.node.rate import LATE_SECONDS, ByteCap, RateCap
 
 
 def test_a_burst_passes_and_the_next_one_waits() -> None:
@@ -46,14 +48,22 @@ def move_all(cap: ByteCap, sizes: list[int], now: float = 0.0) -> float:
 def test_a_byte_cap_is_kept_within_a_piece() -> None:
     sizes = [1 << 20] * 50 + [100] * 50
     seconds = move_all(ByteCap(1_000_000), sizes)
-    assert abs(sum(sizes) / seconds - 1_000_000) < 1.0
+    assert sum(sizes) / (seconds + LATE_SECONDS) == pytest.approx(1_000_000)
 
 
 def test_idle_time_earns_no_burst() -> None:
     cap = ByteCap(1_000)
     cap.note(1_000, 0.0)
-    assert cap.wait_seconds(0.25) == 0.75
-    assert move_all(cap, [1_000, 1_000], now=100.0) == 102.0
+    assert cap.wait_seconds(0.25) == pytest.approx(0.75 - LATE_SECONDS)
+    assert move_all(cap, [1_000, 1_000], now=100.0) == pytest.approx(102.0 - LATE_SECONDS)
+
+
+def test_who_wakes_late_each_time_still_gets_the_whole_rate() -> None:
+    cap, now = ByteCap(1_000), 0.0
+    for _ in range(100):
+        now += cap.wait_seconds(now) + 0.05
+        cap.note(1_000, now)
+    assert 99_000 / now == pytest.approx(1_000, rel=0.01)
 
 
 def test_without_a_cap_nothing_waits() -> None:
