@@ -790,7 +790,7 @@ def test_late_pages_and_chunks_of_a_blob_no_longer_wanted_are_dropped() -> None:
 def make_parts(*parts: bytes) -> Blob:
     """A blob of which every part has a chunk of its own, as the sections of a contribution have."""
     cutter = ChunkCutter()
-    chunks = {}
+    chunks: dict[Digest, bytes] = {}
     for part in parts:
         chunks.update([*cutter.feed(part), *cutter.boundary()])
     cutter.finish()
@@ -850,3 +850,58 @@ def test_what_others_want_from_one_is_asked_of_that_one_alone() -> None:
     bench.run(blob)
     assert bench.fetcher.is_whole(blob.blob_id)
     assert not providers[other].requests
+
+
+def test_the_last_chunks_of_a_blob_wait_for_no_slow_provider() -> None:
+    blob = make_blob(payload(40 * 1024), 1024)
+    slow, fast = peers(2)
+    providers = {
+        slow: Provider(
+            {blob.blob_id: blob}, change=lambda a: [(d + (60.0 if isinstance(r, ChunkReply) else 0.0), r) for d, r in a]
+        ),
+        fast: Provider({blob.blob_id: blob}, seconds=0.05),
+    }
+    bench = Bench(providers)
+    bench.want(blob)
+    bench.run(blob)
+    assert bench.data(blob) == payload(40 * 1024)
+    assert bench.now < STALL_SECONDS_MIN
+    assert bench.count("retries", "hedge") == 1
+    assert len([digest for request in chunk_requests(providers[fast]) for digest in request.digests]) <= 42
+
+
+def test_a_link_below_the_least_rate_finishes_with_more_patience() -> None:
+    """A chunk that takes longer than a request for it is allowed at first."""
+    blob = make_blob(payload(2 * 1024), 1024)
+    limits_seen: list[float] = []
+
+    class Slow(Bench):
+        def send(self, effect: SendRequest) -> None:
+            if isinstance(effect.message, GetChunks):
+                limits_seen.append(effect.timeout_seconds)
+                if effect.timeout_seconds < 150.0:
+                    self.push(effect.timeout_seconds, RequestFailed(effect.request_id, effect.peer_id, "timeout"))
+                    return
+            super().send(effect)
+
+    bench = Slow({PUBLISHER: Provider({blob.blob_id: blob})})
+    bench.want(blob)
+    bench.run(blob)
+    assert bench.fetcher.is_whole(blob.blob_id)
+    assert limits_seen == sorted(limits_seen)
+
+
+def test_readers_that_fetch_the_same_blob_take_chunks_of_one_another() -> None:
+    """The publisher is asked for what the other reader lacks, not for what it holds."""
+    blob = make_blob(payload(40 * 1024), 1024)
+    half = Blob(blob.chunk_list, dict(list(blob.chunks.items())[:20]), blob.manifest)
+    reader = peers(1)[0]
+    providers = {PUBLISHER: Provider({blob.blob_id: blob}), reader: Provider({blob.blob_id: half})}
+    bench = Bench(providers)
+    bench.want(blob)
+    bench.run(blob)
+    assert bench.data(blob) == payload(40 * 1024)
+    asked = [digest for request in chunk_requests(providers[PUBLISHER]) for digest in request.digests]
+    assert not set(asked) & set(half.chunks)
+    progress = bench.fetcher.progress()
+    assert (progress.publisher_size_bytes, progress.reader_size_bytes) == (20 * 1024, 20 * 1024)
