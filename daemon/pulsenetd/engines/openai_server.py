@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import http.client
+import io
 import select
 import socket
 import sys
@@ -22,6 +23,7 @@ from urllib.parse import urlsplit
 
 from pulsenet.errors import RemoteProtocolError, UnavailableError
 from pulsenetd.engines.openai_answers import Stamp, StreamStamper, encode_error, stamp_body
+from pulsenetd.engines.openai_clients import Incoming, is_loopback_host
 from pulsenetd.engines.openai_upstream import Upstream, find_stamp, read_stamp
 from pulsenetd.errors import AddressInUseError
 from pulsenetd.logs import logger
@@ -31,6 +33,8 @@ CONNECTIONS_MAX: Final = 256
 """Each has a thread; who comes later is told to come again."""
 BODY_SIZE_BYTES_MAX: Final = 8 << 20
 """Of a request; a prompt of a million token ids is as large."""
+HEAD_SECONDS_MAX: Final = 30.0
+"""For the whole head of a request, the wait for it included: drops of it hold no connection."""
 BODY_SECONDS_MAX: Final = 60.0
 ANSWER_SIZE_BYTES_MAX: Final = 64 << 20
 """Of an answer that is not streamed: it is held in memory once."""
@@ -150,6 +154,11 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._free = threading.Semaphore(CONNECTIONS_MAX)
         super().__init__(address, handler)
+        self._is_local = is_loopback_host(str(self.server_address[0]))
+
+    def takes_host(self, header: str) -> bool:
+        """Say whether a request for this ``Host`` may be served: on loopback only one that names no other machine."""
+        return not self._is_local or not header or is_loopback_host(header)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._free.acquire(blocking=False):
@@ -197,6 +206,17 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
     find_upstream: Callable[[], Upstream]
     watch: HangUpWatch
+    server: _Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self._incoming = Incoming(self.connection, IDLE_SECONDS_MAX)
+        self.rfile = io.BufferedReader(self._incoming)
+
+    def handle_one_request(self) -> None:
+        self._incoming.give_up_at = time.monotonic() + HEAD_SECONDS_MAX
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         self._serve()
@@ -222,12 +242,19 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(refusal.status, "application/json", body, headers)
 
     def _read_request(self) -> _Asked:
-        path = urlsplit(self.path).path
+        self._incoming.give_up_at = float("inf")
+        path = _find_path(self.path)
         wanted = ROUTES.get(path)
         if wanted is None:
             raise _RefusedError(404, "not_found", f"no route {path}; there are {', '.join(ROUTES)}", closes=True)
         if wanted != self.command:
             raise _RefusedError(405, "method_not_allowed", f"{path} takes {wanted}", closes=True)
+        if not self.server.takes_host(self.headers.get("Host", "")):
+            # A page in a browser whose own name leads here: the answer is of its own origin, so it could read it.
+            raise _RefusedError(403, "host_not_allowed", "ask for localhost or an IP address", closes=True)
+        if wanted != "POST":
+            # Its body would be read as the next request, past whatever checks them on the way.
+            self.close_connection = self.close_connection or self._has_body()
         body = self._read_body() if wanted == "POST" else None
         try:
             upstream = type(self).find_upstream()
@@ -235,9 +262,12 @@ class _Handler(BaseHTTPRequestHandler):
             raise _RefusedError(503, "engine_not_ready", str(error)) from error
         return _Asked(wanted, path, body, upstream)
 
+    def _has_body(self) -> bool:
+        return "Transfer-Encoding" in self.headers or self.headers.get_all("Content-Length", ["0"]) != ["0"]
+
     def _read_body(self) -> bytes:
         lengths = self.headers.get_all("Content-Length", [])
-        if self.headers.get("Transfer-Encoding") or len(lengths) != 1 or not lengths[0].isdecimal():
+        if "Transfer-Encoding" in self.headers or len(lengths) != 1 or not lengths[0].isdecimal():
             raise _RefusedError(
                 411, "length_required", "give the body's size in one Content-Length header", closes=True
             )
@@ -366,6 +396,13 @@ def _read_piece(response: http.client.HTTPResponse) -> bytes:
         raise UnavailableError(f"the engine sent nothing for {SILENCE_SECONDS_MAX:.0f} s") from error
     except (OSError, http.client.HTTPException) as error:
         raise UnavailableError(f"the engine went away: {error or type(error).__name__}") from error
+
+
+def _find_path(target: str) -> str:
+    try:
+        return urlsplit(target).path
+    except ValueError:
+        return target  # no URL: no route either
 
 
 def stamp_headers(stamp: Stamp) -> dict[str, str]:

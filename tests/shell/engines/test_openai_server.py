@@ -424,3 +424,55 @@ def test_a_port_in_use_is_said(engine: Engine) -> None:
         OpenAiServer("127.0.0.1", port, lambda: engine.find())
     with pytest.raises(AddressInUseError, match="cannot be listened on"):
         OpenAiServer("203.0.113.1", 0, lambda: engine.find())
+
+
+def exchange(server: OpenAiServer, data: bytes) -> bytes:
+    """Send bytes, and return all that comes until the server hangs up."""
+    connection = connect(server)
+    try:
+        assert connection.sock is not None
+        connection.sock.sendall(data)
+        received = b""
+        while piece := connection.sock.recv(65_536):
+            received += piece
+        return received
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("size", [b"Content-Length: 54", b"Transfer-Encoding: chunked", b"Transfer-Encoding:"])
+def test_a_body_where_none_belongs_is_no_second_request(size: bytes, engine: Engine, server: OpenAiServer) -> None:
+    hidden = b"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer x\r\n\r\n"
+    answers = exchange(server, b"GET /v1/models HTTP/1.1\r\n" + size + b"\r\n\r\n" + hidden)
+    assert answers.count(b"HTTP/1.1 200 ") == 1
+    assert len(engine.requests) == 1
+
+
+def test_a_target_that_is_no_url_is_answered(server: OpenAiServer, caplog: pytest.LogCaptureFixture) -> None:
+    answer = exchange(server, b"GET http://[/v1/models HTTP/1.1\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("method", ["GET /v1/models", "POST /v1/completions"])
+def test_a_page_whose_name_leads_here_gets_nothing(method: str, engine: Engine, server: OpenAiServer) -> None:
+    """DNS rebinding: for the browser the request goes to the page's own origin."""
+    verb, path = method.split()
+    response, body = ask(server, verb, path, headers={**JSON, "Host": "page.example:8001"})
+    assert (response.status, error_of(body)[1]) == (403, "host_not_allowed")
+    assert not engine.requests
+    for host in ("localhost", "127.0.0.1:8001", "[::1]:8001"):
+        assert ask(server, verb, path, headers={**JSON, "Host": host})[0].status == 200
+
+
+def test_a_port_that_is_open_to_other_machines_is_asked_by_any_name(engine: Engine) -> None:
+    server = OpenAiServer("0.0.0.0", 0, engine.find)  # noqa: S104
+    try:
+        assert ask(server, "GET", "/v1/models", None, {"Host": "gpu.example"})[0].status == 200
+    finally:
+        server.close()
+
+
+def test_a_head_that_drips_is_given_up(server: OpenAiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_server, "HEAD_SECONDS_MAX", 0.0)
+    assert exchange(server, b"GET /v1/models HTTP/1.1\r\nA") == b""
