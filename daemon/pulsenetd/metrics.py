@@ -33,7 +33,7 @@ REASONS: Final = frozenset(
         # rounds (SPEC section 9)
         "base", "conflict", "finite", "lease", "norm", "round", "shape", "stale", "stood", "voted",
         "contribution-base", "contribution-header", "contribution-table", "slice-header", "scale", "members",
-        "state-header", "state-truncated", "state-trailing",
+        "state-header", "state-truncated", "state-trailing", "state-slots",
         # requests
         "timeout", "closed", "refused", "unreachable", "hedge",
         # hops and engines
@@ -48,7 +48,7 @@ REASONS: Final = frozenset(
 """Every reason anything is refused, wasted or tried again for."""
 FATES: Final = frozenset({*Fate, "finite", "norm", "shape", "base", "round", "decode", "enospc", "memory", "io"})
 """What became of the own contributions: a receipt's fate, or why there was nothing to send."""
-WASTES: Final = frozenset({Fate.REJECTED, Fate.DROPPED, "diverged", "outdated"})
+WASTES: Final = frozenset({Fate.REJECTED, Fate.DROPPED, Fate.MISSED, "diverged", "outdated"})
 """Why inner steps were for nothing."""
 VOTES: Final = frozenset({"stood", "term", "voted", "stale", "lease"})
 """Candidacies of this authority, and why it refused its vote to others."""

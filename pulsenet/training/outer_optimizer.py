@@ -165,7 +165,7 @@ class OuterOptimizer:
                 self._counters.inner_steps += 1
                 self._counters.wasted_inner_steps += 1
                 return None
-            self._inner_step += 1
+            self._inner_step = 1 if self._is_ddp else self._inner_step + 1
             self._counters.inner_steps += 1
             if not self._is_ddp and self._inner_step < self._settings.inner_steps + self._extra_inner_steps:
                 return None

@@ -188,7 +188,7 @@ def test_what_becomes_of_contributions_steps_and_votes_has_labels() -> None:
     """Fates and refusals are chosen from the sets of their types; each is counted under its own name."""
     assert set(Fate) <= FATES
     assert set(FaultCode) <= FATES
-    assert {Fate.REJECTED, Fate.DROPPED, "diverged", "outdated"} == WASTES
+    assert {Fate.REJECTED, Fate.DROPPED, Fate.MISSED, "diverged", "outdated"} == WASTES
     standing = {find_vote_refusal(ballot, term=term, candidate=CANDIDATE, newest=None) for ballot, term in BALLOTS}
     assert standing == {"", "term", "voted", "stale"}
     assert (standing | {"lease", "stood"}) - {""} == VOTES
