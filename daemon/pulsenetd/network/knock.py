@@ -58,7 +58,7 @@ async def knock(address: str, timeout_seconds: float, *, greeting: bytes = b"") 
         return "timed-out"
     except asyncio.IncompleteReadError:
         return "refused"
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):  # the latter: a name that DNS has no way to write
         return "unresolved"
     except OSError as error:
         return _explain(error)

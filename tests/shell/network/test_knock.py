@@ -28,6 +28,12 @@ def test_a_name_nobody_has_and_an_address_without_a_route_have_their_own_reasons
     assert run(knock("/ip4/255.255.255.255/tcp/1", 10)) == "unreachable"
 
 
+@pytest.mark.parametrize("name", ["a..b", ".a", "..", "a" * 64 + ".b"])
+def test_a_name_that_is_none_does_not_resolve(name: str) -> None:
+    """Peers announce addresses; p2pd's own check passes these."""
+    assert run(knock(f"/dns4/{name}/tcp/1", 10)) == "unresolved"
+
+
 def test_a_black_hole_times_out() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
