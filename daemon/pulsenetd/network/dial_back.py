@@ -7,6 +7,7 @@ at the ports the asker names, and nowhere else, so nobody can be made to scan a 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import struct
 from collections.abc import Awaitable, Callable
@@ -17,7 +18,7 @@ from pulsenet.errors import RemoteProtocolError, UnavailableError
 from pulsenet.ids import PeerId, RunId, short
 from pulsenet.wire.schema import CountMax, SizeMax, decode_value, encode_value
 from pulsenetd.identity import from_libp2p_bytes
-from pulsenetd.network.knock import knock
+from pulsenetd.network.knock import CLOSED, knock
 from pulsenetd.network.p2pd import RawStream
 from pulsenetd.network.streams import stall_deadline
 
@@ -95,12 +96,12 @@ class DialBackServer:
         if request.run_id != self._run_id:
             return DialBackReply("", ("other-run",))
         now = self._clock()
-        if now - self._asked_at.pop(peer_id, float("-inf")) < AGAIN_SECONDS or self._under_way >= SIMULTANEOUS_MAX:
-            self._asked_at[peer_id] = now
-            return DialBackReply("", ("busy",))
+        is_early = now - self._asked_at.pop(peer_id, float("-inf")) < AGAIN_SECONDS
         self._asked_at[peer_id] = now
         if len(self._asked_at) > ASKERS_MAX:
             del self._asked_at[next(iter(self._asked_at))]
+        if is_early or self._under_way >= SIMULTANEOUS_MAX:
+            return DialBackReply("", ("busy",))
         self._under_way += 1
         try:
             host = await self._find_host(peer_id)
@@ -127,17 +128,36 @@ async def ask(
 
     Raises:
         UnavailableError: it does not answer, or knows no such request.
-        RemoteProtocolError: what it answers is no reply.
+        RemoteProtocolError: what it answers is no reply, or one of no address.
     """
     reader, writer = await open_stream(peer_id, STREAM_NAME, READ_SECONDS)
     try:
         await _write(writer, encode_value(request))
-        return decode_value(DialBackReply, await _read(reader, ASK_SECONDS))
+        reply = decode_value(DialBackReply, await _read(reader, ASK_SECONDS))
+        _check_reply(reply)
+        return reply
     except RemoteProtocolError:
         logger.debug("%s sent no reply to a request to dial back", short(peer_id))
         raise
     finally:
         writer.transport.abort()
+
+
+def _check_reply(reply: DialBackReply) -> None:
+    """Check that a reply says an address and known words: people read them, and paste them into a shell.
+
+    Raises:
+        RemoteProtocolError: ``schema``.
+    """
+    if not reply.host:
+        return
+    try:
+        ipaddress.ip_address(reply.host)
+    except ValueError as error:
+        raise RemoteProtocolError("schema", f"{reply.host!r} is no IP address") from error
+    # A zone (``fe80::1%eth0``) may be any text at all.
+    if "%" in reply.host or not all(outcome == OPEN or outcome in CLOSED for outcome in reply.outcomes):
+        raise RemoteProtocolError("schema", f"{reply.host!r} with {reply.outcomes!r} is no answer")
 
 
 async def _write(writer: asyncio.StreamWriter, body: bytes) -> None:

