@@ -1,0 +1,37 @@
+"""The swarm benchmark measures, and writes tables and plot into its document."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    path = Path(__file__).with_name("bench_swarm.py")
+    spec = importlib.util.spec_from_file_location("bench_swarm", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["bench_swarm"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_figures_go_between_the_marks_and_the_plot_beside(bench: ModuleType, tmp_path: Path) -> None:
+    figures = bench.measure([2, 5], [2], 1)
+    document = tmp_path / "scale.md"
+    document.write_text("before\n\n<!-- figures -->\nold\n<!-- end of figures -->\n\nafter\n")
+    bench.write(figures, document)
+    text = document.read_text()
+    assert text.startswith("before\n\n<!-- figures -->\n")
+    assert text.endswith("<!-- end of figures -->\n\nafter\n")
+    assert "old" not in text
+    assert text.count("| patch 100 MB |") == 2
+    assert text.count("| anchor 14 GB |") == 2
+    assert (tmp_path / "scale.svg").read_text().count("<polyline") == 2
+    assert all(row["ratio"] >= 1 for row in figures["model"])
