@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any, NoReturn
 
 from pulsenet.errors import PulsenetError, UsageError
-from pulsenetd.commands import bench, config, demo, doctor, join, keygen, patch, run, sim, status, verify
+from pulsenetd.commands import bench, config, demo, doctor, join, keygen, patch, plan, run, sim, status, verify
 from pulsenetd.errors import exit_code
 from pulsenetd.logs import printable
 
@@ -22,6 +22,8 @@ examples:
   pulsenet join --role inferencer               second terminal: follow it
   pulsenet patch make OLD NEW -o FILE           what a patch of your own checkpoints costs
   pulsenet bench codec OLD NEW                  the same in every encoding, with speeds
+  pulsenet plan --params 7B --peers 8 --mbps 500 --step-seconds 4
+                                                what a link can carry, before anybody trains
   pulsenet sim --seed 7 --faults all            a simulated swarm under faults
 
 Every option of 'join' is also a PULSENET_* variable and a key of the TOML file given with --config.
@@ -50,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pulsenet {version('pulsenet')}")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
-    for module in (join, run, keygen, status, doctor, verify, patch, bench, sim, config, demo):
+    for module in (join, run, keygen, status, doctor, verify, patch, bench, plan, sim, config, demo):
         module.add_parser(commands)
     return parser
 

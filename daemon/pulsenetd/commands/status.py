@@ -55,7 +55,7 @@ def read_status(node: Path) -> dict[str, Any]:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    directories = _node_directories(arguments)
+    directories = node_directories(arguments)
     nodes: list[dict[str, Any]] = []
     problems: list[str] = []
     for directory in directories:
@@ -78,7 +78,8 @@ def _status(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _node_directories(arguments: argparse.Namespace) -> list[Path]:
+def node_directories(arguments: argparse.Namespace) -> list[Path]:
+    """Return the directories that ``--run`` and ``--data-dir`` name, of nodes that run or ran: without them, all."""
     if arguments.data_dir:
         return [Path(arguments.data_dir)]
     home = data_home(os.environ)

@@ -1,0 +1,1 @@
+"""Shows what ``pulsenet.outer.plan`` computes: a table, a picture, and the link that a node observed."""
