@@ -178,6 +178,22 @@ def test_a_joiner_of_a_sliced_round_fetches_the_sums() -> None:
     assert seconds[1] < seconds[0]
 
 
+def test_under_ddp_the_state_holds_the_inner_optimizer_and_rounds_are_inner_steps() -> None:
+    found = plan("ddp", Workload(1e9, 3, 1000.0, inner_steps=5), 1000)
+    # 96 s for the anchor and 10 inner steps of one sum of 32 s each, while an inner step takes 1000 s and 4/3 of 32 s.
+    assert found.catch_up_seconds == pytest.approx((96 + 320) / (1 - 32 / (1000 + 4 / 3 * 32)))
+
+
+@pytest.mark.parametrize(
+    ("variant", "round_trips"),
+    [("ddp", 400), ("diloco", 4), ("pulseloco", 4), ("global_m1", 0), ("global_m1_local_m2", 2), ("local_m1_m2", 2)],
+)
+def test_round_trips_are_waited_for(variant: str, round_trips: int) -> None:
+    fast, far = (Link(1e9, 1e9, rtt_seconds=seconds) for seconds in (0.1, 1.1))  # both carry as much
+    waits = [make_plan(Variant(variant), published(), link).blocking_seconds for link in (fast, far)]
+    assert waits[1] - waits[0] == pytest.approx(round_trips)
+
+
 def test_what_is_runnable_is_what_runs_can_have() -> None:
     assert {str(each) for each in RUNNABLE} == {str(each) for each in Algorithm}
 
