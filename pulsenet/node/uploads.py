@@ -107,7 +107,7 @@ class Uploads:
     def advance(self, now: float) -> list[int]:
         """Give free slots away; return the tickets that have one now."""
         granted: list[int] = []
-        while len(self._serving) < self.slots(now) and (chosen := self._choose()) is not None:
+        while (chosen := self._choose(self.slots(now))) is not None:
             self._grant(chosen, now)
             granted.append(chosen.ticket)
         return granted
@@ -123,12 +123,18 @@ class Uploads:
         if not self._serving:
             self._busy_since = None
 
-    def _choose(self) -> _Waiting | None:
+    def _choose(self, slots: int) -> _Waiting | None:
+        if not self._waiting or len(self._serving) >= self._slots_max:
+            return None
         slots_held: dict[PeerId, int] = {}
         for peer_id in self._serving.values():
             slots_held[peer_id] = slots_held.get(peer_id, 0) + 1
         readers = slots_held.keys() | {waiting.peer_id for waiting in self._waiting}
         slots_each = -(-SLOTS_START // max(len(readers), 1))
+        if len(self._serving) >= slots:
+            # The pace may be that of slow readers, not of the link: they keep nobody else out.
+            readers_max = slots if self._cap else max(slots, SLOTS_START)
+            slots_each = 1 if len(slots_held) < readers_max else 0
         allowed = [waiting for waiting in self._waiting if slots_held.get(waiting.peer_id, 0) < slots_each]
         wants_urgent = (self._grant_count + 1) % ANCHOR_TURNS != 0
 

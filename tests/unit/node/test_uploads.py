@@ -125,6 +125,29 @@ def test_a_slow_link_has_few_slots_and_a_fast_one_many() -> None:
     assert fast.uploads.serving_count <= 28
 
 
+@pytest.mark.parametrize("cap", [0, MIB])
+def test_slow_readers_that_hold_every_slot_keep_no_other_reader_out(cap: int) -> None:
+    """Their pace looks like that of a thin link, which has few slots."""
+    server = Server(cap=cap)
+    for _ in range(WAITING_PER_PEER_MAX):
+        for peer_id in PEERS[:2]:
+            server.ask(peer_id)
+    slow = server.advance()
+    assert len(slow) == SLOTS_START
+    for ticket in slow:
+        server.now += 10.0
+        server.uploads.note_sent(ticket, MIB, server.now)
+    assert server.uploads.slots(server.now) <= SLOTS_START
+    fast = server.ask(PEERS[2])
+    assert fast
+    assert [server.owner[ticket][0] for ticket in server.advance()] == [PEERS[2]]
+    assert server.ask(PEERS[2])
+    assert not server.advance(), "one each"
+    for peer_id in PEERS[3:20]:
+        server.ask(peer_id)
+    assert len(server.advance()) == SLOTS_START - 3, "not everybody on a link that may be thin"
+
+
 def test_a_cap_bounds_the_slots_at_once() -> None:
     assert Uploads(28, 64 << 10).slots(0.0) == 1
     assert Uploads(28, MIB).slots(0.0) == 8
