@@ -8,7 +8,7 @@ what). Variants of Factored Gossip DiLoCo are planned here although no run can c
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -90,6 +90,8 @@ class Workload:
     """Share of the parameters in the subset of Mix2."""
     state_anchor_interval: int = 10
     """Rounds between state anchors (K); inner steps under ``ddp``."""
+    are_authorities: bool = False
+    """Whether the trainers' nodes are the authorities, who look into every contribution; a round waits for them."""
 
     def __post_init__(self) -> None:
         assert 1 <= self.params < math.inf
@@ -226,9 +228,9 @@ def _exchanges(variant: Variant, workload: Workload) -> tuple[Exchange, Exchange
     nothing = Exchange()
     match variant:
         case Variant.DDP | Variant.DILOCO:
-            return nothing, _global_mean(workload, round_trips=ROUND_TRIPS)
+            return nothing, _of_trainers(workload, _global_mean(workload, round_trips=ROUND_TRIPS))
         case Variant.PULSELOCO:
-            return nothing, _gated_mean(workload)
+            return nothing, _of_trainers(workload, _gated_mean(workload))
         case Variant.GLOBAL_M1:
             return _global_mean(workload, round_trips=MIX_ROUND_TRIPS), nothing
         case Variant.GLOBAL_M1_LOCAL_M2:
@@ -249,6 +251,18 @@ def _global_mean(workload: Workload, *, round_trips: int) -> Exchange:
         replayed_bytes=dense_bytes if count >= SLICED_MEMBERS_MIN else count * dense_bytes,
         connection_count=max(count - 1, 1),
         round_trips=round_trips,
+    )
+
+
+def _of_trainers(workload: Workload, exchange: Exchange) -> Exchange:
+    """Return what trainers move in an exchange with a receipt: as authorities they fetch every contribution."""
+    if not workload.are_authorities:
+        return exchange
+    count = workload.peer_count
+    return replace(
+        exchange,
+        moved_bytes=(count - 1) * exchange.payload_bytes,
+        replayed_bytes=count * exchange.payload_bytes,
     )
 
 

@@ -26,6 +26,7 @@ workloads = st.builds(
     flush_interval=st.integers(0, 32),
     subset_ratio=st.floats(0, 1),
     state_anchor_interval=st.integers(1, 100),
+    are_authorities=st.booleans(),
 )
 links = st.builds(
     Link,

@@ -102,6 +102,7 @@ def add_parser(commands: Any) -> None:
     add("--flush-interval", type=_whole(0, _COUNT_MAX), default=4, metavar="N", help="pulseloco: rounds, 0: never (4)")
     add("--subset", type=_number(0, 1), default=0.43, metavar="X", help="share of the parameters in Mix2 (0.43)")
     add("--state-anchor-interval", type=_whole(1, _COUNT_MAX), default=10, metavar="N", help="rounds (10)")
+    add("--authorities", action="store_true", help="the trainers are the authorities: each fetches all contributions")
     add("--json", action="store_true", help="print a list of JSON objects")
     add("--plot", metavar="FILE", help="write a picture (.png or .svg) too")
     parser.set_defaults(run_command=_plan)
@@ -140,6 +141,7 @@ def _make_workload(arguments: argparse.Namespace) -> Workload:
         flush_interval=arguments.flush_interval,
         subset_ratio=arguments.subset,
         state_anchor_interval=arguments.state_anchor_interval,
+        are_authorities=arguments.authorities,
     )
 
 

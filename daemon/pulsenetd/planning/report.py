@@ -53,7 +53,8 @@ def print_report(plans: Sequence[Plan], workload: Workload, link: Link, stream: 
 def describe_workload(workload: Workload) -> str:
     """Return what is trained, in one line."""
     return (
-        f"{workload.params:.4g} parameters, {workload.peer_count} trainers, "
+        f"{workload.params:.4g} parameters, {workload.peer_count} trainers"
+        f"{', all of them authorities' if workload.are_authorities else ''}, "
         f"{workload.inner_steps} inner steps in {_seconds(workload.compute_seconds)}"
     )
 

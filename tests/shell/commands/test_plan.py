@@ -74,6 +74,12 @@ def test_the_document_shows_what_the_command_prints(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.startswith(shown)
 
 
+def test_trainers_may_be_the_authorities(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *GIVEN, "--mbps", "100", "--authorities", "--json"]) == 0
+    diloco = json.loads(capsys.readouterr().out)[1]
+    assert diloco["bytes_per_round"] == diloco["authority_received_bytes_per_round"] == 21_000_000_000
+
+
 @pytest.mark.parametrize(("name", "start_bytes"), [("out.png", b"\x89PNG"), ("out.svg", b"<svg")])
 def test_a_picture_is_written_beside_the_figures(
     name: str, start_bytes: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]

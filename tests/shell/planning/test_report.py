@@ -34,6 +34,10 @@ def test_loss_delay_and_what_no_speed_reaches_are_said() -> None:
     assert "never" in diloco
 
 
+def test_authorities_are_named() -> None:
+    assert "8 trainers, all of them authorities, 8" in table(Workload(1, 8, 1.0, are_authorities=True), Link(1, 1))[0]
+
+
 @pytest.mark.parametrize(
     ("params", "mbps", "said"),
     [

@@ -141,6 +141,20 @@ def test_authorities_receive_every_contribution() -> None:
     assert plan("local_m1_m2", published()).authority_received_bytes == 6e9
 
 
+def test_trainers_that_are_authorities_save_nothing_by_slices() -> None:
+    plain = {each.variant: each for each in make_plans(published(), FAST)}
+    for each in make_plans(published(are_authorities=True), FAST):
+        if each.variant not in RUNNABLE:
+            assert each == plain[each.variant]
+            continue
+        assert each.received_bytes == each.authority_received_bytes == pytest.approx(7 * each.payload_bytes)
+        assert each.authority_received_bytes == plain[each.variant].authority_received_bytes
+        assert each.utilization < plain[each.variant].utilization
+    # A joiner replays three contributions of 32 s in each round of 100 s and two contributions.
+    workload = Workload(1e9, 3, 100.0, inner_steps=1, are_authorities=True)
+    assert plan("diloco", workload, 1000).catch_up_seconds == pytest.approx((64 + 960) / (1 - 96 / 164))
+
+
 def test_payloads_and_sums_never_exceed_dense_ones() -> None:
     workload = published(density=1.0, entry_bits=96.0, flush_interval=0)
     assert plan("pulseloco", workload).payload_bytes == 6e9
