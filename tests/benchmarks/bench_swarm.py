@@ -76,8 +76,9 @@ def measure(model_counts: Sequence[int], full_counts: Sequence[int], seeds: int)
 
 def format_tables(figures: dict[str, Any]) -> str:
     """Return the figures as Markdown."""
+    swarms = "one drawn swarm for each number" if figures["seeds"] == 1 else f"median of {figures['seeds']} swarms"
     lines = [
-        f"Reduced model, median of {figures['seeds']} drawn swarms; uploads are the publisher's.",
+        f"Reduced model, {swarms}; uploads are the publisher's.",
         "",
         "| payload | readers | half have it, s | all have it, s | lines allow, s | all / lines | uploads, payloads |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
