@@ -105,7 +105,8 @@ def _read_slot(reader: _Reader, element_count: int) -> Slot:
         raise RemoteProtocolError("state-slots", f"{name}: {dimension_count} dimensions")
     shape = reader.unpack(struct.Struct(f"<{dimension_count}Q"))
     size = math.prod(shape)
-    if size > max(1, element_count):
+    # A dimension of 0 makes any others fit.
+    if max(size, *shape, 0) > max(1, element_count):
         raise RemoteProtocolError("state-slots", f"{name}: {size} values for {element_count} elements")
     values = np.frombuffer(reader.take(_FP32.itemsize * size).tobytes(), _FP32)
     return Slot(name, shape, values.astype(np.float32, copy=False))

@@ -86,6 +86,7 @@ def test_what_does_not_fit_is_our_own_fault(slots: list[Slot]) -> None:
         struct.pack("<H", 1) + slot_bytes(shape=(1,) * (DIMENSIONS_MAX + 1)),
         struct.pack("<H", 1) + slot_bytes(shape=(7,), values=bytes(28)),
         struct.pack("<H", 1) + slot_bytes(shape=(1 << 63, 1 << 63)),
+        struct.pack("<H", 1) + slot_bytes(shape=(0, (1 << 64) - 1), values=b""),
         struct.pack("<H", 1) + slot_bytes(shape=(2,)),
         struct.pack("<H", 2) + slot_bytes(b"b") + slot_bytes(b"a"),
         struct.pack("<H", 2) + slot_bytes(b"a") + slot_bytes(b"a"),
