@@ -55,6 +55,8 @@ def look_at_clock(_subject: Subject, ask: Callable[[], bool | None] = is_clock_s
 def look_at_disk(subject: Subject) -> Sequence[Finding]:
     """Say how much room there is, and whether a node may write."""
     place = _existing(subject.home)
+    if not place.is_dir():
+        return [fail(f"{place} is no directory", "move it away, set XDG_DATA_HOME, or give --data-dir")]
     if not os.access(place, os.W_OK):
         return [fail(f"{place} cannot be written", "set XDG_DATA_HOME, or give --data-dir")]
     free = shutil.disk_usage(place).free

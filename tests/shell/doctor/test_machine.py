@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,12 @@ def test_disk_is_looked_at_where_runs_will_live(tmp_path: Path, monkeypatch: pyt
         assert str(tmp_path) in finding.text
     monkeypatch.setattr("os.access", lambda *_: False)
     assert machine.look_at_disk(subject)[0].grade is Grade.FAIL
+
+
+def test_a_file_where_runs_will_live_is_named(tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+    (finding,) = machine.look_at_disk(dataclasses.replace(make_subject(tmp_path), home=tmp_path / "data" / "pulsenet"))
+    assert (finding.grade, finding.text) == (Grade.FAIL, f"{tmp_path / 'data'} is no directory")
 
 
 @pytest.mark.parametrize(("answer", "grade"), [(True, Grade.OK), (False, Grade.WARN), (None, Grade.WARN)])
