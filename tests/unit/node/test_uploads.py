@@ -127,7 +127,7 @@ def test_a_slow_link_has_few_slots_and_a_fast_one_many() -> None:
 
 @pytest.mark.parametrize("cap", [0, MIB])
 def test_slow_readers_that_hold_every_slot_keep_no_other_reader_out(cap: int) -> None:
-    """Their pace looks like that of a thin link, which has few slots."""
+    """A-PEER-2: their pace looks like that of a thin link, which has few slots."""
     server = Server(cap=cap)
     for _ in range(WAITING_PER_PEER_MAX):
         for peer_id in PEERS[:2]:
