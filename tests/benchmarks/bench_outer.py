@@ -33,7 +33,7 @@ Run twice, on the same seeds 0 to 4:
    flushes whose payload stays 17 times below dense FP32: 20.7 times there by the entropy of the values, so some 19
    encoded. Three other settings were run for 8 rounds to see their payload. Expected from a delay of 2 to 3 rounds:
    +0.003 to +0.004 %. Nothing else changed, but that the loss is looked at every 25 rounds, not 10.
-   Found with four of the seeds: +0.0023 % +- 0.0009 %, 17 times below dense, one to two rounds behind.
+   Found: +0.0024 % +- 0.0007 %, 17 times below dense, one to two rounds behind.
 
 Density is what the gate passes of the blocks that do not pass whole. Bytes: *payload* is what one trainer sends, once,
 encoded as for the transport; *received* is what it takes in, computed from the payload measured: everyone's payload
