@@ -166,7 +166,11 @@ def gate_vectors():
 
 def flush_vectors():
     # Blocks of a million elements, numbered through the table; an empty tensor has none.
-    fields = {"element_counts": [7, 0, 2_500_000, 1 << 20, 1], "flush_interval": 4, "rounds": [0, 1, 2, 3, 4, 1_000_003]}
+    fields = {
+        "element_counts": [7, 0, 2_500_000, 1 << 20, 1],
+        "flush_interval": 4,
+        "rounds": [0, 1, 2, 3, 4, 1_000_003],
+    }
     yield vector("flush-turns", "flush", fields, "Six blocks take turns, four rounds a cycle.")
     fields = {"element_counts": [7, 9], "flush_interval": 1, "rounds": [5]}
     yield vector("flush-always", "flush", fields, "Every block in every round.")
@@ -283,7 +287,14 @@ def other_vectors():
 
 
 def main(folder):
-    vectors = [*gate_vectors(), *flush_vectors(), *settle_vectors(), *reduce_vectors(), *history_vectors(), *other_vectors()]
+    vectors = [
+        *gate_vectors(),
+        *flush_vectors(),
+        *settle_vectors(),
+        *reduce_vectors(),
+        *history_vectors(),
+        *other_vectors(),
+    ]
     names = [item["name"] for item in vectors]
     assert len(set(names)) == len(names), "a name is used twice"
     folder.mkdir(parents=True, exist_ok=True)
