@@ -239,10 +239,16 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunInnerSteps:
-    """Let the training process run this many inner steps on from where it is; answered by ``InnerStepsDone``."""
+    """Let the training process run this many inner steps on from where it is; answered by ``InnerStepsDone``.
+
+    The order may come again, where it may have been lost behind something that the disk refused: then it bears the
+    same number, and steps that were run are not run once more.
+    """
 
     round_index: int
     inner_steps: int
+    number: int = 0
+    """Rises with each order of one life of the machine."""
 
 
 @dataclass(frozen=True, slots=True)

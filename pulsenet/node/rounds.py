@@ -109,7 +109,7 @@ class Rounds:
         self._phase = Phase.IDLE
         self._round_index = 0
         self._state_root: Digest | None = None
-        self._extension_count = 0
+        self._extension_count = self._steps_number = 0
         self._drops_residual = False
         self._is_cut_off = False
         self._awaits_news_until: float | None = None
@@ -268,16 +268,18 @@ class Rounds:
         self._move(Step.ATTACHED)
         return [*effects, *self._start_inner_steps()]
 
-    def _start_inner_steps(self) -> list[Effect]:
+    def _start_inner_steps(self, extension_count: int = 0) -> list[Effect]:
+        self._steps_number, self._extension_count = self._steps_number + 1, extension_count
+        return self._order_inner_steps()
+
+    def _order_inner_steps(self) -> list[Effect]:
         if self._awaits_news_until is not None or self._ledger.final(self._round_index) is not None:
             return []
-        self._extension_count = 0
-        return [RunInnerSteps(self._round_index, self._settings.inner_steps)]
+        return [RunInnerSteps(self._round_index, self._settings.inner_steps, self._steps_number)]
 
     def _end_inner_steps(self, now: float) -> list[Effect]:
         if self._settings.keeps_uncounted and self._extension_count < EXTENSIONS_MAX and self._contact.is_silent(now):
-            self._extension_count += 1
-            return [RunInnerSteps(self._round_index, self._settings.inner_steps)]
+            return self._start_inner_steps(self._extension_count + 1)
         self._move(Step.DONE)
         return [StoreContribution(self._round_index)]
 
@@ -417,12 +419,12 @@ class Rounds:
         return self._order_again()
 
     def _order_again(self) -> list[Effect]:
-        """Return what the training process is to do now; it does nothing twice that bears a round's number."""
+        """Return what the training process is to do now; it does nothing twice that bears the same number."""
         match self._phase:
             case Phase.STORING:
                 return [StoreContribution(self._round_index)]
             case Phase.TRAINING:
-                return self._start_inner_steps()
+                return self._order_inner_steps()
             case Phase.APPLYING:
                 final = self._ledger.final(self._round_index)
                 assert final is not None
@@ -485,10 +487,8 @@ class Rounds:
             progress=self._gathering.progress(),
             now=now,
         )
-        if report == self._told:
-            return []
-        self._told = report
-        return [report]
+        told, self._told = self._told, report
+        return [] if report == told else [report]
 
     def _set_timer(self, now: float) -> list[Effect]:
         times = [self._gathering.next_wake(now), self._contact.next_wake(now)]

@@ -293,9 +293,9 @@ class RoundsNode:
         """Let the training process carry out one order; return what came of it."""
         training = self.training
         match order:
-            case RunInnerSteps(round_index, inner_steps):
+            case RunInnerSteps(round_index, inner_steps, number):
                 if training.state is not None and training.state.round_index == round_index:
-                    training.run_inner_steps(inner_steps)
+                    training.run_inner_steps(inner_steps, number)
                 return InnerStepsDone(round_index)
             case StoreContribution():
                 return training.store_contribution()

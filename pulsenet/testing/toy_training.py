@@ -177,6 +177,7 @@ class ToyTraining:
         self.dropped: Exact = np.zeros(SIZE)
         """What this life dropped because it was told to."""
         self.dropped_step_count = 0
+        self._steps_number: int | None = None
 
     @property
     def state_root(self) -> Digest | None:
@@ -185,6 +186,7 @@ class ToyTraining:
 
     def attach(self) -> TrainingAttached:
         """Say what is there."""
+        self._steps_number = None
         if self.state is None:
             return TrainingAttached(None, None, None)
         work = self.disk.stored.get(self.state.round_index)
@@ -194,8 +196,11 @@ class ToyTraining:
         announced = None if work is None else work.announced
         return TrainingAttached(self.state.round_index, self.state.root, announced)
 
-    def run_inner_steps(self, inner_steps: int) -> None:
-        """Move by multiples of 1/1024."""
+    def run_inner_steps(self, inner_steps: int, number: int) -> None:
+        """Move by multiples of 1/1024, once for each number."""
+        if number == self._steps_number:
+            return
+        self._steps_number = number
         chance = self._draw("steps")
         steps = np.array([chance(17 * inner_steps) - 8 * inner_steps for _ in range(SIZE)]) / 1024
         self.local += steps

@@ -217,7 +217,7 @@ def test_more_inner_steps_make_another_contribution(scene: Scene) -> None:
     scene.order(RunInnerSteps(0, 8))
     scene.desk.offer(scene.stored())
     assert scene.next() is None, "the wish is answered"
-    scene.order(RunInnerSteps(0, 8))
+    scene.order(RunInnerSteps(0, 8, 1))
     scene.take()
     assert scene.next() == local.GoOn(0)
     scene.order(StoreContribution(0))
@@ -229,9 +229,22 @@ def test_more_inner_steps_make_another_contribution(scene: Scene) -> None:
 def test_a_second_wish_to_go_on_is_one_with_the_first(scene: Scene) -> None:
     scene.attach()
     scene.order(RunInnerSteps(0, 8))
-    scene.order(RunInnerSteps(0, 8))
+    scene.order(RunInnerSteps(0, 8, 1))
     assert scene.next() == local.GoOn(0)
     assert scene.next() is None
+
+
+def test_steps_that_were_run_are_not_run_again_for_an_order_that_is_told_again(scene: Scene) -> None:
+    """A machine whose disk was full orders again what may have been lost, and may not have heard of the answer yet."""
+    scene.attach()
+    scene.take()
+    scene.order(RunInnerSteps(0, 8, 1))
+    scene.desk.offer(scene.stored())
+    scene.order(RunInnerSteps(0, 8, 1))
+    assert scene.next() is None
+    assert scene.take() == [InnerStepsDone(0)]
+    scene.order(StoreContribution(0))
+    assert scene.take() == [scene.stored()]
 
 
 def test_a_process_with_nothing_to_send_says_why(scene: Scene) -> None:
@@ -241,7 +254,7 @@ def test_a_process_with_nothing_to_send_says_why(scene: Scene) -> None:
     scene.desk.abstain(0, "finite")
     scene.order(StoreContribution(0))
     assert scene.take() == [InnerStepsDone(0), ContributionFailed(0, "finite")]
-    scene.order(RunInnerSteps(0, 8))
+    scene.order(RunInnerSteps(0, 8, 1))
     assert scene.next() == local.GoOn(0)
     assert scene.take() == []
 

@@ -101,7 +101,8 @@ def test_trainers_that_sum_by_slice_end_equal_and_lose_nothing(seed: int) -> Non
 
 
 @pytest.mark.parametrize("is_sliced", [False, True])
-@pytest.mark.parametrize("seed", [0, 1, 2, 3, 5, 6])
+# 67: inner steps ordered twice, because the disk had been full before.
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 5, 6, 67])
 def test_trainers_that_flush_end_equal_and_lose_nothing(seed: int, is_sliced: bool) -> None:
     """What is cut off a value stays, whatever becomes of the round."""
     world = run_story(seed, is_sliced=is_sliced, flush_interval=2 + seed % 3)

@@ -118,6 +118,8 @@ class TrainingDesk:
         self._given: _Order | None = None
         self._offer: _Offer | None = None
         self._steps_due: Post | None = None
+        self._steps_number: int | None = None
+        """Of the order of inner steps that was taken last."""
         """Answers the wish for inner steps of the round that is held."""
         self._has_orders = asyncio.Event()
 
@@ -174,13 +176,14 @@ class TrainingDesk:
         """Drop what was ordered of the process; a check is the coordinator's, which asks once, and waits."""
         given = [] if self._given is None else [self._given]
         self._orders = [order for order in (*given, *self._orders) if isinstance(order.message, local.CheckOrder)]
-        self._given = self._offer = self._steps_due = None
+        self._given = self._offer = self._steps_due = self._steps_number = None
 
     # What the machines want
 
     async def _run_inner_steps(self, effect: RunInnerSteps, post: Post) -> None:
-        if not self._holds(effect.round_index):
+        if not self._holds(effect.round_index) or effect.number == self._steps_number:
             return
+        self._steps_number = effect.number
         offer = self._offer
         if offer is not None and not offer.is_used and offer.outcome.round_index == effect.round_index:
             offer.is_used = True

@@ -164,7 +164,7 @@ def bench(make_run: Callable[..., Any]) -> Bench:
 
 
 def test_a_round_goes_from_inner_steps_to_the_next_state(bench: Bench) -> None:
-    assert only(bench.attach(), RunInnerSteps) == [RunInnerSteps(0, 8)]
+    assert only(bench.attach(), RunInnerSteps) == [RunInnerSteps(0, 8, 1)]
     effects = bench.tell(InnerStepsDone(0))
     assert only(effects, StoreContribution) == [StoreContribution(0)]
     assert pushed(effects) == []
@@ -177,7 +177,7 @@ def test_a_round_goes_from_inner_steps_to_the_next_state(bench: Bench) -> None:
     assert (order.round_index, order.fate, len(order.members)) == (0, Fate.COUNTED, 1)
     effects = bench.tell(AggregateApplied(1, root(1)))
     assert ShowToMachines(StateReached(1, root(1))) in effects
-    assert only(effects, RunInnerSteps) == [RunInnerSteps(1, 8)]
+    assert only(effects, RunInnerSteps) == [RunInnerSteps(1, 8, 2)]
     assert bench.machine.state_root == root(1)
 
 
@@ -268,6 +268,18 @@ def test_failed_work_is_tried_again(bench: Bench) -> None:
     assert len(only(bench.tell(TimerFired()), ApplyAggregate)) == 1
 
 
+def test_inner_steps_that_may_have_been_lost_behind_a_full_disk_are_ordered_again_under_their_number(
+    bench: Bench,
+) -> None:
+    (first,) = only(bench.attach(), RunInnerSteps)
+    bench.tell(StoreFailed(None, "enospc"))
+    bench.now += RETRY_SECONDS
+    assert only(bench.tell(TimerFired()), RunInnerSteps) == [first]
+    bench.tell(InnerStepsDone(0))
+    (again,) = only(bench.tell(ContributionFailed(0, "finite")), RunInnerSteps)
+    assert again.number > first.number, "other steps"
+
+
 def test_without_a_coordinator_inner_steps_go_on_up_to_a_bound(bench: Bench) -> None:
     bench.attach()
     bench.now = 1e4
@@ -304,7 +316,7 @@ def test_a_joiner_restores_the_newest_anchor_and_checks_its_root(bench: Bench) -
     assert only(bench.tell(TimerFired()), RestoreState) == [], "that anchor is bad"
     (order,) = only(bench.tell_rounds(6, bench.anchor(6)), RestoreState)
     effects = bench.tell(StateRestored(6, root(6)))
-    assert only(effects, RunInnerSteps) == [RunInnerSteps(6, 8)]
+    assert only(effects, RunInnerSteps) == [RunInnerSteps(6, 8, 1)]
 
 
 def test_a_restore_that_fails_for_want_of_space_is_tried_again(bench: Bench) -> None:
