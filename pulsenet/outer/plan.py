@@ -38,7 +38,7 @@ TARGET_UTILIZATION: Final = 0.9
 
 FP32_BITS: Final = 32.0
 """Blocks and sums that would be longer travel dense."""
-FLUSHED_ENTRY_BITS: Final = 5.5
+FLUSHED_ENTRY_BITS: Final = 5.6
 """Of a value that passes in its block's turn with one mantissa bit."""
 FLUSHED_SUM_BITS: Final = 32.0
 """Of a sum of such values."""
@@ -48,7 +48,7 @@ same for all, so the trainers' entries overlap."""
 
 SLICED_MEMBERS_MIN: Final = 3
 ALL_GATHER_RATIO_MIN: Final = 17.0
-FLUSH_ALL_GATHER_RATIO_MIN: Final = 6.0
+FLUSH_ALL_GATHER_RATIO_MIN: Final = 10.0
 """As new runs have them: below so many times saved against a ring all-reduce, members sum by slice."""
 
 STATE_BYTES_PER_PARAM: Final = 8
@@ -84,7 +84,7 @@ class Workload:
     """Share of the entries that pass the gate of ``pulseloco``."""
     entry_bits: float = 18.0
     """Of such an entry, position and value."""
-    flush_interval: int = 4
+    flush_interval: int = 8
     """Rounds in which every block of ``pulseloco`` passes whole once; 0 for never."""
     subset_ratio: float = 0.43
     """Share of the parameters in the subset of Mix2."""

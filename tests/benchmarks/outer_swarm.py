@@ -47,6 +47,13 @@ class Plan:
     flush_interval: int = 0
     """Of PULSELoCo; the control ``unflushed`` has 0."""
     flush_mantissa_bits: int = MANTISSA_BITS
+    anneal_rounds: int = 0
+    """Last rounds, in which the inner learning rate falls to nothing in a straight line."""
+
+    def rate_factor(self, step: int) -> float:
+        """Return what the inner learning rate is multiplied by in an inner step, from 1."""
+        steps_left = self.rounds * self.inner_steps - step
+        return min(1.0, (steps_left + 1) / max(1, self.anneal_rounds * self.inner_steps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +241,8 @@ class Swarm:
                 view.cast()
                 compute_loss(view.model, *batch).backward()
                 view.move_gradients()
+            for group in optimizer.param_groups:
+                group["lr"] = self._task.learning_rate * plan.rate_factor(step)
             optimizer.step()
             report = sync.step()
             optimizer.zero_grad()

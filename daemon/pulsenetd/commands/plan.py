@@ -99,7 +99,7 @@ def add_parser(commands: Any) -> None:
     add("--bytes-per-param", type=_number(0.01, 16), default=4.0, metavar="X", help="of dense values (4)")
     add("--density", type=_number(0, 1), default=0.03, metavar="X", help="pulseloco: what passes the gate (0.03)")
     add("--entry-bits", type=_number(0.1, 128), default=18.0, metavar="X", help="pulseloco: an entry (18)")
-    add("--flush-interval", type=_whole(0, _COUNT_MAX), default=4, metavar="N", help="pulseloco: rounds, 0: never (4)")
+    add("--flush-interval", type=_whole(0, _COUNT_MAX), default=8, metavar="N", help="pulseloco: rounds, 0: never (8)")
     add("--subset", type=_number(0, 1), default=0.43, metavar="X", help="share of the parameters in Mix2 (0.43)")
     add("--state-anchor-interval", type=_whole(1, _COUNT_MAX), default=10, metavar="N", help="rounds (10)")
     add("--authorities", action="store_true", help="the trainers are the authorities: each fetches all contributions")

@@ -24,27 +24,27 @@ CONSTANTS: Final[tuple[tuple[str, type, str], ...]] = (
     ("combination", str, "how contributions are combined: mean, median, trimmed (mean)"),
     ("trim_count", int, "with trimmed: left out on each side (0)"),
     ("state_anchor_interval", int, "rounds between state anchors (10)"),
-    ("flush_interval", int, "rounds in which every block passes the gate whole once; 0: never (4)"),
+    ("flush_interval", int, "rounds in which every block passes the gate whole once; 0: never (8)"),
     ("flush_mantissa_bits", int, "mantissa bits of values that pass so; the rest waits (1)"),
     ("contributions_min", int, "contributions without which no round closes (1)"),
     ("contribution_wait_seconds", int, "then wait so long for the other trainers (30)"),
     (
         "all_gather_ratio_min",
         float,
-        "sum by slice where whole contributions save less than this; 0: never (17, with flushes 6)",
+        "sum by slice where whole contributions save less than this; 0: never (17, with flushes 10)",
     ),
 )
 """Name in the descriptor, type of the option, help with the default of the specification."""
 
-FLUSH_INTERVAL: Final = 4
-"""Of new runs: every block in turn, so that PULSELoCo follows DiLoCo by two rounds (docs/outer.md). Without it in the
+FLUSH_INTERVAL: Final = 8
+"""Of new runs: every block in turn, so that PULSELoCo follows DiLoCo by a few rounds (docs/outer.md). Without it in the
 descriptor, as in older runs, nothing is flushed."""
 
 FLUSH_MANTISSA_BITS: Final = 1
-"""Of new runs: with these two, payloads are still 17 times below dense FP32."""
+"""Of new runs: with these two, payloads are still some 27 times below dense FP32."""
 
-FLUSH_ALL_GATHER_RATIO_MIN: Final = 6.0
-"""Of new runs with flushes: sums of cut values encode badly, so that slices save from 7 trainers on (docs/outer.md)."""
+FLUSH_ALL_GATHER_RATIO_MIN: Final = 10.0
+"""Of new runs with flushes: sums of cut values encode badly, so that slices save from 6 trainers on (docs/outer.md)."""
 
 COUNT_MAX: Final = (1 << 31) - 1
 """Of inner steps, rounds and seconds."""

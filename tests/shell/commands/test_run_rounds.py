@@ -73,10 +73,10 @@ def test_a_new_run_of_pulseloco_flushes_unless_it_is_told_not_to(create: Any, tm
     assert create("--algorithm", "pulseloco") == (0, "")
     descriptor = read_descriptor(tmp_path)
     settings = OuterSettings.from_constants(descriptor.algorithm, descriptor.constants)
-    assert (settings.flush_interval, settings.flush_mantissa_bits) == (4, 1)
-    assert RoundSettings.of(descriptor).all_gather_ratio_min == 6.0
+    assert (settings.flush_interval, settings.flush_mantissa_bits) == (8, 1)
+    assert RoundSettings.of(descriptor).all_gather_ratio_min == 10.0
     shown = describe_algorithm(descriptor)
-    assert (shown["flush_interval"], shown["flush_mantissa_bits"]) == (4, 1)
+    assert (shown["flush_interval"], shown["flush_mantissa_bits"]) == (8, 1)
 
 
 @pytest.mark.parametrize(
