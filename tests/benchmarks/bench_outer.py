@@ -27,7 +27,7 @@ Run three times, on the same seeds 0 to 4:
 1. Without flushes (``--flush-interval 0``), fixed before any loss of PULSELoCo was seen. Expected from a delay of 15 to
    20 rounds (1 / (2 density)) and the pilot's last slope: +0.02 to +0.03 % of the loss. Found: +0.191 % +- 0.020 %.
    Two controls of an older script showed why: large weights wait for ever (docs/outer.md).
-2. With ``--flush-interval 4``: every block passes whole once in 4 rounds, with 1 mantissa bit. Fixed before any of these
+2. With ``--flush-interval 4``: every block passes whole once in 4 rounds, with 1 mantissa bit. Fixed before any of the
    seeds was run with it, from seed 1000 alone: there PULSELoCo ended +0.003 % of the loss above DiLoCo, without flushes
    +0.199 %. (That pilot let a fourth of every tensor pass in its turn, not a fourth of the blocks.) Chosen as the most
    flushes whose payload stays 17 times below dense FP32: 20.7 times there by the entropy of the values, so some 19
