@@ -255,7 +255,8 @@ class Trainer:
             # The committed weights cannot be rebuilt here, so the next version must stand on its own.
             self._anchor_due = True
         self._stop_work()
-        what = "extra anchor or skip patch" if generation is None else "publish"
+        # By its number, so that two that failed alike are two lines of the log.
+        what = "extra anchor or skip patch" if generation is None else f"publish of snapshot {generation}"
         text = f"the {what} failed ({event.reason}); the newest committed version is still {self._version()}"
         self._is_report_due = True
         return [Log("warning", text), *orphan]

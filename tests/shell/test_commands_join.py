@@ -62,4 +62,5 @@ def test_the_demo_gets_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
     monkeypatch.setattr(orchestrator, "run_demo", run_demo)
     assert cli.main(["demo", "--model", "tiny", "--versions", "3", "--workdir", str(tmp_path), "--json"]) == 0
-    assert seen == [{"model": "tiny", "versions": 3, "inferencers": 2, "workdir": tmp_path, "json_output": True}]
+    expected = {"model": "tiny", "versions": 3, "inferencers": 2, "workdir": tmp_path, "json_output": True}
+    assert seen == [{**expected, "vllm_python": None}]

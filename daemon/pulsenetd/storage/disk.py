@@ -138,7 +138,7 @@ def check_writable(path: Path) -> None:
     probe = path / f"probe-{os.getpid()}{PARTIAL_SUFFIX}"
     try:
         probe.touch(mode=0o600)
-        probe.unlink()
+        probe.unlink(missing_ok=True)
     except OSError as error:
         raise describe_os_error("write in", path, error) from error
 
