@@ -202,3 +202,49 @@ def test_a_reader_without_an_upload_slot_is_sent_elsewhere_and_keeps_its_stream(
     assert received[1:] == [Refusal("busy", "every upload slot is taken", RETRY_MS), ChunkReply(digest, b"data")]
     assert asked == [GetChunks((digest,), blob_id)] * 2
     assert provider._traffic.blob_bytes == {("sent", "patch"): 4}
+
+
+def test_fifty_peers_that_send_a_byte_now_and_then_are_dropped_and_hold_nobody_up() -> None:
+    """A-PEER-1: more of them than requests are served at once."""
+    request = encode_message(GetChunks(tuple(Digest(bytes([number]) * 32) for number in range(4))))
+    ends: list[str] = []
+
+    async def answer(_peer: PeerId, _message: Message) -> list[Message]:
+        ends.append("answered")
+        return [HeadReply(None)]
+
+    async def drip(provider: Provider, number: int, greeted: asyncio.Semaphore) -> None:
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await provider.serve_stream(to_libp2p_bytes(PeerId(bytes([number]) * 32)), reader, writer)
+            ends.append("dropped")
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(encode_message(hello()) + request[:8])
+        await reader.read(1 << 16)
+        greeted.release()
+        end = asyncio.create_task(reader.read())
+        for byte in request[8:]:
+            if (await asyncio.wait([end], timeout=0.2))[0]:
+                break
+            writer.write(bytes([byte]))
+        with contextlib.suppress(ConnectionResetError):
+            assert await end == b""
+        writer.close()
+        server.close()
+
+    async def main() -> None:
+        provider = Provider(hello(), Deadlines(5.0, 5.0, write_stall_seconds=2.0, provider_idle_seconds=1.0), Traffic())
+        provider.handler = answer
+        greeted = asyncio.Semaphore(0)
+        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            for number in range(1, 51):
+                tasks.create_task(drip(provider, number, greeted))
+            for _ in range(50):
+                await greeted.acquire()
+            received = await converse(provider, hello(), *[GetHead()] * 100)
+            assert received == [hello(), *[HeadReply(None)] * 100]
+        assert ends == [*["answered"] * 100, *["dropped"] * 50]
+        assert provider.peers == frozenset()
+
+    asyncio.run(main())

@@ -63,6 +63,7 @@ def weight(update: FullUpdate) -> dict[str, bytes]:
 def test_requests_wait_only_while_sglang_loads(
     sglang: Any, engine: SglangEngine, directory: Path, versions: list[FullUpdate], make_records: MakeRecords
 ) -> None:
+    """A-CACHE-2: paused first, the cache is dropped with the load, and only then do requests go on."""
     engine.stage(versions[0])
     assert sglang.asked == []
     engine.commit()
