@@ -213,25 +213,28 @@ def test_bad_indices_are_refused_before_any_write(indices: list[int], versions: 
     assert engine.version == Version(0, 0)
 
 
-def test_padding_rows_stay_and_logical_rows_change(make_full: MakeFull, make_records: MakeRecords) -> None:
-    """A-NAME-4."""
-    old, new = make_state(1), make_state(1)
+# Qwen2.5: 151,665 tokens, 151,936 rows in the trainer, 152,064 in the engine.
+@pytest.mark.parametrize(("logical", "padded", "rows"), [(5, 8, [3, 4]), (151_936, 152_064, [151_664, 151_935])])
+def test_padding_rows_stay_and_logical_rows_change(
+    logical: int, padded: int, rows: list[int], make_full: MakeFull, make_records: MakeRecords
+) -> None:
+    """A-NAME-4; the root is over the logical rows."""
+    old, new = make_state(1, rows=logical), make_state(1, rows=logical)
     changed = new["embed"].clone()
-    changed[3] += 1
-    changed[4] += 1
+    changed[rows] += 1
     new["embed"] = new["head"] = changed
-    model = Model(tied=False, rows=8)
+    model = Model(tied=False, rows=padded)
     with torch.no_grad():
-        model.embed[5:] = 7.0
-        model.head[5:] = 9.0
-    engine = InProcessEngine(model, vocabulary_size=5)
+        model.embed[logical:] = 7.0
+        model.head[logical:] = 9.0
+    engine = InProcessEngine(model, vocabulary_size=logical)
     first, second = make_full(old, Version(0, 1)), make_full(new, Version(0, 2))
     apply_update(engine, first)
     apply_update(engine, make_records(first, second))
     assert engine.version == Version(0, 2)
     for weight, padding in ((model.embed, 7.0), (model.head, 9.0)):
-        assert torch.equal(weight[:5], changed)
-        assert torch.equal(weight[5:], torch.full((3, 3), padding, dtype=torch.bfloat16))
+        assert torch.equal(weight[:logical], changed)
+        assert torch.equal(weight[logical:], torch.full((padded - logical, 3), padding, dtype=torch.bfloat16))
 
 
 def test_another_logical_vocabulary_is_refused(make_full: MakeFull) -> None:
