@@ -68,7 +68,7 @@ def test_the_prefix_cache_is_never_stale(served: Any) -> None:
 
 
 def test_without_the_reset_the_cache_would_be_stale(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test before guards against does happen in this engine."""
+    """A-CACHE-1: what the test before guards against does happen in this engine."""
     prompt = [(11 * position) % 256 for position in range(300)]
     served.server.generate(prompt, 8)
     control = served.engine._control
@@ -219,7 +219,7 @@ def _publish_after(served: Any, skipped: Any) -> Any:
 
 @pytest.mark.parametrize("path", ["/update_weights", "/finish_weight_update"])
 def test_a_node_that_is_killed_while_the_engine_is_paused_holds_nobody_up(path: str, served: Any) -> None:
-    """The watchdog puts back what was written and resumes; a new node takes the engine up at the old version."""
+    """A-APP-1: the watchdog puts back what was written and resumes; a new node takes it up at the old version."""
     from vllm_swarm import SEED
     from vllm_versions import Published
 
@@ -257,7 +257,7 @@ def _make_model(family: str) -> Any:
 
 
 def test_a_worker_killed_in_the_commit_is_not_trusted_and_its_successor_starts_from_the_version(served: Any) -> None:
-    """Last: the engine of this module ends here."""
+    """A-APP-1. Last: the engine of this module ends here."""
     from vllm_models import save_checkpoint
     from vllm_server import running_server
     from vllm_swarm import rank_arguments, rank_environment

@@ -158,7 +158,7 @@ def test_an_answer_bears_the_versions_that_wrote_it(path: str, engine: Engine, s
 def test_an_engine_that_states_no_versions_is_asked_for_its_label_after_the_answer(
     engine: Engine, server: OpenAiServer
 ) -> None:
-    """A request that straddles an update is never stamped with one version alone."""
+    """A-CACHE-3: a request that straddles an update is never stamped with one version alone."""
 
     def work(connection: socket.socket) -> None:
         engine.label = "0.4"

@@ -104,6 +104,8 @@ def test_a_byte_now_and_then_does_not_hold_a_place_for_ever() -> None:
 
 
 def test_a_peer_that_does_not_read_is_given_up() -> None:
+    """A-PEER-1 the other way round."""
+
     async def main() -> None:
         async with pair() as (stream, _, traffic):
             chunk = ChunkReply(Digest(bytes(32)), os.urandom(limits.CHUNK_SIZE_BYTES))
