@@ -11,7 +11,10 @@ import pytest
 
 TESTS = Path(__file__).resolve().parent
 DOCUMENT = TESTS.parent / "docs" / "reliability.md"
-GROUPS = {"ENC", "DT", "NAME", "CHAIN", "PUB", "CHK", "DHT", "NET", "PROC", "DSK", "PEER", "OBS", "CLI"}
+GROUPS = {
+    "ENC", "DT", "NAME", "CHAIN", "PUB", "APP", "CACHE", "CHK", "DHT", "NET", "PROC", "DSK", "LOC", "PEER", "OBS",
+    "CLI",
+}  # fmt: skip
 
 
 def rows() -> list[tuple[str, str]]:

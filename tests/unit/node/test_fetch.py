@@ -438,6 +438,33 @@ def test_all_sources_dead_backs_off_and_recovers_when_one_returns() -> None:
     assert bench.fetcher.progress().reason == ""
 
 
+def test_an_only_donor_that_dies_at_seventy_percent_is_replaced_and_nothing_short_is_whole() -> None:
+    """A-CHK-6, second half."""
+    blob = make_blob(payload(20 * 1024), 1024)
+    donor, other = peers(2)
+    left = 14
+
+    def die(answer: Answer) -> Answer:
+        nonlocal left
+        if not isinstance(answer[0][1], ChunkReply):
+            return answer
+        served, left = answer[:left], max(left - len(answer), 0)
+        return served if len(served) == len(answer) else [*served, (1.0, "closed")]
+
+    bench = Bench({donor: Provider({blob.blob_id: blob}, change=die)})
+    bench.want(blob)
+    bench.run_for(60.0)
+    assert len(bench.index.chunks) == 14
+    assert not bench.fetcher.is_whole(blob.blob_id)
+    assert bench.fetcher.progress().reason == "no-source"
+    bench.providers[other] = Provider({blob.blob_id: blob})
+    bench.sources.connect(other)
+    bench.execute(bench.fetcher.pump(bench.now))
+    bench.run(blob)
+    assert bench.fetcher.is_whole(blob.blob_id)
+    assert sum(len(request.digests) for request in chunk_requests(bench.providers[other])) == 6
+
+
 def have(first: int, last: int, issued_at_ms: int = 1) -> Have:
     return Have(RUN_ID, "inferencer", 0, first, last, (), (), issued_at_ms)
 
