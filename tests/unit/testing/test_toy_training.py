@@ -29,7 +29,7 @@ def order_of(training: ToyTraining, fate: Fate) -> ApplyAggregate:
 
 def test_what_is_sent_and_what_is_kept_are_everything() -> None:
     training = make_training()
-    training.run_inner_steps(2)
+    training.run_inner_steps(2, 1)
     training.apply(order_of(training, Fate.COUNTED))
     assert training.state is not None
     sent = 2 * (start_state().theta - training.state.theta)  # one member, half a step
@@ -39,7 +39,7 @@ def test_what_is_sent_and_what_is_kept_are_everything() -> None:
 def test_a_flush_cuts_what_it_sends_and_keeps_the_rest() -> None:
     training = make_training()
     training.disk.flush_interval = 1
-    training.run_inner_steps(20)
+    training.run_inner_steps(20, 1)
     training.apply(order_of(training, Fate.COUNTED))
     assert training.state is not None
     sent = 2 * (start_state().theta - training.state.theta)
@@ -53,7 +53,7 @@ def test_a_flush_cuts_what_it_sends_and_keeps_the_rest() -> None:
 def test_a_missed_round_keeps_everything_and_a_dropped_one_nothing() -> None:
     for fate in (Fate.MISSED, Fate.DROPPED):
         training = make_training()
-        training.run_inner_steps(2)
+        training.run_inner_steps(2, 1)
         training.apply(order_of(training, fate))
         assert training.state is not None
         kept, gone = (training.made, 0 * training.made) if fate is Fate.MISSED else (0 * training.made, training.made)
@@ -63,7 +63,7 @@ def test_a_missed_round_keeps_everything_and_a_dropped_one_nothing() -> None:
 
 def test_nothing_is_done_twice_that_bears_a_rounds_number() -> None:
     training = make_training()
-    training.run_inner_steps(2)
+    training.run_inner_steps(2, 1)
     assert training.store_contribution() is training.store_contribution()
     order = order_of(training, Fate.COUNTED)
     assert training.apply(order) == training.apply(order)
@@ -71,7 +71,7 @@ def test_nothing_is_done_twice_that_bears_a_rounds_number() -> None:
 
 def test_an_anchor_restores_the_state_bit_for_bit() -> None:
     training = make_training()
-    training.run_inner_steps(2)
+    training.run_inner_steps(2, 1)
     training.apply(order_of(training, Fate.COUNTED))
     round_index, state_root, blob_id, _ = training.write_anchor()
     other = ToyTraining(PeerId(bytes(32)), TrainingDisk(None), training._store, 8)
