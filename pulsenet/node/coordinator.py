@@ -55,6 +55,9 @@ from pulsenet.wire.messages import PushReceipt, PushTerm
 STORE_RETRY_SECONDS = 5.0
 """Wait after the disk refused, before everything is stored again."""
 
+FIND_SECONDS = 10.0
+"""For so long after its start a coordinator counts on whoever was counted last: they have to find it again first."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
@@ -101,6 +104,7 @@ class Coordinator:
         self._gatherer = Gatherer(ledger, draw, index, self._courier.take_request_id)
         self._ballot = decode_ballot(ballot)
         self._candidacy: Candidacy | None = None
+        self._found_until = 0.0
         self._state: StateReached | None = None
         self._collection: Collection | None = None
         self._proposal: Proposal | None = None
@@ -126,16 +130,9 @@ class Coordinator:
         """Take in one event; see :class:`pulsenet.node.machine.Machine`."""
         candidacy = self._candidacy
         if candidacy is None:
-            candidacy = self._candidacy = Candidacy(
-                self._trust,
-                self._ledger,
-                self._peer_id,
-                self._sign,
-                self._draw,
-                self._courier,
-                ballot=self._ballot,
-                now=now,
-            )
+            self._found_until = now + FIND_SECONDS
+            common = (self._trust, self._ledger, self._peer_id, self._sign, self._draw, self._courier)
+            candidacy = self._candidacy = Candidacy(*common, ballot=self._ballot, now=now)
         if self._timer_at is not None and now >= self._timer_at:
             self._timer_at = None
         effects = self._gatherer.handle(event, now)
@@ -352,7 +349,7 @@ class Coordinator:
             elif peer_id not in collection.asked and self._gatherer.holds_contributions((digest,)):
                 collection.asked.add(peer_id)
                 effects.append(CheckContribution(entry.contribution, digest))
-        if not collection.is_complete(self._expected(), settings, now):
+        if not collection.is_complete(self._expected(now), settings, now):
             return effects
         receipt = self._make_receipt(candidacy, collection, settings.clip_norm_ratio)
         return effects + self._propose(candidacy, receipt, now)
@@ -468,10 +465,13 @@ class Coordinator:
         record = self._index.record(inherited.digest)
         return None if record is None else self._trust.accept_receipt(decode_signed(record))
 
-    def _expected(self) -> set[PeerId]:
+    def _expected(self, now: float) -> set[PeerId]:
         """Return whose contributions a round waits for: trainers that can be reached, and this node's own."""
         assert self._trust.descriptor is not None
         reachable = {*self._courier.connected, self._peer_id}
+        before = self._ledger.final(self._ledger.next_round_index - 1)
+        if now < self._found_until and before is not None:
+            reachable |= {member.peer_id for member in before.receipt.members}
         return reachable & set(self._trust.descriptor.trainers)
 
     @property
@@ -480,7 +480,7 @@ class Coordinator:
         return None if descriptor is None else RoundSettings.of(descriptor)
 
     def _set_timer(self, candidacy: Candidacy, now: float, *, is_ready: bool) -> list[Effect]:
-        times = [candidacy.next_wake(now, is_ready=is_ready), self._gatherer.next_wake(now)]
+        times = [candidacy.next_wake(now, is_ready=is_ready), self._gatherer.next_wake(now), self._found_until]
         if self._proposal is not None:
             times.append(self._proposal.shown_again_at)
         collection, settings = self._collection, self._settings

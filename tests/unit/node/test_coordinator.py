@@ -13,7 +13,7 @@ from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.ids import compute_digest
 from pulsenet.limits import VOTE_RENEW_SECONDS
 from pulsenet.node.candidacy import BALLOT_KEY, decode_ballot
-from pulsenet.node.coordinator import STORE_RETRY_SECONDS, Coordinator
+from pulsenet.node.coordinator import FIND_SECONDS, STORE_RETRY_SECONDS, Coordinator
 from pulsenet.node.effects import (
     EXECUTION_ORDER,
     CheckContribution,
@@ -47,17 +47,23 @@ STATE = compute_digest(b"state 0")
 class Bench:
     """The authority of rank 0 among ``count``; the others are played."""
 
-    def __init__(self, make_run: Callable[..., Any], count: int, rank: int = 0) -> None:
+    def __init__(self, make_run: Callable[..., Any], count: int, rank: int = 0, trainer_count: int = 1) -> None:
         keys = sorted((make_run.key(seed) for seed in range(2, 2 + count)), key=lambda key: key.peer_id)  # type: ignore[attr-defined]
-        self.trainer = make_run.key(50)  # type: ignore[attr-defined]
+        self.trainers = [make_run.key(50 + index) for index in range(trainer_count)]  # type: ignore[attr-defined]
+        self.trainer = self.trainers[0]
         self.me, self.others = keys[rank], [key for index, key in enumerate(keys) if index != rank]
-        trainers = tuple(sorted((self.trainer.peer_id,)))
+        trainers = tuple(sorted(key.peer_id for key in self.trainers))
         self.run = make_run(authorities=tuple(keys), trainers=trainers)
         self.trust = self.run.trust()
         self.ledger = Ledger(self.trust)
         self.store = FakeStore()
-        self.machine = Coordinator(self.trust, self.ledger, self.me.peer_id, self.me.sign, lambda count: 0, self.store)
         self.now = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the machine on what earlier lives stored."""
+        common = (self.trust, self.ledger, self.me.peer_id, self.me.sign, lambda count: 0, self.store)
+        self.machine = Coordinator(*common, ballot=self.store.state.get(BALLOT_KEY))
         self.tell(TimerFired())
         for key in self.others:
             self.tell(PeerConnected(key.peer_id, (), outbound=True))
@@ -75,11 +81,11 @@ class Bench:
         record = Vote(self.run.run_id, 0, term, candidate.peer_id, None)
         return VoteSeen(encode_signed(self.run.seal(record, key)), key.peer_id)
 
-    def contribution(self, *, is_held: bool = True) -> SignedRecord:
-        store = self.store if is_held else FakeStore()
+    def contribution(self, *, is_held: bool = True, trainer: int = 0, round_index: int = 0) -> SignedRecord:
+        store, key = self.store if is_held else FakeStore(), self.trainers[trainer]
         blob_id, size_bytes = write_blob(store, bytes(range(20)))
-        record = Contribution(self.run.run_id, 0, self.trainer.peer_id, 0, STATE, blob_id, size_bytes, 2, 100, 0, 1)
-        signed: SignedRecord = self.run.seal(record, self.trainer)
+        record = Contribution(self.run.run_id, 0, key.peer_id, round_index, STATE, blob_id, size_bytes, 2, 100, 0, 1)
+        signed: SignedRecord = self.run.seal(record, key)
         return signed
 
     def receipt(self, coordinator: Any, *keys: Any, term: int = 1, contribution: SignedRecord | None = None) -> bytes:
@@ -99,9 +105,9 @@ class Bench:
             effects += self.tell(self.vote(key, 1, self.me))
         return effects
 
-    def close(self) -> list[Effect]:
-        """Let the only trainer contribute, and its content be good."""
-        signed = self.contribution()
+    def close(self, trainer: int = 0, round_index: int = 0) -> list[Effect]:
+        """Let a trainer contribute, and its content be good."""
+        signed = self.contribution(trainer=trainer, round_index=round_index)
         effects = self.tell(ContributionSeen(encode_signed(signed), None))
         assert only(effects, CheckContribution)
         return self.tell(ContributionChecked(record_digest(signed), ""))
@@ -127,6 +133,32 @@ def test_one_authority_closes_a_round_with_its_signature_on_disk_first(make_run:
     assert bench.ledger.final(0) is not None
     (push,) = pushed(effects, PushReceipt)
     assert push.peer_id == bench.trainer.peer_id
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_coordinator_that_has_just_begun_waits_for_those_who_were_counted_before(
+    make_run: Callable[..., Any], comes_back: bool
+) -> None:
+    """After a restart nobody is connected yet; closing at once would leave out whoever is about to find it."""
+    bench = Bench(make_run, 1, trainer_count=2)
+    bench.lead()
+    for key in bench.trainers:
+        bench.tell(PeerConnected(key.peer_id, (), outbound=False))
+    bench.close(0)
+    (shown,) = only(bench.close(1), ShowToMachines)
+    bench.tell(shown.event)
+    assert bench.ledger.next_round_index == 1
+    bench.begin()
+    bench.tell(StateReached(1, STATE))
+    assert bench.machine.is_leading(bench.now)
+    assert not only(bench.close(0, 1), ShowToMachines)
+    if comes_back:
+        effects = bench.close(1, 1)
+    else:
+        bench.now += FIND_SECONDS
+        effects = bench.tell(TimerFired())
+    (shown,) = only(effects, ShowToMachines)
+    assert len(bench.trust.accept_receipt(decode_signed(shown.event.record)).members) == 1 + comes_back
 
 
 def test_a_receipt_is_final_with_the_second_of_three_signatures(make_run: Callable[..., Any]) -> None:
