@@ -432,7 +432,6 @@ class OuterOptimizer:
                 # A joiner: the inner optimizer's state is fresh, and the masters are far from where it began.
                 self._reset_inner()
             self._counters.wasted_inner_steps += inner_steps
-            self._gradients = None
             self._restart()
         return move_count > 0, error
 
@@ -466,8 +465,9 @@ class OuterOptimizer:
         return move_count, None
 
     def _restart(self) -> None:
-        """Start a round: local masters from theta, no inner steps yet."""
+        """Start a round: local masters from theta, no inner steps and no gradient yet."""
         self._stepper.restart()
+        self._gradients = None
         self._inner_step = self._extra_inner_steps = 0
         self._inner.round_index = self._period_of(self.round_index)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -117,6 +117,42 @@ def test_a_joiner_takes_weights_and_the_inner_optimizers_state_from_a_state_anch
         assert all(torch.equal(a, b) for a, b in zip(found, moments(other)[name], strict=True)), name
     swarm.run_rounds(2)
     assert len({weights(trainer) for trainer in swarm.trainers.values()}) == 1
+
+
+def test_a_gradient_is_given_up_with_the_state_it_was_made_from(make_swarm: MakeSwarm) -> None:
+    """The exchange goes away in the middle of a state anchor, which the first ``sync.step()`` of a joiner takes."""
+
+    class Broken:
+        def __init__(self, anchor: HeldState) -> None:
+            self.round_index, self.state_root, self._anchor = anchor.round_index, anchor.state_root, anchor
+
+        def tensors(self) -> Iterator[Any]:
+            yield next(iter(self._anchor.tensors()))
+            raise UnavailableError("away")
+
+    swarm = make_swarm(3, settings={"algorithm": Algorithm.DDP, "state_anchor_interval": 2})
+    swarm.exchange.leave(2)
+    swarm.run_rounds(5, [0, 1])
+    swarm.exchange.forget_rounds(4)
+    swarm.exchange.join(2)
+    joiner = swarm.trainers[2]
+    catch_up = joiner.exchange.catch_up
+
+    def break_off() -> Iterator[Restoration]:
+        joiner.exchange.catch_up = catch_up
+        move = next(iter(catch_up()))
+        assert isinstance(move, Restoration)
+        yield Restoration(Broken(move.anchor))
+
+    joiner.exchange.catch_up = break_off
+    with pytest.raises(UnavailableError, match="away"):
+        joiner.train_step()
+    joiner.sync.step()
+    assert joiner.sync.state_root == swarm.trainers[0].sync.state_root
+    joiner.optimizer.zero_grad()
+    swarm.run_rounds(2)
+    assert len({weights(trainer) for trainer in swarm.trainers.values()}) == 1
+    assert joiner.reports[-1].outcome is Outcome.COUNTED
 
 
 def test_who_misses_a_round_takes_the_others_mean_and_loses_its_own_gradient(make_swarm: MakeSwarm) -> None:
