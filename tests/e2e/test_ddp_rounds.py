@@ -75,20 +75,25 @@ class Story:
         """Return seed and number of the batches of each round, as the trainers told them."""
         counted: dict[int, set[tuple[int, int]]] = {}
         size: dict[int, int] = {}
-        open_offers: dict[int, tuple[int, int]] = {}
+        open_offers: list[tuple[int, int, int]] = []
         for seed, training in enumerate(self.training.values()):
             for line in training.told:
                 if "offers" in line:
-                    open_offers[line["offers"][0]] = (seed, line["offers"][1])
-                elif line.get("outcome") == "counted":
+                    open_offers.append((line["offers"][0], seed, line["offers"][1]))
+                elif "outcome" in line:
                     round_index, batch_index = line["offered"]
+                    open_offers.remove((round_index, seed, batch_index))
+                    if line["outcome"] != "counted":
+                        continue
                     counted.setdefault(round_index, set()).add((seed, batch_index))
                     if line["round_index"] == round_index + 1:
                         size[round_index] = line["contributors"]
-        # Whoever was killed did not hear whether its last gradient was counted.
-        for round_index, offer in open_offers.items():
-            if len(counted.get(round_index, ())) < size.get(round_index, 0):
-                counted[round_index].add(offer)
+        # Whoever was killed did not hear whether its last gradient was counted. Its next life may come to the same
+        # round, on the way to a state anchor: what counts there is what was sent first.
+        for round_index, seed, batch_index in open_offers:
+            found = counted.get(round_index, set())
+            if len(found) < size.get(round_index, 0) and seed not in {other for other, _ in found}:
+                found.add((seed, batch_index))
         assert {index: len(found) for index, found in counted.items()} == size
         return {index: sorted(found) for index, found in sorted(counted.items())}
 
