@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from swarm import Node, Swarm, make_environment, wait_until
+from swarm import Node, Swarm, make_environment, open_swarm, wait_until
 
 WAIT_SECONDS = 200.0
 """Long enough for a machine that does other things; a round takes a second or two."""
@@ -71,3 +72,37 @@ class Training:
             return holds()
 
         wait_until(f"{self.node.name}: {what}", read, WAIT_SECONDS)
+
+
+class Story(Protocol):
+    """What trainers did together, told once; the tests of a file look at it."""
+
+    training: dict[str, Training]
+
+    def tell(self) -> None:
+        """Let it happen."""
+        ...
+
+
+Told = TypeVar("Told", bound=Story)
+
+
+@contextmanager
+def tell_story(make: Callable[[Swarm], Told]) -> Iterator[Told]:
+    """Yield a story that was told in a swarm of its own, which ends with it."""
+    with open_swarm() as swarm:
+        story = make(swarm)
+        try:
+            story.tell()
+            yield story
+        finally:
+            for training in story.training.values():
+                training.kill()
+
+
+def check_equal_bits(trainings: Iterable[Training], goal: int) -> None:
+    """Require one state root of each round from all who reached it, and that all reached the goal."""
+    roots = [training.roots for training in trainings]
+    for round_index in range(1, goal + 1):
+        assert len({told[round_index] for told in roots if round_index in told}) == 1, f"round {round_index}"
+    assert len({told[goal] for told in roots}) == 1

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from round_training import Training
-from swarm import Swarm, open_swarm, run_json
+from round_training import Training, check_equal_bits, tell_story
+from swarm import Swarm, run_json
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -100,21 +100,12 @@ class Story:
 
 @pytest.fixture(scope="module")
 def story() -> Iterator[Story]:
-    with open_swarm() as swarm:
-        told = Story(swarm)
-        try:
-            told.tell()
-            yield told
-        finally:
-            for training in told.training.values():
-                training.kill()
+    with tell_story(Story) as told:
+        yield told
 
 
 def test_all_trainers_hold_equal_bits_after_every_inner_step(story: Story) -> None:
-    roots = [training.roots for training in story.training.values()]
-    for round_index in range(1, story.goal + 1):
-        assert len({told[round_index] for told in roots if round_index in told}) == 1, f"round {round_index}"
-    assert len({told[story.goal] for told in roots}) == 1
+    check_equal_bits(story.training.values(), story.goal)
     weights = [torch.load(one.checkpoint, weights_only=True)["model"] for one in story.training.values()]
     for name, tensor in weights[0].items():
         assert all(torch.equal(tensor, other[name]) for other in weights[1:]), name

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from round_training import Training
-from swarm import Swarm, open_swarm, run_json
+from round_training import Training, check_equal_bits, tell_story
+from swarm import Swarm, run_json
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 pytest.importorskip("torch")
@@ -76,23 +76,14 @@ class Story:
 
 @pytest.fixture(scope="module")
 def story() -> Iterator[Story]:
-    with open_swarm() as swarm:
-        told = Story(swarm)
-        try:
-            told.tell()
-            yield told
-        finally:
-            for training in told.training.values():
-                training.kill()
+    with tell_story(Story) as told:
+        yield told
 
 
 def test_all_trainers_hold_equal_bits_after_every_round(story: Story) -> None:
-    roots = [training.roots for training in story.training.values()]
-    for round_index in range(1, story.goal + 1):
-        known = {told[round_index] for told in roots if round_index in told}
-        assert len(known) == 1, f"round {round_index}"
+    check_equal_bits(story.training.values(), story.goal)
     assert story.goal >= 5
-    assert len({told[story.goal] for told in roots}) == 1
+    roots = [training.roots for training in story.training.values()]
     assert len({told[index] for told in roots for index in told}) == story.goal + 1, "every round moves the state"
 
 
