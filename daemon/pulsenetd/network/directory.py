@@ -75,6 +75,8 @@ class Directory:
         self._p2p: Any = None
         self._storage: Any = None
         self._announced_expiry: dict[str, float] = {}
+        self._overdue: dict[str, SignedRecord] = {}
+        """The newest record of each type, if the directory did not take it."""
         self._is_clock_off = False
         self._round_trips: dict[PeerId, float] = {}
 
@@ -220,6 +222,15 @@ class Directory:
         key = self._keys.get_have_key(get_shard(signer), get_slot(self.now()))
         return await self._announce(record, decode_value(Have, record.payload).issued_at_ms, key, bytes(signer))
 
+    async def announce_overdue(self) -> None:
+        """Announce again what the directory did not take: its next regular announcement may be minutes away.
+
+        Raises:
+            UnavailableError: as before.
+        """
+        for record in tuple(self._overdue.values()):
+            await (self.announce_head if record.type == Head.TYPE else self.announce_have)(record)
+
     async def read_heads(self) -> list[bytes]:
         """Return the encoded signed heads of all authorities, this time slot's and the last's.
 
@@ -311,18 +322,29 @@ class Directory:
             self._forget_announced()
 
     async def _announce(self, record: SignedRecord, issued_at_ms: int, key: bytes, subkey: bytes | None) -> bool:
-        node = self._get_node()
         data = encode_signed(record)
         if len(data) > limits.DHT_RECORD_SIZE_BYTES_MAX:
             raise LocalProtocolError(f"a {record.type} of {len(data)} bytes is too large for the directory")
         expiry = get_expiry(issued_at_ms)
-        if expiry <= max(self._announced_expiry.get(record.type, 0.0), self.now()):
+        self._overdue[record.type] = record
+        node = self._get_node()
+        before = self._announced_expiry.get(record.type, 0.0)
+        is_due = expiry > max(before, self.now())
+        if is_due:
+            # At once, so that of two announcements at a time the older one is dropped.
+            self._announced_expiry[record.type] = expiry
+            try:
+                async with _deadline(f"announcing a {record.type}"):
+                    await node.store(key, data, expiry, subkey=subkey)
+            except UnavailableError:
+                if self._overdue.get(record.type) is record:
+                    self._announced_expiry[record.type] = before
+                raise
+        else:
             logger.debug("a %s whose expiry does not grow is not announced", record.type)
-            return False
-        self._announced_expiry[record.type] = expiry
-        async with _deadline(f"announcing a {record.type}"):
-            await node.store(key, data, expiry, subkey=subkey)
-        return True
+        if self._overdue.get(record.type) is record:
+            del self._overdue[record.type]
+        return is_due
 
     async def _read(self, keys: Sequence[bytes]) -> list[Any]:
         """Return the newest values found under the keys, without those that are absent."""

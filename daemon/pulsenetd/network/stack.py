@@ -181,7 +181,10 @@ class Network:
         known = [outcome.peer_id for outcome in outcomes if outcome.is_connected]
         others = [link.peer_id for link in await self.transport.connected_peers()]
         first = int(self._draw() * len(others))
-        return await self.directory.join(known + (others[first:] + others[:first])[:INBOUND_JOINED_MAX])
+        joined = await self.directory.join(known + (others[first:] + others[:first])[:INBOUND_JOINED_MAX])
+        with contextlib.suppress(UnavailableError):
+            await self.directory.announce_overdue()
+        return joined
 
     async def take_reachability(self, can_be_dialled: bool) -> None:
         """Store and answer for others in the directory only while others can dial this node.

@@ -102,6 +102,42 @@ def test_an_announcement_that_does_not_grow_is_dropped_and_the_newer_record_stay
     run(main())
 
 
+def test_what_the_directory_did_not_take_is_announced_again_at_the_next_mending(make_node: Any) -> None:
+    """A-DHT-1, A-DHT-4: the next regular announcement may come minutes later."""
+
+    async def main() -> None:
+        async with make_node("a") as a, open_directory(a, a) as directory:
+            head = sign_head(a.identity, 1)
+            await directory.close()
+            with pytest.raises(UnavailableError):
+                await directory.announce_head(head)
+            await directory.open(a.transport.hivemind_p2p)
+            await directory.announce_overdue()
+            assert await directory.read_heads() == [encode_signed(head)]
+            assert not await directory.announce_head(head), "it is announced"
+
+    run(main())
+
+
+def test_a_newer_record_takes_the_place_of_one_that_is_overdue(make_node: Any) -> None:
+    async def main() -> None:
+        async with make_node("a") as a, open_directory(a, a) as directory:
+            now_ms = int(time.time() * 1000)
+            old, newer = (
+                sign_head(a.identity, 1, issued_at_ms=now_ms),
+                sign_head(a.identity, 2, issued_at_ms=now_ms + 1_000),
+            )
+            await directory.close()
+            for head in (old, newer):
+                with pytest.raises(UnavailableError):
+                    await directory.announce_head(head)
+            await directory.open(a.transport.hivemind_p2p)
+            await directory.announce_overdue()
+            assert await directory.read_heads() == [encode_signed(newer)]
+
+    run(main())
+
+
 def test_a_forged_head_under_the_authoritys_key_is_ignored(make_node: Any) -> None:
     """A-DHT-6, A-AUTH-4: junk and a replay with a later expiry change nothing."""
 
