@@ -1,0 +1,123 @@
+"""What a mixing gives: the mean of its parts, the same bits in any arrival order (SPEC mixing, "Mean").
+
+Per element: start at +0, one FP32 addition for each part in ascending order of the senders' keys, then one division by
+the number of parts. In a gated part an absent entry counts as zero. The mean of a pair is that of two parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import numpy as np
+
+from pulsenet.codec.contribution import TensorEntries
+from pulsenet.errors import LocalProtocolError, RemoteProtocolError
+from pulsenet.outer.aggregate import PartWalk
+from pulsenet.outer.contribution import Entries, index_dtype
+from pulsenet.outer.floats import FP32s, settle_nans
+from pulsenet.outer.reduce import Counted, reduce_mean
+
+BlockRange = tuple[int, int, int]
+"""Tensor, first element and end of a block."""
+
+
+def mean_entries(parts: Mapping[bytes, Entries], *, tensor_index: int, element_count: int) -> Entries:
+    """Return the mean of one tensor's parts: dense if any of them is, else of the union of their positions.
+
+    Args:
+        parts: By sender's key, in any order.
+        tensor_index: The tensor all of them are of.
+        element_count: Its elements.
+
+    Raises:
+        LocalProtocolError: no parts, another tensor, or entries outside it.
+    """
+    counted = {key: Counted(entries) for key, entries in parts.items()}
+    return reduce_mean(counted, tensor_index=tensor_index, element_count=element_count)
+
+
+def mean_blocks(
+    parts: Mapping[bytes, Iterable[TensorEntries]], blocks: Iterable[BlockRange], *, is_dense: Callable[[int], bool]
+) -> Iterator[TensorEntries]:
+    """Yield the means of blocks, in memory for one block of each part: the bits of :func:`mean_entries`.
+
+    Args:
+        parts: By sender's key: entries of those blocks, ascending by tensor and position, cut anywhere.
+        blocks: Ascending.
+        is_dense: Whether every part has every element of a tensor.
+
+    Raises:
+        LocalProtocolError: no parts.
+        RemoteProtocolError: a dense part leaves elements out (``shape``), or what its decoder raises.
+    """
+    if not parts:
+        raise LocalProtocolError("a mean of no parts")
+    walks = {key: PartWalk(parts[key]) for key in sorted(parts)}
+    for tensor_index, start, end in blocks:
+        counted = {}
+        needs_all = is_dense(tensor_index)
+        for key, walk in walks.items():
+            indices, values = walk.take(tensor_index, start, end)
+            if needs_all and values.size != end - start:
+                raise RemoteProtocolError("shape", f"tensor {tensor_index}: {values.size} of {end - start} in a block")
+            counted[key] = Counted(Entries(tensor_index, None if needs_all else indices, values))
+        mean = reduce_mean(counted, tensor_index=tensor_index, element_count=end - start)
+        dtype = index_dtype(end)
+        positions = np.arange(end - start, dtype=dtype) if mean.indices is None else mean.indices.astype(dtype)
+        yield TensorEntries(tensor_index, positions + dtype.type(start), mean.values.view(np.uint32))
+    for walk in walks.values():
+        walk.expect_end()
+
+
+def compute_debt(mean: Entries, own: Entries, *, element_count: int) -> Entries:
+    """Return ``mean - own``: what a trainer owes itself while it does not know whether its partner applied the mean.
+
+    The partner has moved to the mean and this one has not, so their sum is off by this much. Sparse if both are.
+
+    Raises:
+        LocalProtocolError: entries of different tensors, or outside them.
+    """
+    if mean.tensor_index != own.tensor_index:
+        raise LocalProtocolError(f"tensors {mean.tensor_index} and {own.tensor_index}")
+    with np.errstate(all="ignore"):
+        debt = settle_nans(spread(mean, element_count) - spread(own, element_count))
+    if mean.indices is None or own.indices is None:
+        return Entries(mean.tensor_index, None, debt)
+    positions = np.union1d(mean.indices, own.indices)
+    return Entries(mean.tensor_index, positions, debt[positions])
+
+
+def add_debt(values: FP32s, debt: Entries) -> None:
+    """Add a debt to the next vector that is handed over for the same job, in place.
+
+    Raises:
+        LocalProtocolError: entries outside ``values``.
+    """
+    if debt.indices is None:
+        if len(debt) != values.size:
+            raise LocalProtocolError(f"a debt of {len(debt)} elements for {values.size}")
+        where: slice | np.ndarray = slice(None)
+    else:
+        if debt.indices.size and int(debt.indices[-1]) >= values.size:
+            raise LocalProtocolError(f"a debt at {int(debt.indices[-1])} for {values.size} elements")
+        where = debt.indices
+    with np.errstate(all="ignore"):
+        values[where] += debt.values
+    settle_nans(values)
+
+
+def spread(entries: Entries, element_count: int) -> FP32s:
+    """Return entries as every element of their tensor, zero where there is none; dense ones are not copied.
+
+    Raises:
+        LocalProtocolError: they do not fit.
+    """
+    if entries.indices is None:
+        if len(entries) != element_count:
+            raise LocalProtocolError(f"{len(entries)} values for {element_count} elements")
+        return entries.values
+    if entries.indices.size and int(entries.indices[-1]) >= element_count:
+        raise LocalProtocolError(f"an entry at {int(entries.indices[-1])} among {element_count} elements")
+    values = np.zeros(element_count, np.float32)
+    values[entries.indices] = entries.values
+    return values
