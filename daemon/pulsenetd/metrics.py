@@ -58,7 +58,7 @@ ROLLOUTS: Final = frozenset(
 """What became of rollout batches, at a trainer and at an inferencer."""
 CHECKS: Final = frozenset({"matched", "mismatched"})
 """Samples whose logprobs the training process recomputed."""
-TASKS: Final = frozenset({"queued", "leased", "done"})
+TASKS: Final = frozenset({"queued", "leased", "done", "given_up"})
 """Tasks of the training process: as often as each was leased, and answered once."""
 SLICES: Final = frozenset({"summed", "failed", "astray"})
 """Slices that were summed here, sums that failed, and rounds whose slices led to another state than everybody's."""

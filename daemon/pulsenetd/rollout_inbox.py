@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -65,7 +65,7 @@ class RolloutInbox:
         monotonic: Monotonic seconds, for rates.
         threads: Where the shelf is read and written.
         staleness_max: Samples further behind the newest version are dropped; ``None`` keeps all.
-        finish_tasks: Told which tasks of this trainer a batch answers, once it is stored.
+        finish_tasks: Told which tasks a batch answers, once it is stored.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RolloutInbox:
         *,
         threads: Executor,
         staleness_max: int | None = None,
-        finish_tasks: Callable[[Iterable[bytes]], None] = lambda _: None,
+        finish_tasks: Callable[[Sequence[bytes]], Awaitable[None]] | None = None,
     ) -> None:
         self._trust = trust
         self._shelf = shelf
@@ -182,6 +182,8 @@ class RolloutInbox:
             return "refused", "rate"
         seen = self._windows.get(signer, ReplayWindow()).look_up(batch.sequence)
         if seen is Seen.TAKEN:
+            # A crash may have come between the batch and its tasks.
+            await self._note_answered(batch)
             return "duplicate", ""
         outcome, reason = await self._store_new(signed, batch, seen)
         if outcome == "taken":
@@ -224,9 +226,13 @@ class RolloutInbox:
         self._queue.append(entry)
         self._size_bytes += entry.size_bytes
         counts.taken += 1
-        # Ids are random: those of another trainer's tasks are on no board here.
-        self._finish_tasks(batch.task_ids)
+        await self._note_answered(batch)
         return "taken", ""
+
+    async def _note_answered(self, batch: RolloutBatch) -> None:
+        """Let go of the tasks that a stored batch answers. Ids are random: another trainer's are on no board here."""
+        if self._finish_tasks is not None:
+            await self._finish_tasks(batch.task_ids)
 
     def _note_place(self, signer: PeerId, now: float) -> None:
         descriptor = self._trust.descriptor

@@ -19,10 +19,12 @@ from pulsenetd.metrics import Metrics
 from pulsenetd.rollout_inbox import RolloutInbox
 from pulsenetd.rollout_outbox import RolloutOutbox, rank_trainers
 from pulsenetd.storage.shelf import RolloutShelf
+from pulsenetd.storage.task_shelf import TaskShelf
 from pulsenetd.tasks import InferencerTasks, TrainerTasks
 
 INBOX_NAME = "rollouts-in.sqlite"
 OUTBOX_NAME = "rollouts-out.sqlite"
+TASKS_NAME = "tasks.sqlite"
 
 
 class Rollouts:
@@ -54,11 +56,22 @@ class Rollouts:
         self._trust = trust
         self.tasks: TrainerTasks | InferencerTasks | None = None
         """Between the training process and the engines; ``None`` at a seed."""
-        trainer_tasks = TrainerTasks(lambda peer_id: self.inbox.counts(peer_id), metrics, monotonic)
-        if config.role != "seed":
-            self.tasks = trainer_tasks if config.role == "trainer" else InferencerTasks()
         self._threads = ThreadPoolExecutor(1, "rollouts")
         self._shelves = [RolloutShelf.open(directory / INBOX_NAME), RolloutShelf.open(directory / OUTBOX_NAME)]
+        self._task_shelf: TaskShelf | None = None
+        trainer_tasks: TrainerTasks | None = None
+        if config.role == "trainer":
+            self._task_shelf = TaskShelf.open(directory / TASKS_NAME)
+            self.tasks = trainer_tasks = TrainerTasks(
+                lambda peer_id: self.inbox.counts(peer_id),
+                self._task_shelf,
+                metrics,
+                monotonic,
+                threads=self._threads,
+                wall_ms=_wall_ms,
+            )
+        elif config.role == "inferencer":
+            self.tasks = InferencerTasks()
         self.inbox = RolloutInbox(
             trust,
             self._shelves[0],
@@ -66,7 +79,7 @@ class Rollouts:
             monotonic,
             threads=self._threads,
             staleness_max=None if config.max_staleness < 0 else config.max_staleness,
-            finish_tasks=trainer_tasks.finish,
+            finish_tasks=None if trainer_tasks is None else trainer_tasks.finish,
         )
         self.outbox = RolloutOutbox(
             run_id,
@@ -75,7 +88,7 @@ class Rollouts:
             self._shelves[1],
             metrics,
             threads=self._threads,
-            wall_ms=lambda: int(time.time() * 1000),
+            wall_ms=_wall_ms,
         )
 
     @property
@@ -117,7 +130,7 @@ class Rollouts:
         await self.outbox.run(rank, push)
 
     @property
-    def give_tasks(self) -> Callable[[PeerId, GetTasks], Message] | None:
+    def give_tasks(self) -> Callable[[PeerId, GetTasks], Awaitable[Message]] | None:
         """Leases tasks to a peer; ``None`` on a node that is no trainer."""
         return self.tasks.answer if isinstance(self.tasks, TrainerTasks) else None
 
@@ -132,3 +145,9 @@ class Rollouts:
         self._threads.shutdown(wait=True)
         for shelf in self._shelves:
             shelf.close()
+        if self._task_shelf is not None:
+            self._task_shelf.close()
+
+
+def _wall_ms() -> int:
+    return int(time.time() * 1000)

@@ -143,7 +143,7 @@ class Responder:
         threads: Executor,
         take_rollouts: Callable[[bytes], Awaitable[str]] | None,
         answer_round: Callable[[PeerId, RoundPush | GetRounds | GetAggregates], Awaitable[Message]],
-        give_tasks: Callable[[PeerId, GetTasks], Message] | None = None,
+        give_tasks: Callable[[PeerId, GetTasks], Awaitable[Message]] | None = None,
     ) -> None:
         self._view = view
         self._driver = driver
@@ -166,7 +166,7 @@ class Responder:
                 reason = await self._take_rollouts(batch)
                 return [PushReply(accepted=not reason, reason=reason)]
             case GetTasks():
-                return [TasksReply(()) if self._give_tasks is None else self._give_tasks(peer_id, request)]
+                return [TasksReply(()) if self._give_tasks is None else await self._give_tasks(peer_id, request)]
             case PushVote() | PushTerm() | PushContribution() | PushReceipt() | GetRounds() | GetAggregates():
                 return [await self._answer_round(peer_id, request)]
             case _:

@@ -1,6 +1,7 @@
 """Work that a training process wants sampled: leased to one inferencer at a time until a batch answers it.
 
-Leases end by time alone, so an inferencer that dies costs its tasks a delay and nobody has to notice.
+Leases end by time alone, so an inferencer that dies costs its tasks a delay and nobody has to notice. The board itself
+is memory: whoever owns it writes down what changes and puts it back with :meth:`TaskBoard.restore`.
 """
 
 from __future__ import annotations
@@ -28,11 +29,25 @@ class TaskCounts:
     waiting: int
     leased: int
     done: int
-    """Answered by a batch, since the node started."""
+    """Answered by a batch; this and what follows since the node started."""
     expired: int
     """Leases that ended without an answer."""
     given_up: int
     """Tasks that no inferencer answered within ``LEASES_PER_TASK_MAX`` leases."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTask:
+    """A task as an earlier life of the node left it."""
+
+    task_id: bytes
+    content: str
+    lease_seconds: float
+    lease_count: int
+    peer_id: PeerId | None
+    """Who had it last; ``None`` if it was never leased."""
+    rest_seconds: float
+    """Of that lease; 0 or less if it is over."""
 
 
 @dataclass(slots=True)
@@ -63,6 +78,20 @@ class TaskBoard:
         self._held: Counter[PeerId] = Counter()
         self._size_bytes = 0
         self._done = self._expired = self._given_up = 0
+        self._given_up_ids: list[bytes] = []
+
+    def restore(self, stored: Iterable[StoredTask], now: float) -> None:
+        """Put the tasks of an earlier life back, in the order they were queued; leases run on."""
+        for task in stored:
+            self._entries[task.task_id] = _Entry(task.content, task.lease_seconds, task.lease_count)
+            self._size_bytes += len(task.content.encode())
+            if task.peer_id is None:
+                self._waiting.append(task.task_id)
+                continue
+            # The clock that measured the rest may have jumped: no lease is longer than a new one.
+            until = now + min(task.rest_seconds, task.lease_seconds)
+            self._leases[task.task_id] = _Lease(task.peer_id, until)
+            self._held[task.peer_id] += 1
 
     def put(self, contents: Sequence[str], lease_seconds: float) -> tuple[bytes, ...] | None:
         """Queue tasks and return their ids; ``None``, and none queued, if there is no room for all."""
@@ -77,6 +106,12 @@ class TaskBoard:
             self._entries[task_id] = _Entry(content, lease_seconds)
             self._waiting.append(task_id)
         return ids
+
+    def withdraw(self, task_ids: Iterable[bytes]) -> None:
+        """Take tasks back that were queued a moment ago."""
+        for task_id in task_ids:
+            self._waiting.remove(task_id)
+            self._forget(task_id)
 
     def lease(self, peer_id: PeerId, count_max: int, now: float) -> tuple[Task, ...]:
         """Lease the oldest tasks to an inferencer: as many as it asks for, may hold, and fit one message."""
@@ -110,10 +145,23 @@ class TaskBoard:
         self._done += len(known)
         return len(known)
 
+    def take_given_up(self) -> tuple[bytes, ...]:
+        """Return the tasks that were given up since the last call."""
+        given_up, self._given_up_ids = tuple(self._given_up_ids), []
+        return given_up
+
     def counts(self, now: float) -> TaskCounts:
-        """Return how the tasks stand."""
-        self._end_leases(now)
-        return TaskCounts(len(self._waiting), len(self._leases), self._done, self._expired, self._given_up)
+        """Return how the tasks stand; nothing changes, so any thread may ask."""
+        over = [task_id for task_id, lease in list(self._leases.items()) if lease.until <= now]
+        entries = [entry for task_id in over if (entry := self._entries.get(task_id)) is not None]
+        given_up = sum(entry.lease_count >= LEASES_PER_TASK_MAX for entry in entries)
+        return TaskCounts(
+            waiting=len(self._waiting) + len(entries) - given_up,
+            leased=len(self._leases) - len(entries),
+            done=self._done,
+            expired=self._expired + len(entries),
+            given_up=self._given_up + given_up,
+        )
 
     def _end_leases(self, now: float) -> None:
         """Put tasks whose lease is over in front of the queue, the oldest first."""
@@ -125,6 +173,7 @@ class TaskBoard:
                 self._waiting.appendleft(task_id)
             else:
                 self._given_up += 1
+                self._given_up_ids.append(task_id)
                 self._forget(task_id)
 
     def _end_lease(self, task_id: bytes) -> None:

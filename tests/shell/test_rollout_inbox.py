@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,21 @@ def test_a_batch_sent_twice_counts_once(receiver: Receiver) -> None:
     assert receiver.take(1) == ""
     assert receiver.numbers() == []
     assert (count(receiver.metrics, "taken"), count(receiver.metrics, "duplicate")) == (1, 2)
+
+
+def test_a_batch_that_comes_again_lets_go_of_its_tasks_too(receiver: Receiver) -> None:
+    """The node may have been killed between storing the batch and noting that its tasks are answered."""
+    finished: list[bytes] = []
+
+    async def finish(task_ids: Sequence[bytes]) -> None:
+        finished.extend(task_ids)
+
+    changes = {"trainer": receiver.run.publisher.peer_id, "task_ids": (b"t" * 16,)}
+    assert receiver.take(1, **changes) == ""
+    receiver.restart()
+    receiver.inbox._finish_tasks = finish
+    assert receiver.take(1, **changes) == ""
+    assert finished == [b"t" * 16]
 
 
 def test_nobody_takes_the_id_of_somebody_elses_batch(open_receiver: Any) -> None:

@@ -40,7 +40,7 @@ def connect(trainer: Rollouts, asker: PeerId) -> Callable[[PeerId, Message], Awa
     async def request(_: PeerId, message: Message) -> Message:
         if isinstance(message, GetTasks):
             assert trainer.give_tasks is not None
-            return trainer.give_tasks(asker, message)
+            return await trainer.give_tasks(asker, message)
         assert isinstance(message, PushRollouts)
         assert trainer.take is not None
         reason = await trainer.take(message.batch)
@@ -134,6 +134,37 @@ def test_a_task_comes_to_an_engine_and_its_answer_takes_it_off_the_board(run: An
         sending.cancel()
         inferencer.close()
         trainer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_trainer_that_is_killed_keeps_its_tasks_and_the_answer_that_comes_later_counts(
+    run: Any, tmp_path: Path
+) -> None:
+    publisher = run.publisher.peer_id
+
+    async def scenario() -> None:
+        inferencer = open_rollouts(run, "inferencer", tmp_path / "i", run.inferencer)
+        trainer = open_rollouts(run, "trainer", tmp_path / "t", run.publisher)
+        assert trainer.tasks is not None
+        assert inferencer.tasks is not None
+        queued = await trainer.tasks.send(['{"prompt": 1}', '{"prompt": 2}'], 60_000)
+        inferencer.tasks.bind(lambda: (publisher,), connect(trainer, run.inferencer.peer_id))  # type: ignore[union-attr]
+        (task,) = await inferencer.tasks.take(1, 20.0)
+        reborn = open_rollouts(run, "trainer", tmp_path / "t", run.publisher)
+        assert reborn.status()["tasks"] == {"waiting": 1, "leased": 1, "done": 0, "expired": 0, "given_up": 0}
+        answer = submission(run, 1, trainer=publisher, task_ids=(task.task_id,))
+        assert (await inferencer.outbox.take(answer)).accepted
+        sending = asyncio.create_task(
+            inferencer.send(lambda: {publisher}, lambda _: None, connect(reborn, run.inferencer.peer_id))
+        )
+        await until(lambda: not len(inferencer.outbox))
+        (second,) = await inferencer.tasks.take(4, 20.0)
+        assert {task.task_id, second.task_id} == set(queued.task_ids)
+        assert reborn.status()["tasks"] == {"waiting": 0, "leased": 1, "done": 1, "expired": 0, "given_up": 0}
+        sending.cancel()
+        for rollouts in (inferencer, trainer, reborn):
+            rollouts.close()
 
     asyncio.run(scenario())
 

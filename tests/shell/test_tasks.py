@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,36 +16,127 @@ from pulsenet import limits
 from pulsenet.errors import RemoteProtocolError, UnavailableError
 from pulsenet.ids import PeerId
 from pulsenet.local.protocol import GivenTask, TasksQueued
+from pulsenet.node.tasks import LEASES_PER_TASK_MAX
 from pulsenet.wire.messages import GetTasks, Message, Refusal, Task, TasksReply
 from pulsenetd.metrics import Metrics
+from pulsenetd.storage.task_shelf import TaskShelf
 from pulsenetd.tasks import ASK_SECONDS, BUSY_RETRY_MS, InferencerTasks, TrainerTasks
 
-ONE, TWO = PeerId(b"1" * 32), PeerId(b"2" * 32)
+ONE, TWO, THREE = PeerId(b"1" * 32), PeerId(b"2" * 32), PeerId(b"3" * 32)
 TASK = Task(bytes(16), "{}", 5_000)
 
 
+class Clock:
+    """Monotonic and wall time of one machine."""
+
+    now = 1_000.0
+
+    def wall_ms(self) -> int:
+        return int(self.now * 1000) + 10**12
+
+
+@dataclass
+class Node:
+    """A trainer's node; each :meth:`start` is another life on the same disk."""
+
+    path: Path
+    clock: Clock = field(default_factory=Clock)
+    metrics: Metrics = field(default_factory=Metrics)
+    stack: ExitStack = field(default_factory=ExitStack)
+
+    def start(self) -> TrainerTasks:
+        """Start, as after a kill: nothing of the life before is told that it ends."""
+        threads = self.stack.enter_context(ThreadPoolExecutor(1))
+        shelf = TaskShelf.open(self.path / "tasks.sqlite")
+        self.stack.callback(shelf.close)
+        return TrainerTasks(
+            lambda peer_id: peer_id in (ONE, THREE),
+            shelf,
+            self.metrics,
+            lambda: self.clock.now,
+            threads=threads,
+            wall_ms=self.clock.wall_ms,
+        )
+
+
 @pytest.fixture
-def board() -> TrainerTasks:
-    return TrainerTasks(lambda peer_id: peer_id == ONE, Metrics(), lambda: 0.0)
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path)
+    with made.stack:
+        yield made
+
+
+@pytest.fixture
+def board(node: Node) -> TrainerTasks:
+    return node.start()
 
 
 def send(board: TrainerTasks, *contents: str, lease_ms: int = 5_000) -> TasksQueued:
     return asyncio.run(board.send(contents, lease_ms))
 
 
+def lease(board: TrainerTasks, peer_id: PeerId, count_max: int = 4) -> list[str]:
+    """Return the contents of what a peer is given."""
+    reply = asyncio.run(board.answer(peer_id, GetTasks(count_max)))
+    assert isinstance(reply, TasksReply)
+    return [task.content for task in reply.tasks]
+
+
 def test_tasks_go_to_inferencers_that_count_and_are_counted(board: TrainerTasks) -> None:
     queued = send(board, "{}", "[]")
-    refusal = board.answer(TWO, GetTasks(4))
+    refusal = asyncio.run(board.answer(TWO, GetTasks(4)))
     assert isinstance(refusal, Refusal)
     assert refusal.code == "untrusted"
-    reply = board.answer(ONE, GetTasks(4))
+    reply = asyncio.run(board.answer(ONE, GetTasks(4)))
     assert reply == TasksReply((Task(queued.task_ids[0], "{}", 5_000), Task(queued.task_ids[1], "[]", 5_000)))
-    assert board.answer(ONE, GetTasks(4)) == TasksReply(())
-    board.finish(queued.task_ids[:1])
+    assert asyncio.run(board.answer(ONE, GetTasks(4))) == TasksReply(())
+    asyncio.run(board.finish(queued.task_ids[:1]))
     assert board.status() == {"waiting": 0, "leased": 1, "done": 1, "expired": 0, "given_up": 0}
     sample = board._metrics.registry.get_sample_value
     for outcome, count in (("queued", 2), ("leased", 2), ("done", 1)):
         assert sample("pulsenet_tasks_total", {"outcome": outcome}) == count
+
+
+def test_a_node_that_is_killed_gives_again_what_was_not_answered(node: Node) -> None:
+    """Queued, leased and answered tasks of the life before; no lease is cut short."""
+    board = node.start()
+    queued = send(board, "answered", "given", "waiting")
+    assert lease(board, ONE, 2) == ["answered", "given"]
+    asyncio.run(board.finish(queued.task_ids[:1]))
+    node.clock.now += 2.0
+    board = node.start()
+    assert board.status() == {"waiting": 1, "leased": 1, "done": 0, "expired": 0, "given_up": 0}
+    assert lease(board, THREE) == ["waiting"], "the other one still is the first's for three seconds"
+    node.clock.now += 3.0
+    board = node.start()
+    assert lease(board, THREE) == ["given"]
+    asyncio.run(board.finish(queued.task_ids))
+    assert board.status()["done"] == 2
+    assert node.start().status() == {"waiting": 0, "leased": 0, "done": 0, "expired": 0, "given_up": 0}
+
+
+def test_a_task_that_breaks_whoever_has_it_is_given_up_across_restarts(node: Node) -> None:
+    assert len(send(node.start(), "{}").task_ids) == 1
+    for _ in range(LEASES_PER_TASK_MAX):
+        assert lease(node.start(), ONE) == ["{}"]
+        node.clock.now += 5.0
+    board = node.start()
+    assert board.status()["given_up"] == 1
+    assert lease(board, ONE) == []
+    assert node.metrics.registry.get_sample_value("pulsenet_tasks_total", {"outcome": "given_up"}) == 1
+    assert node.start().status() == {"waiting": 0, "leased": 0, "done": 0, "expired": 0, "given_up": 0}
+
+
+def test_tasks_that_the_disk_does_not_take_are_not_queued(node: Node) -> None:
+    board = node.start()
+    assert len(send(board, "kept").task_ids) == 1
+    board._shelf.close()  # a disk that is gone
+    refused = send(board, "lost")
+    assert (refused.task_ids, refused.reason[:8], refused.retry_after_ms) == ((), "storage:", BUSY_RETRY_MS)
+    assert board.status()["waiting"] == 1
+    # What is queued is given out all the same: at worst its lease is forgotten.
+    assert lease(board, ONE) == ["kept"]
+    assert lease(node.start(), THREE) == ["kept"]
 
 
 def test_a_full_board_says_when_to_ask_again(board: TrainerTasks, monkeypatch: pytest.MonkeyPatch) -> None:

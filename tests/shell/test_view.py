@@ -84,7 +84,7 @@ class Node:
         self.view = NodeView(store, self.trust, self.mesh, lambda: self.descriptors, lambda: self.now)
         self.threads = ThreadPoolExecutor(1)
         self.take_rollouts: Callable[[bytes], Awaitable[str]] | None = None
-        self.give_tasks: Callable[[PeerId, GetTasks], Message] | None = None
+        self.give_tasks: Callable[[PeerId, GetTasks], Awaitable[Message]] | None = None
         self.about_rounds: list[tuple[PeerId, Message]] = []
 
     async def answer_round(self, peer_id: PeerId, request: Any) -> Message:
@@ -220,7 +220,11 @@ def test_a_have_record_of_somebody_else_is_a_breach(node: Node, run: Any) -> Non
 def test_tasks_are_leased_where_there_are_any(node: Node) -> None:
     task = Task(bytes(16), "{}", 1)
     assert node.ask(GetTasks(4)) == [TasksReply(())]
-    node.give_tasks = lambda peer_id, request: TasksReply((task,) * request.count_max)
+
+    async def give(peer_id: PeerId, request: GetTasks) -> Message:
+        return TasksReply((task,) * request.count_max)
+
+    node.give_tasks = give
     assert node.ask(GetTasks(2)) == [TasksReply((task, task))]
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pulsenet.errors import StorageError
+from pulsenetd.logs import logger
 from pulsenetd.storage.disk import Disk
 
 _REASONS = {
@@ -30,6 +31,11 @@ class Database:
         self._schema = schema
         self._mutex = threading.RLock()
         self._connection: sqlite3.Connection | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
 
     def open(self) -> None:
         """Open or create the file; SQLite replays its log, so a crash left whole transactions only.
@@ -98,3 +104,30 @@ class Database:
         name = getattr(error, "sqlite_errorname", "") or ""
         reason = next((reason for prefix, reason in _REASONS.items() if name.startswith(prefix)), "io")
         return StorageError(f"database {self._path}: {error} ({name or 'no code'})", reason)
+
+
+def open_or_set_aside(database: Database, read: Callable[[], object], loss: str) -> None:
+    """Open a database whose loss costs work and no safety: a damaged one is set aside, said aloud, and begun anew.
+
+    Args:
+        database: To be opened.
+        read: Reads all that must be readable.
+        loss: What is lost, for people.
+
+    Raises:
+        StorageError: The disk does not let it be read or written.
+    """
+    path = database.path
+    try:
+        database.open()
+        read()
+    except StorageError as error:
+        database.close()
+        if error.reason != "damaged":
+            raise
+        aside = path.with_suffix(".damaged")
+        logger.error("%s; it is kept as %s, and %s", error, aside.name, loss)
+        path.replace(aside)
+        for suffix in ("-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        database.open()

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from pulsenet.errors import StorageError
 from pulsenet.ids import PeerId
-from pulsenetd.logs import logger
-from pulsenetd.storage.database import Database
+from pulsenetd.storage.database import Database, open_or_set_aside
 from pulsenetd.storage.disk import Disk
 
 _SCHEMA = """
@@ -61,19 +60,7 @@ class RolloutShelf:
         """
         database = Database(path, disk or Disk(), _SCHEMA)
         shelf = cls(database)
-        try:
-            database.open()
-            shelf.entries(), shelf.marks()
-        except StorageError as error:
-            database.close()
-            if error.reason != "damaged":
-                raise
-            aside = path.with_suffix(".damaged")
-            logger.error("%s; it is kept as %s, and rollouts that waited in it are not sent", error, aside.name)
-            path.replace(aside)
-            for suffix in ("-wal", "-shm"):
-                path.with_name(path.name + suffix).unlink(missing_ok=True)
-            database.open()
+        open_or_set_aside(database, lambda: (shelf.entries(), shelf.marks()), "rollouts that waited in it are not sent")
         return shelf
 
     def close(self) -> None:

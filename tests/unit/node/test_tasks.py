@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pulsenet import limits
 from pulsenet.ids import PeerId
 from pulsenet.node import tasks
-from pulsenet.node.tasks import TaskBoard, TaskCounts
+from pulsenet.node.tasks import StoredTask, TaskBoard, TaskCounts
 
 ONE, TWO = PeerId(b"1" * 32), PeerId(b"2" * 32)
 
@@ -78,6 +78,66 @@ def test_no_inferencer_hoards_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     board.finish(ids[:1])
     assert len(board.lease(ONE, 9, 0.0)) == 1
     assert len(board.lease(TWO, 9, 0.0)) == 1
+
+
+def test_tasks_of_an_earlier_life_are_given_again_once_their_leases_are_over() -> None:
+    board = make_board()
+    names = [bytes([number]) * 16 for number in range(4)]
+    board.restore(
+        [
+            StoredTask(names[0], "a", 10.0, 2, ONE, 4.0),
+            StoredTask(names[1], "b", 10.0, 1, TWO, -3.0),
+            StoredTask(names[2], "c", 10.0, 0, None, 0.0),
+            StoredTask(names[3], "d", 10.0, tasks.LEASES_PER_TASK_MAX, ONE, 0.0),
+        ],
+        100.0,
+    )
+    assert board.counts(100.0) == TaskCounts(waiting=2, leased=1, done=0, expired=2, given_up=1)
+    assert [task.task_id for task in board.lease(TWO, 9, 100.0)] == names[1:3], "one is still another's"
+    assert board.take_given_up() == (names[3],)
+    assert board.take_given_up() == ()
+    assert [task.task_id for task in board.lease(TWO, 9, 104.0)] == names[:1]
+    assert board.finish(names) == 3
+    assert board.counts(104.0) == TaskCounts(waiting=0, leased=0, done=3, expired=3, given_up=1)
+
+
+def test_the_lease_of_an_earlier_life_ends_no_later_than_a_new_one_would() -> None:
+    """Wall clocks jump."""
+    board = make_board()
+    board.restore([StoredTask(b"t" * 16, "a", 10.0, 1, ONE, 9e9)], 0.0)
+    assert board.lease(TWO, 1, 9.9) == ()
+    assert len(board.lease(TWO, 1, 10.0)) == 1
+
+
+def test_an_earlier_life_counts_against_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TASKS_MAX", 2)
+    monkeypatch.setattr(tasks, "LEASED_PER_PEER_MAX", 1)
+    board = make_board()
+    board.restore([StoredTask(b"t" * 16, "a", 10.0, 1, ONE, 5.0)], 0.0)
+    assert board.put(["b", "c"], 1.0) is None
+    put(board, "b")
+    assert board.lease(ONE, 1, 0.0) == ()
+    assert len(board.lease(TWO, 1, 0.0)) == 1
+
+
+def test_tasks_that_cannot_be_kept_are_withdrawn() -> None:
+    board = make_board()
+    kept = put(board, "a")
+    withdrawn = put(board, "b", "c")
+    board.withdraw(withdrawn)
+    assert board.counts(0.0) == TaskCounts(waiting=1, leased=0, done=0, expired=0, given_up=0)
+    assert [task.task_id for task in board.lease(ONE, 9, 0.0)] == list(kept)
+
+
+def test_counting_changes_nothing() -> None:
+    """A status is asked for in another thread."""
+    board = make_board()
+    (task_id,) = put(board, "a")
+    board.lease(ONE, 1, 0.0)
+    counted = TaskCounts(waiting=1, leased=0, done=0, expired=1, given_up=0)
+    assert board.counts(10.0) == board.counts(10.0) == counted
+    assert [task.task_id for task in board.lease(TWO, 1, 10.0)] == [task_id]
+    assert board.counts(10.0) == TaskCounts(waiting=0, leased=1, done=0, expired=1, given_up=0)
 
 
 def test_the_board_is_bounded_by_count_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
