@@ -12,6 +12,8 @@ from enum import StrEnum
 from pulsenet.chain.records import Contribution, Kind, Manifest, Member, SignedRecord, SliceName, StateAnchor
 from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.node.events import ContributionSeen, ReceiptSeen, StateLost, StateReached, TermSeen
+from pulsenet.node.mixing.effects import MIXING_EFFECTS, MixingEffect
+from pulsenet.node.mixing.events import PresenceEnded, PresenceSeen, RosterSeen
 from pulsenet.wire.messages import Message
 
 
@@ -330,7 +332,9 @@ class StoreStateAnchor:
 class ShowToMachines:
     """Tell every machine of this node, the sender included."""
 
-    event: TermSeen | ContributionSeen | ReceiptSeen | StateReached | StateLost
+    event: (
+        TermSeen | ContributionSeen | ReceiptSeen | StateReached | StateLost | RosterSeen | PresenceSeen | PresenceEnded
+    )
 
 
 Effect = (
@@ -365,6 +369,7 @@ Effect = (
     | ApplyAggregate
     | RestoreState
     | StoreStateAnchor
+    | MixingEffect
     | ShowToMachines
 )
 """Anything a machine may order."""
@@ -385,6 +390,7 @@ EXECUTION_ORDER: dict[type[Effect], int] = {
     DropSnapshot: 1,
     RefuseSnapshot: 1,
     StoreStateAnchor: 1,
+    **dict.fromkeys(MIXING_EFFECTS, 1),
     RunInnerSteps: 1,
     StoreContribution: 1,
     CheckContribution: 1,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pulsenet.chain.records import SliceName
 from pulsenet.ids import Digest, PeerId, Version
+from pulsenet.node.mixing.events import MixingEvent
 from pulsenet.wire.messages import Message
 
 
@@ -403,5 +404,6 @@ Event = (
     | StateAnchorStored
     | StateReached
     | StateLost
+    | MixingEvent
 )
 """Anything a machine may be told."""
