@@ -49,6 +49,7 @@ from pulsenet.node.fetch import StoreIndex
 from pulsenet.node.gather import Gatherer
 from pulsenet.node.machine import Draw
 from pulsenet.node.proposal import Proposal
+from pulsenet.node.rounds_news import store_learnt
 from pulsenet.node.verdicts import Verdicts
 from pulsenet.wire.messages import PushReceipt, PushTerm
 
@@ -144,7 +145,7 @@ class Coordinator:
         try:
             effects += self._take(candidacy, event, now)
         except (RemoteProtocolError, TrustError) as error:
-            effects.append(Count("rejected", error.code))
+            effects += [*store_learnt(self._ledger), Count("rejected", error.code)]
             self.verdicts.note(event, error.code)
         return effects + self._go_on(candidacy, now)
 

@@ -18,13 +18,13 @@ from pulsenet.node.effects import (
     Report,
     SaveState,
     SetTimer,
-    ShowToMachines,
     StoreRecord,
     StrikePeer,
 )
 from pulsenet.node.events import Event, PeerConnected, PeerLost, ReceiptSeen, ReplyReceived, StoreFailed, TermSeen
 from pulsenet.node.machine import Draw
 from pulsenet.node.rounds_contact import Contact
+from pulsenet.node.rounds_news import store_learnt, take_rounds
 from pulsenet.wire.messages import RoundsReply
 
 STORE_RETRY_SECONDS = 5.0
@@ -63,7 +63,7 @@ class Onlooker:
         try:
             effects += self._take(event, now)
         except (RemoteProtocolError, TrustError) as error:
-            effects.append(Count("rejected", error.code))
+            effects += [*store_learnt(self._ledger), Count("rejected", error.code)]
             source = getattr(event, "source", None) or getattr(event, "peer_id", None)
             if isinstance(error, RemoteProtocolError) and source is not None:
                 effects.append(StrikePeer(source, error.code))
@@ -84,27 +84,12 @@ class Onlooker:
                 if self._trust.is_final(signed) and self._ledger.accept_final(signed):
                     return [StoreRecord(signed)]
             case ReplyReceived(_, _, RoundsReply() as reply):
-                return self._take_rounds(reply)
+                return take_rounds(self._ledger, reply)
             case ReplyReceived():
                 self._contact.take_reply(event, now)
             case _:
                 pass
         return []
-
-    def _take_rounds(self, reply: RoundsReply) -> list[Effect]:
-        effects: list[Effect] = []
-        if reply.votes:
-            self._ledger.accept_mandate(reply.votes)
-        if reply.state_anchor is not None:
-            anchor = decode_signed(reply.state_anchor)
-            if self._ledger.accept_anchor(anchor):
-                effects.append(StoreRecord(anchor))
-        # Newest first: each vouches for the one before it.
-        for record in reversed(reply.receipts):
-            signed = decode_signed(record)
-            if self._ledger.accept_final(signed):
-                effects += [StoreRecord(signed), ShowToMachines(ReceiptSeen(record, (), None))]
-        return effects
 
     def _go_on(self, now: float) -> list[Effect]:
         due = self._ledger.next_round_index

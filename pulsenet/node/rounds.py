@@ -57,6 +57,7 @@ from pulsenet.node.gathering import Gathering
 from pulsenet.node.machine import Draw
 from pulsenet.node.own_work import OwnWork, make_contribution
 from pulsenet.node.rounds_contact import Contact
+from pulsenet.node.rounds_news import store_learnt, take_rounds
 from pulsenet.node.rounds_phase import Phase, Step, follow
 from pulsenet.node.rounds_report import make_report
 from pulsenet.wire.messages import RoundsReply
@@ -150,7 +151,7 @@ class Rounds:
         try:
             effects += self._take(event, now)
         except (RemoteProtocolError, TrustError) as error:
-            effects.append(Count("rejected", error.code))
+            effects += [*store_learnt(self._ledger), Count("rejected", error.code)]
             source = getattr(event, "source", None) or getattr(event, "peer_id", None)
             if isinstance(error, RemoteProtocolError) and source is not None:
                 effects.append(StrikePeer(source, error.code))
@@ -187,20 +188,11 @@ class Rounds:
         return [StoreRecord(signed)]
 
     def _take_rounds(self, peer_id: PeerId, reply: RoundsReply, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        if reply.votes:
-            self._ledger.accept_mandate(reply.votes)
-        self._contact.note_heard(peer_id, now)
-        self._contact.note_answer(peer_id, self._trust.descriptor)
-        if reply.state_anchor is not None:
-            anchor = decode_signed(reply.state_anchor)
-            if self._ledger.accept_anchor(anchor):
-                effects.append(StoreRecord(anchor))
-        # Newest first: each vouches for the one before it.
-        for record in reversed(reply.receipts):
-            signed = decode_signed(record)
-            if self._ledger.accept_final(signed):
-                effects += [StoreRecord(signed), ShowToMachines(ReceiptSeen(record, (), None))]
+        try:
+            effects = take_rounds(self._ledger, reply)
+        finally:
+            self._contact.note_heard(peer_id, now)
+            self._contact.note_answer(peer_id, self._trust.descriptor)
         is_behind = reply.round_index > self._round_index and self._state_root is not None
         self._is_cut_off = is_behind and self._ledger.final(self._round_index) is None
         return effects

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,6 +65,10 @@ class Bench:
         return self.tell(PeerConnected(self.authority.peer_id, (), outbound=True))
 
     def final(self, round_index: int) -> SignedRecord:
+        signed: SignedRecord = self.run.seal(self.final_receipt(round_index), self.authority)
+        return signed
+
+    def final_receipt(self, round_index: int) -> Receipt:
         before = self.receipts.get(round_index - 1)
         self.receipts[round_index] = receipt = Receipt(
             run_id=self.run.run_id,
@@ -76,8 +81,7 @@ class Bench:
             members=(Member(self.run.second.peer_id, compute_digest(b"contribution %d" % round_index), 0x3F80_0000),),
             rejected=(),
         )
-        signed: SignedRecord = self.run.seal(receipt, self.authority)
-        return signed
+        return receipt
 
     def anchor(self, round_index: int) -> SignedRecord:
         before = self.receipts.get(round_index - 1)
@@ -193,3 +197,28 @@ def test_a_full_disk_is_counted_and_everything_stored_again(bench: Bench) -> Non
     bench.tell(TimerFired())
     assert bench.store.record(record_digest(signed)) is not None
     assert LEDGER_KEY in bench.store.state
+
+
+def restore(bench: Bench) -> Ledger:
+    return Ledger.restore(bench.trust, bench.store.state[LEDGER_KEY], bench.store.record)
+
+
+def test_what_was_learnt_before_a_refusal_is_stored_all_the_same(bench: Bench) -> None:
+    """A reply with a good receipt before a bad one made the ledger name a record that no disk holds."""
+    first, second = bench.final(0), bench.final(1)
+    forged = bench.run.seal(replace(bench.receipts[0], base_state_root=compute_digest(b"another")), bench.run.stranger)
+    assert Count("rejected", "untrusted") in bench.reply(forged, second)
+    restored = restore(bench)
+    assert restored.final(1) is not None
+    assert restored.final(0) is None
+    bench.reply(first)
+    assert restore(bench).next_round_index == 2
+
+
+def test_a_fork_of_the_rounds_is_known_after_a_restart(bench: Bench) -> None:
+    bench.reply(bench.final(0))
+    del bench.receipts[0]
+    other = replace(bench.final_receipt(0), base_state_root=compute_digest(b"another state"))
+    effects = bench.reply(bench.run.seal(other, bench.authority))
+    assert Count("rejected", "fork") in effects
+    assert restore(bench).fork is not None

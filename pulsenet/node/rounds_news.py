@@ -1,0 +1,39 @@
+"""What a peer answers about the rounds goes into the ledger, and onto the disk, the same way in every machine."""
+
+from __future__ import annotations
+
+from pulsenet.chain.ledger import Ledger
+from pulsenet.chain.signing import decode_signed
+from pulsenet.node.effects import Effect, ShowToMachines, StoreRecord
+from pulsenet.node.events import ReceiptSeen
+from pulsenet.wire.messages import RoundsReply
+
+
+def take_rounds(ledger: Ledger, reply: RoundsReply) -> list[Effect]:
+    """Take the votes, the state anchor and the final receipts of a reply; return what to store and to show.
+
+    Raises:
+        TrustError: One of them is refused; what came before it is in the ledger: see :func:`store_learnt`.
+        RemoteProtocolError: likewise.
+    """
+    effects: list[Effect] = []
+    if reply.votes:
+        ledger.accept_mandate(reply.votes)
+    if reply.state_anchor is not None:
+        anchor = decode_signed(reply.state_anchor)
+        if ledger.accept_anchor(anchor):
+            effects.append(StoreRecord(anchor))
+    # Newest first: each vouches for the one before it.
+    for record in reversed(reply.receipts):
+        signed = decode_signed(record)
+        if ledger.accept_final(signed):
+            effects += [StoreRecord(signed), ShowToMachines(ReceiptSeen(record, (), None))]
+    return effects
+
+
+def store_learnt(ledger: Ledger) -> list[Effect]:
+    """Return what to store after a refusal: what was learnt before it, and a fork, which is itself a refusal.
+
+    The saved ledger names its records by digest and would be damaged without them.
+    """
+    return [StoreRecord(signed) for signed in ledger.records()] if ledger.is_changed else []

@@ -1,0 +1,43 @@
+"""What a peer answers about the rounds reaches ledger and disk together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pulsenet.chain.ledger import Ledger
+from pulsenet.chain.records import Member, Receipt, SignedRecord, Vote
+from pulsenet.chain.signing import encode_signed
+from pulsenet.errors import TrustError
+from pulsenet.ids import compute_digest
+from pulsenet.node.effects import ShowToMachines, StoreRecord
+from pulsenet.node.rounds_news import store_learnt, take_rounds
+from pulsenet.wire.messages import RoundsReply
+
+
+def make_reply(run: Any, *receipts: SignedRecord) -> RoundsReply:
+    vote = run.seal(Vote(run.run_id, 0, 1, run.publisher.peer_id, None), run.publisher)
+    return RoundsReply(1, (encode_signed(vote),), tuple(encode_signed(signed) for signed in receipts), None)
+
+
+def make_final(run: Any) -> Receipt:
+    member = Member(run.second.peer_id, compute_digest(b"contribution"), 0x3F80_0000)
+    return Receipt(run.run_id, 0, 1, run.publisher.peer_id, 0, compute_digest(b"state"), None, (member,), ())
+
+
+def test_news_is_stored_and_shown_once(run: Any) -> None:
+    ledger, signed = Ledger(run.trust()), run.seal(make_final(run), run.publisher)
+    effects = take_rounds(ledger, make_reply(run, signed))
+    assert [type(effect) for effect in effects] == [StoreRecord, ShowToMachines]
+    assert take_rounds(ledger, make_reply(run, signed)) == []
+
+
+def test_after_a_refusal_what_the_ledger_names_is_stored(run: Any) -> None:
+    ledger, signed = Ledger(run.trust()), run.seal(make_final(run), run.publisher)
+    forged = run.seal(make_final(run), run.stranger)
+    with pytest.raises(TrustError):
+        take_rounds(ledger, make_reply(run, forged, signed))
+    assert store_learnt(ledger) == [StoreRecord(signed)]
+    ledger.save()
+    assert store_learnt(ledger) == []
