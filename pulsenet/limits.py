@@ -92,6 +92,21 @@ PATCH_OVERHEAD_RATIO_MAX: Final = 1.01
 ROUND_MEMBERS_MAX: Final = 1_024
 """Contributions listed by one receipt, and as many rejected ones."""
 
+ROSTER_MEMBERS_MAX: Final = ROUND_MEMBERS_MAX
+"""Members of one roster: as many slices has a global mean."""
+
+ROSTER_ROUNDS_MAX: Final = 1_024
+"""Rounds one roster may be valid for."""
+
+ROSTERS_PER_REPLY_MAX: Final = 3
+"""Rosters a node keeps and tells: of the rounds before, of now, and of the rounds to come."""
+
+SHARE_SIZE_BYTES_MAX: Final = 2_048
+"""One signed share."""
+
+SHARES_PER_REPLY_MAX: Final = 256
+"""Shares in one reply."""
+
 VOTE_SIZE_BYTES_MAX: Final = 2_048
 """One signed vote."""
 

@@ -375,6 +375,41 @@ def make_aggregate(**changes):
     }
 
 
+def make_roster(**changes):
+    return {
+        "run_id": RUN_ID,
+        "revision": 0,
+        "term": 3,
+        "number": 2,
+        "first_round": 8,
+        "round_count": 8,
+        "members": sorted((public(TRAINER), public(PUBLISHER), public(SECOND))),
+        "subset": [0, 3, 300],
+        **changes,
+    }
+
+
+def make_share(**changes):
+    return {
+        "run_id": RUN_ID,
+        "revision": 0,
+        "peer_id": public(TRAINER),
+        "roster": name("roster"),
+        "round_index": 9,
+        "job": 1,
+        "kind": "part",
+        "slice_index": 2,
+        "slice_count": 3,
+        "contributors": b"",
+        "blob_id": name("part"),
+        "encoded_size_bytes": 4100,
+        "element_count": 1000,
+        "norm_bits": 0x3F800000,
+        "mixed_root": name("mean 8"),
+        **changes,
+    }
+
+
 # The vectors.
 
 
@@ -455,6 +490,11 @@ def make_frames():
         29: {"tasks": [{"task_id": bytes(16), "content": "{}", "lease_ms": 600_000}]},
         30: {"blob_id": zero},
         31: {"blob_id": zero, "held": b"\xa0", "given": b"\x80"},
+        32: {"round_index": 9},
+        33: {"votes": [b"one"], "rosters": [b"old", b"new"]},
+        34: {"share": b"share"},
+        35: {"round_index": None, "job": 0, "slice_index": 0},
+        36: {"round_index": 9, "known_from": 3, "is_open": True, "shares": [b"one", b"two"]},
     }
     for number in reference.MESSAGES:
         stream = reference.encode_frame(number, bodies.get(number, {}))
@@ -571,6 +611,12 @@ def make_records():
     anchor = sign("stateanchor", make_state_anchor(), PUBLISHER)
     yield case("stateanchor", "stateanchor", anchor, "State 10, after ten rounds.")
     yield case("aggregate", "aggregate", sign("aggregate", make_aggregate(), SECOND), "Three slices; one is empty.")
+    yield case("roster", "roster", sign("roster", make_roster(), PUBLISHER), "Three members, three tensors of Mix2.")
+    share = make_share(kind="mean", contributors=b"\xa0", slice_count=3)
+    yield case("share-part", "share", sign("share", make_share(), TRAINER), "A slice of an outer iterate.")
+    yield case("share-mean", "share", sign("share", share, TRAINER), "The mean of the first and the third member.")
+    taken = make_share(job=2, kind="taken", slice_index=0, slice_count=1, mixed_root=None)
+    yield case("share-taken", "share", sign("share", taken, TRAINER), "The lower key of a pair took the mean.")
     member = make_receipt()["members"]
     same = [{**make_receipt()["rejected"][0], "peer_id": member[0]["peer_id"]}]
     late = {**make_vote()["newest"], "term": 4}
@@ -596,6 +642,23 @@ def make_records():
             SECOND,
             "Larger than all elements.",
         ),
+        ("roster-nobody", "roster", make_roster(members=[]), PUBLISHER, "No member."),
+        ("roster-order", "roster", make_roster(members=make_roster()["members"][::-1]), PUBLISHER, "Descending."),
+        ("roster-rounds", "roster", make_roster(round_count=1025), PUBLISHER, "Valid for too long."),
+        ("roster-end", "roster", make_roster(first_round=(1 << 63) - 8), PUBLISHER, "Ends beyond every integer."),
+        ("roster-subset", "roster", make_roster(subset=[3, 3]), PUBLISHER, "One tensor twice."),
+        ("roster-tensor", "roster", make_roster(subset=[65_536]), PUBLISHER, "A tensor no table has."),
+        ("share-job", "share", make_share(job=3), TRAINER, "There is no third job."),
+        ("share-kind", "share", make_share(kind="sum"), TRAINER, "No such kind."),
+        ("share-slice", "share", make_share(slice_index=3), TRAINER, "Beyond the last slice."),
+        ("share-slices", "share", make_share(slice_count=1025), TRAINER, "More slices than members."),
+        ("share-no-contributors", "share", make_share(kind="mean"), TRAINER, "A mean of nobody."),
+        ("share-contributors", "share", make_share(contributors=b"\x80"), TRAINER, "Contributors of a part."),
+        ("share-taken-slice", "share", make_share(kind="taken"), TRAINER, "Only pairs take."),
+        ("share-state", "share", make_share(job=0), TRAINER, "A state in slices."),
+        ("share-elements", "share", make_share(element_count=(1 << 37) + 1), TRAINER, "More than there can be."),
+        ("share-large", "share", make_share(encoded_size_bytes=4_199_369), TRAINER, "1.01 x."),
+        ("share-norm", "share", make_share(norm_bits=0x7F800000), TRAINER, "Infinity."),
         ("anchor-outcome", "stateanchor", make_state_anchor(outcome=None), PUBLISHER, "Only the start has none."),
     ):
         yield case(title, record_type, sign(record_type, record, key), comment, "schema")
@@ -927,6 +990,70 @@ def make_rounds_trust():
     )
 
 
+def make_mixing_trust():
+    sign = reference.sign
+
+    def case(title, comment, *steps, **changes):
+        genesis = make_descriptor(**{"authorities": [public(PUBLISHER)], **changes})
+        run_id = reference.digest(reference.encode(genesis))
+        written = [{"accept": "descriptor", "records": [sign("descriptor", genesis, OWNER).hex()], "now_ms": None}]
+        for accept, records, _ in steps:
+            signed = [sign(kind, {**record, "run_id": run_id}, key).hex() for kind, record, key in records]
+            written.append({"accept": accept, "records": signed, "now_ms": None})
+        expected = ["ok", *(code for _, _, code in steps)]
+        fields = {"run_id": run_id.hex(), "revision_min": 0, "steps": written, "expected": expected}
+        return vector(f"trust-{title}", "trust", fields, comment)
+
+    def roster(code, key=PUBLISHER, **changes):
+        vote = make_vote(candidate=public(PUBLISHER))
+        return (
+            "roster",
+            [("vote", vote, PUBLISHER), ("roster", make_roster(members=[public(TRAINER)], **changes), key)],
+            code,
+        )
+
+    yield case(
+        "roster",
+        "The coordinator of the proved term says who mixes.",
+        roster("ok"),
+        roster("untrusted", key=TRAINER),
+        roster("term", term=4),
+        roster("term", term=2),
+        roster("revision-unknown", revision=1),
+    )
+    crowd = make_roster(members=sorted((public(TRAINER), public(STRANGER))))
+    asked = [("vote", make_vote(candidate=public(PUBLISHER)), PUBLISHER), ("roster", crowd, PUBLISHER)]
+    yield case("roster-closed", "A closed run mixes with listed trainers.", ("roster", asked, "untrusted"))
+    yield case("roster-open", "An open run lets others in.", ("roster", asked, "ok"), open_trainers_max=1)
+
+    genesis = make_descriptor(authorities=[public(PUBLISHER)])
+    listed = make_roster(members=sorted((public(TRAINER), public(PUBLISHER), public(STRANGER))))
+    listed["run_id"] = reference.digest(reference.encode(genesis))
+    whole = reference.digest(reference.encode(listed))
+
+    def share(code, key=TRAINER, **changes):
+        record = make_share(**{"peer_id": public(key), "roster": whole, **changes})
+        return "share", [("roster", listed, PUBLISHER), ("share", record, key)], code
+
+    yield case(
+        "share",
+        "Members of the roster share, in its rounds, in as many slices as it has members.",
+        share("ok"),
+        share("ok", kind="mean", contributors=b"\xe0"),
+        share("ok", job=2, kind="taken", slice_index=0, slice_count=1),
+        share("untrusted", key=SECOND),
+        share("untrusted", key=STRANGER),
+        share("untrusted", peer_id=public(PUBLISHER)),
+        share("mismatch", roster=name("other")),
+        share("mismatch", round_index=7),
+        share("mismatch", round_index=16),
+        share("mismatch", slice_count=4),
+        share("mismatch", kind="mean", contributors=b"\x10"),
+        share("mismatch", kind="mean", contributors=b"\x80\x00"),
+        share("revision-unknown", revision=1),
+    )
+
+
 def make_rollout_vectors():
     """Arrays of rollout batches."""
 
@@ -981,6 +1108,7 @@ MAKERS = (
     make_tokens,
     make_trust,
     make_rounds_trust,
+    make_mixing_trust,
 )
 
 

@@ -87,8 +87,8 @@ def decode(data):
     return value
 
 
-# The schema language. "u" integer, "?" boolean, "s8" text, "b8" bytes, "=32" exact bytes, "v" version, "kind";
-# ("opt", x), ("list", max, x), ("tuple", x, y), or a dict of fields, of which
+# The schema language. "u" integer, "?" boolean, "s8" text, "b8" bytes, "=32" exact bytes, "v" version, "kind",
+# "share-kind"; ("opt", x), ("list", max, x), ("tuple", x, y), or a dict of fields, of which
 # ("later", default, x) may be missing.
 
 ADDRESSES = ("list", 16, "s256")
@@ -138,6 +138,16 @@ MESSAGES = {
     29: {"tasks": ("list", 64, {"task_id": "=16", "content": "s65536", "lease_ms": "u"})},
     30: {"blob_id": "=32"},
     31: {"blob_id": "=32", "held": "b131072", "given": "b131072"},
+    32: {"round_index": "u"},
+    33: {"votes": VOTES, "rosters": ("list", 3, RECORD)},
+    34: {"share": "b2048"},
+    35: {"round_index": ("opt", "u"), "job": "u", "slice_index": "u"},
+    36: {
+        "round_index": ("opt", "u"),
+        "known_from": "u",
+        "is_open": "?",
+        "shares": ("list", 256, "b2048"),
+    },
 }
 KEYS = ("list", 1024, "=32")
 ENTRY = {
@@ -283,6 +293,33 @@ RECORDS = {
         "blob_id": "=32",
         "encoded_size_bytes": "u",
     },
+    "roster": {
+        "run_id": "=32",
+        "revision": "u",
+        "term": "u",
+        "number": "u",
+        "first_round": "u",
+        "round_count": "u",
+        "members": KEYS,
+        "subset": ("list", 65_536, "u"),
+    },
+    "share": {
+        "run_id": "=32",
+        "revision": "u",
+        "peer_id": "=32",
+        "roster": "=32",
+        "round_index": "u",
+        "job": "u",
+        "kind": "share-kind",
+        "slice_index": "u",
+        "slice_count": "u",
+        "contributors": "b128",
+        "blob_id": "=32",
+        "encoded_size_bytes": "u",
+        "element_count": "u",
+        "norm_bits": "u",
+        "mixed_root": ("opt", "=32"),
+    },
 }
 SIGNED = {
     "type": "s16",
@@ -323,6 +360,8 @@ def take(schema, value):
         require(type(value) is int and 0 <= value < 1 << 63, "schema", "integer due")
     elif schema == "kind":
         require(value in ("patch", "skip", "anchor"), "schema", "kind due")
+    elif schema == "share-kind":
+        require(value in ("part", "mean", "taken"), "schema", "kind of a share due")
     elif schema[0] == "s":
         require(isinstance(value, str) and len(value.encode()) <= int(schema[1:]), "schema", "text due")
     else:
@@ -522,6 +561,24 @@ def rule_stateanchor(record):
     require(ok, "schema", "stateanchor rule")
 
 
+def rule_roster(record):
+    ok = record["term"] >= 1 and 1 <= record["round_count"] <= 1024
+    ok &= record["first_round"] + record["round_count"] < 1 << 63
+    ok &= len(record["members"]) > 0 and ascends(record["members"])
+    ok &= ascends(record["subset"]) and all(index < TENSORS_MAX for index in record["subset"])
+    require(ok, "schema", "roster rule")
+
+
+def rule_share(record):
+    is_mean, is_single = record["kind"] == "mean", record["slice_count"] == 1
+    ok = record["job"] <= 2 and record["slice_index"] < record["slice_count"] <= 1024
+    ok &= is_mean == (len(record["contributors"]) > 0) and (is_single or record["kind"] != "taken")
+    ok &= record["job"] > 0 or (record["kind"] == "part" and is_single)
+    ok &= record["element_count"] <= 1 << 37 and record["norm_bits"] < 0x7F800000
+    largest = (4 * record["element_count"] * 101 + 99) // 100 + 64 * TENSORS_MAX + 1024
+    require(ok and record["encoded_size_bytes"] <= largest, "schema", "share rule")
+
+
 def outcome_of(receipt):
     """The digest of what a receipt says, whoever proposed it in whichever term."""
     return digest(encode({**receipt, "term": 0, "coordinator": bytes(32), "revision": 0}))
@@ -533,6 +590,8 @@ RULES = {
     "receipt": rule_receipt,
     "aggregate": rule_aggregate,
     "stateanchor": rule_stateanchor,
+    "roster": rule_roster,
+    "share": rule_share,
     "descriptor": rule_descriptor,
     "epoch": rule_epoch,
     "manifest": rule_manifest,

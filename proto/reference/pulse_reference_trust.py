@@ -193,6 +193,35 @@ class Trust:
         require(record["revision"] <= self.known()["revision"], "revision-unknown")
         return record
 
+    def accept_roster(self, vote, signed):
+        """Take a roster; ``vote`` proves the term of a run with one authority."""
+        mandate = self.accept_vote(vote)
+        signers = [key for key in self.known()["authorities"] if key == mandate["candidate"]]
+        record = open_record("roster", signed, self.run_id, signers)
+        require(record["revision"] <= self.known()["revision"], "revision-unknown")
+        require(record["term"] == mandate["term"], "term")
+        unlisted = [key for key in record["members"] if key not in self.known()["trainers"]]
+        require(len(unlisted) <= self.known()["open_trainers_max"], "untrusted")
+        return record
+
+    def accept_share(self, signed_roster, signed):
+        """Take a share of a roster that was taken before."""
+        roster = ref.take(ref.RECORDS["roster"], ref.decode(signed_roster["payload"]))
+        record = open_record("share", signed, self.run_id, roster["members"])
+        require(record["revision"] <= self.known()["revision"], "revision-unknown")
+        signer = signed["signers"][0]
+        is_let_in = signer in self.known()["trainers"] or self.known()["open_trainers_max"] > 0
+        require(record["peer_id"] == signer and is_let_in, "untrusted")
+        require(record["roster"] == ref.digest(signed_roster["payload"]), "mismatch")
+        first, count = roster["first_round"], len(roster["members"])
+        require(first <= record["round_index"] < first + roster["round_count"], "mismatch")
+        require(record["slice_count"] in (1, count), "mismatch")
+        if record["kind"] == "mean":
+            bits = "".join(f"{byte:08b}" for byte in record["contributors"])
+            size_fits = len(record["contributors"]) == (count + 7) // 8
+            require(size_fits and "1" in bits[:count] and "1" not in bits[count:], "mismatch")
+        return record
+
     def accept_fork_proof(self, first, second):
         version = contradiction(self.open_claimant(first), self.open_claimant(second))
         require(version is not None, "mismatch")

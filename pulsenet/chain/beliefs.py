@@ -11,6 +11,7 @@ from typing import Annotated, Final, Self, TypeVar
 
 from pulsenet.chain.descriptors import DescriptorChain
 from pulsenet.chain.evidence import EVIDENCE_VERSIONS_MAX, Claimant, Evidence, ForkProof, find_contradiction
+from pulsenet.chain.floor import is_owners_word, may_open_epoch, outlives
 from pulsenet.chain.records import (
     Catalogue,
     CatalogueEntry,
@@ -120,10 +121,15 @@ class Beliefs:
 
         Its publisher then signs it anew (the digest stays) or opens the next epoch.
         """
+        if not self._epochs:
+            return self._descriptors.newest is not None
+        return self._is_endorsed(self._epochs[-1][1])
+
+    def _is_endorsed(self, signed: SignedRecord) -> bool:
         descriptor = self._descriptors.newest
-        if not self._epochs or descriptor is None:
-            return descriptor is not None
-        signers = set(self._epochs[-1][1].signers)
+        if descriptor is None:
+            return False
+        signers = set(signed.signers)
         return may_open_epoch(descriptor, signers) and signers <= {*descriptor.owners, *descriptor.authorities}
 
     @property
@@ -184,6 +190,17 @@ class Beliefs:
             return False
         later = [record for record, _ in self._epochs if record.epoch > version.epoch]
         return all(record.kept_version is not None and version <= record.kept_version for record in later)
+
+    def binds(self, head: Head, signer: PeerId) -> bool:
+        """Whether a head that was once accepted still says how far the run has come.
+
+        Not one of a revoked key, once the owners said since where to go on.
+        """
+        descriptor = self._descriptors.newest
+        if descriptor is None or not self._epochs:
+            return True
+        order, signed = self._epochs[-1]
+        return not is_owners_word(descriptor, signed.signers) or outlives(descriptor, order, head.revision, (signer,))
 
     def may_publish(self, peer_id: PeerId) -> bool:
         """Whether the key may sign heads, catalogues and manifests."""
@@ -297,10 +314,3 @@ class Beliefs:
 
 def _encode_optional(signed: SignedRecord | None) -> bytes | None:
     return None if signed is None else encode_signed(signed)
-
-
-def may_open_epoch(descriptor: Descriptor, signers: Collection[PeerId]) -> bool:
-    """Whether these keys are enough owners, or more than half of the authorities."""
-    owner_count = sum(1 for key in descriptor.owners if key in signers)
-    authority_count = sum(1 for key in descriptor.authorities if key in signers)
-    return owner_count >= descriptor.owner_threshold or 2 * authority_count > len(descriptor.authorities)

@@ -26,6 +26,17 @@ ALGORITHM_NONE = "none"
 """The outer algorithm of a run without rounds: one publisher trains alone."""
 
 
+class ShareKind(StrEnum):
+    """What a share says."""
+
+    PART = "part"
+    """One member's values of one slice."""
+    MEAN = "mean"
+    """What the slice's owner made of the members' parts."""
+    TAKEN = "taken"
+    """The lower key of a pair took the mean, so that the other may."""
+
+
 class Kind(StrEnum):
     """What a manifest describes."""
 
@@ -350,6 +361,62 @@ class StateAnchor:
     """Outcome of the receipt of the round before; ``None`` for the starting state only."""
     blob_id: Digest
     encoded_size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Who mixes in the next rounds, and on what. Signed by the coordinator of its term."""
+
+    TYPE: ClassVar[str] = "roster"
+
+    run_id: RunId
+    revision: int
+    term: int
+    number: int
+    """Rises with each roster of one term; of two rosters of a round the later term's, then the higher number counts."""
+    first_round: int
+    round_count: int
+    """Rounds it is valid for, ``first_round`` the first of them."""
+    members: Keys
+    """Ascending. The member at place i owns slice i of every global mean."""
+    subset: Annotated[tuple[int, ...], CountMax(limits.TENSORS_MAX)]
+    """Tensors of Mix2 where the variant mixes a subset, ascending; empty for all."""
+
+    @property
+    def end_round(self) -> int:
+        """The first round it is not valid for any more."""
+        return self.first_round + self.round_count
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one member gives the others in one job of one round. Signed by that member."""
+
+    TYPE: ClassVar[str] = "share"
+
+    run_id: RunId
+    revision: int
+    peer_id: PeerId
+    """Who signed it."""
+    roster: Digest
+    """Roster the round is mixed by."""
+    round_index: int
+    job: int
+    """1 or 2 as in SPEC section 6.15; 0 for a state that joiners may begin from."""
+    kind: ShareKind
+    slice_index: int
+    slice_count: int
+    contributors: Annotated[bytes, SizeMax(limits.ROSTER_MEMBERS_MAX // 8)]
+    """Of a mean, one bit for each member of the roster whose part is in it, in order, from the highest bit of the
+    first byte; spare bits are 0. Empty otherwise."""
+    blob_id: Digest
+    encoded_size_bytes: int
+    element_count: int
+    """Elements of the slice, dense."""
+    norm_bits: int
+    """Euclidean norm of the values as FP32 bits."""
+    mixed_root: Digest | None
+    """Root of the last common mean the signer holds; of a mean, what its parts are relative to."""
 
 
 @dataclass(frozen=True, slots=True)

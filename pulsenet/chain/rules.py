@@ -23,11 +23,15 @@ from pulsenet.chain.records import (
     Manifest,
     Receipt,
     RolloutBatch,
+    Roster,
+    Share,
+    ShareKind,
     StateAnchor,
     Vote,
 )
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Version
+from pulsenet.wire.schema import INTEGER_MAX
 
 Signable = (
     Descriptor
@@ -42,12 +46,22 @@ Signable = (
     | Receipt
     | Aggregate
     | StateAnchor
+    | Roster
+    | Share
 )
 """Every record a run signs."""
 
 HEAD_VALIDITY_MS_MAX: Final = int(limits.HEAD_VALIDITY_SECONDS * 1000)
 FP32_ONE_BITS: Final = 0x3F80_0000
 FP32_INFINITY_BITS: Final = 0x7F80_0000
+
+STATE_JOB: Final = 0
+"""Job of a share that offers a state."""
+
+SHARE_JOB_MAX: Final = 2
+
+SHARE_ELEMENTS_MAX: Final = 2 * limits.CONTRIBUTION_ELEMENTS_MAX
+"""Of pseudo-gradient and momentum together."""
 
 RAW_SIZE_BYTES_MAX: Final = limits.CHUNK_LIST_ENTRIES_MAX * limits.CHUNK_SIZE_BYTES_MAX
 
@@ -80,6 +94,10 @@ def check_record(record: Signable) -> None:
         _check_aggregate(record)
     elif isinstance(record, StateAnchor):
         _check_state_anchor(record)
+    elif isinstance(record, Roster):
+        _check_roster(record)
+    elif isinstance(record, Share):
+        _check_share(record)
     else:
         _check_rollouts(record)
 
@@ -224,3 +242,29 @@ def _check_aggregate(record: Aggregate) -> None:
 def _check_state_anchor(record: StateAnchor) -> None:
     _require((record.round_index == 0) == (record.outcome is None), "stateanchor: only the start has no outcome")
     _require(record.encoded_size_bytes <= RAW_SIZE_BYTES_MAX, "stateanchor: encoded_size_bytes above the limit")
+
+
+def _check_roster(record: Roster) -> None:
+    _require(record.term >= 1, "roster: terms start at 1")
+    _require(1 <= record.round_count <= limits.ROSTER_ROUNDS_MAX, f"roster: valid for {record.round_count} rounds")
+    _require(record.end_round <= INTEGER_MAX, "roster: rounds beyond every number")
+    _require(bool(record.members) and _ascends(record.members), "roster: nobody, not ascending, or somebody twice")
+    _require(_ascends(record.subset), "roster: the subset does not ascend, or names a tensor twice")
+    _require(not record.subset or record.subset[-1] < limits.TENSORS_MAX, "roster: a tensor no table has")
+
+
+def _check_share(record: Share) -> None:
+    _require(record.job <= SHARE_JOB_MAX, f"share: job {record.job}")
+    _require(record.slice_index < record.slice_count, f"share: slice {record.slice_index} of {record.slice_count}")
+    _require(record.slice_count <= limits.ROSTER_MEMBERS_MAX, "share: more slices than members")
+    _require((record.kind is ShareKind.MEAN) == bool(record.contributors), "share: only means have contributors")
+    is_single = record.slice_count == 1
+    _require(is_single or record.kind is not ShareKind.TAKEN, "share: only pairs take")
+    is_state = record.job == STATE_JOB
+    _require(not is_state or (record.kind is ShareKind.PART and is_single), "share: a state is one part")
+    _require(record.element_count <= SHARE_ELEMENTS_MAX, "share: element_count above the limit")
+    _require(record.norm_bits < FP32_INFINITY_BITS, "share: the norm is not a finite number from 0 up")
+    _require(
+        record.encoded_size_bytes <= compute_encoded_size_bytes_max(4 * record.element_count),
+        f"share: {record.encoded_size_bytes} bytes encode {record.element_count} elements",
+    )

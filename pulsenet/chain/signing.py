@@ -23,6 +23,8 @@ from pulsenet.chain.records import (
     Manifest,
     Receipt,
     RolloutBatch,
+    Roster,
+    Share,
     SignedRecord,
     StateAnchor,
     Vote,
@@ -59,6 +61,8 @@ R = TypeVar(
     Receipt,
     Aggregate,
     StateAnchor,
+    Roster,
+    Share,
 )
 
 

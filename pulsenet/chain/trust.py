@@ -11,8 +11,9 @@ from typing import Final
 
 from pulsenet.chain import rules
 from pulsenet.chain.ballot import is_majority
-from pulsenet.chain.beliefs import EPOCH_RECORDS_MAX, Beliefs, may_open_epoch
+from pulsenet.chain.beliefs import EPOCH_RECORDS_MAX, Beliefs
 from pulsenet.chain.evidence import Claimant, Evidence, ForkProof, find_contradiction
+from pulsenet.chain.floor import EPOCH_OF_AUTHORITIES_MAX, find_binding, is_owners_word, may_open_epoch
 from pulsenet.chain.records import (
     Aggregate,
     Catalogue,
@@ -25,6 +26,8 @@ from pulsenet.chain.records import (
     Manifest,
     Receipt,
     RolloutBatch,
+    Roster,
+    Share,
     SignedRecord,
     StateAnchor,
     Vote,
@@ -64,15 +67,19 @@ class Trust(Beliefs):
         may have died between the two. After that it proves a fork.
 
         Raises:
-            TrustError: ``untrusted`` unless owners or most authorities signed, ``rollback`` for an older epoch
-                or one whose numbers do not rise, ``revision-unknown``, ``fork``, or a code of ``open_record``.
+            TrustError: ``untrusted`` unless owners or most authorities signed, or for an epoch beyond what authorities
+                may open, ``rollback`` for an older epoch or one whose numbers do not rise, ``revision-unknown``,
+                ``fork``, or a code of ``open_record``.
             RemoteProtocolError: ``decode`` or ``schema``.
         """
         record = self._open_epoch(signed)
         is_news = record_digest(signed) != self.epoch_digest
         if record.epoch < self.epoch:
             raise TrustError("rollback", f"epoch {record.epoch} offered, {self.epoch} is in force")
-        head = self.head
+        binding = (self._head, self._epochs)
+        if record.epoch > self.epoch and is_owners_word(self._descriptors.require(), signed.signers):
+            binding = find_binding(self._descriptors.require(), record, *binding)
+        head = None if binding[0] is None else binding[0][0]
         if head is not None and head.version.epoch == record.epoch:
             if is_news:
                 proof = ForkProof(Version(record.epoch, record.first_number), self._epochs[-1][1], signed)
@@ -86,10 +93,25 @@ class Trust(Beliefs):
             self._table_digest = None
             self._set_catalogue(None)
             self._evidence = Evidence(record.epoch)
+        if binding != (self._head, self._epochs):
+            self._head, self._epochs = binding
+            self._number_max = 0 if head is None else head.version.number
         earlier = tuple(item for item in self._epochs if item[0].epoch < record.epoch)
         self._epochs = (*earlier, (record, signed))[-EPOCH_RECORDS_MAX:]
         self._number_max = max(self._number_max, record.first_number - 1)
         return record
+
+    def accept_last_head(self, signed: SignedRecord, now_ms: int) -> Head:
+        """Take a head whose validity may be over as the last that is known, and return the newest one.
+
+        For a node that hears of no valid head: what it believes afterwards is stale, and says so. Nobody's word is
+        taken for more than at :meth:`accept_head`: who may sign, forks and versions that fall are judged alike.
+
+        Raises:
+            TrustError: a code of :meth:`accept_head`; ``expired`` while a head in force is still valid.
+            RemoteProtocolError: ``decode`` or ``schema``.
+        """
+        return self._take_head(signed, now_ms, may_be_over=self.stale(now_ms))
 
     def accept_head(self, signed: SignedRecord, now_ms: int) -> Head:
         """Take a head and return the newest one, which is the old one when this is no news.
@@ -102,6 +124,9 @@ class Trust(Beliefs):
                 descriptors must, ``term`` for a deposed coordinator, or a code of ``open_record``.
             RemoteProtocolError: ``decode`` or ``schema``.
         """
+        return self._take_head(signed, now_ms, may_be_over=False)
+
+    def _take_head(self, signed: SignedRecord, now_ms: int, *, may_be_over: bool) -> Head:
         descriptor = self._descriptors.require()
         head = open_record(Head, signed, self._verify, run_id=self.run_id, signers=descriptor.authorities)
         self._check_revision(head.revision)
@@ -113,7 +138,7 @@ class Trust(Beliefs):
             if head.version == newest.version and head.issued_at_ms <= newest.issued_at_ms:
                 return newest
             self._check_term(head, newest, signed.signers[0])
-        if now_ms >= head.valid_until_ms:
+        if now_ms >= head.valid_until_ms and not may_be_over:
             raise TrustError("expired", f"head {head.version} was valid until {head.valid_until_ms}, it is {now_ms}")
         if head.issued_at_ms > now_ms + FUTURE_MS_MAX:
             raise TrustError("future", f"head {head.version} was issued at {head.issued_at_ms}, it is {now_ms}")
@@ -282,6 +307,55 @@ class Trust(Beliefs):
         self._check_revision(aggregate.revision)
         return aggregate
 
+    def accept_roster(self, signed: SignedRecord, *, term: int, coordinator: PeerId) -> Roster:
+        """Open a roster of the term that is proved, which only its coordinator signs.
+
+        Args:
+            term: The newest term that votes prove.
+            coordinator: Whose it is.
+
+        Raises:
+            TrustError: ``untrusted`` for another signer, or members that the descriptor does not let in; ``term`` for
+                another term; ``revision-unknown``, or a code of ``open_record``.
+            RemoteProtocolError: ``decode`` or ``schema``.
+        """
+        descriptor = self._descriptors.require()
+        signers = {coordinator} & set(descriptor.authorities)
+        roster = open_record(Roster, signed, self._verify, run_id=self.run_id, signers=signers)
+        self._check_revision(roster.revision)
+        if roster.term != term:
+            raise TrustError("term", f"a roster of term {roster.term}, {term} is proved")
+        unlisted = len(set(roster.members) - set(descriptor.trainers))
+        if unlisted > descriptor.open_trainers_max:
+            raise TrustError("untrusted", f"a roster of {unlisted} unlisted trainers")
+        return roster
+
+    def accept_share(self, signed: SignedRecord, roster: Roster, roster_digest: Digest) -> Share:
+        """Open a member's share of a round of this roster; what its blob holds is for others to check.
+
+        Raises:
+            TrustError: ``untrusted`` for a signer that the roster does not name or the descriptor no longer lets in,
+                ``mismatch`` for what does not fit the roster, ``revision-unknown``, or a code of ``open_record``.
+            RemoteProtocolError: ``decode`` or ``schema``.
+        """
+        descriptor = self._descriptors.require()
+        share = open_record(Share, signed, self._verify, run_id=self.run_id, signers=roster.members)
+        self._check_revision(share.revision)
+        signer = signed.signers[0]
+        if share.peer_id != signer:
+            raise TrustError("untrusted", f"a share of {short(share.peer_id)} signed by {short(signer)}")
+        if signer not in descriptor.trainers and not descriptor.open_trainers_max:
+            raise TrustError("untrusted", f"{short(signer)} trains no more")
+        is_of_roster = share.roster == roster_digest and roster.first_round <= share.round_index < roster.end_round
+        if not is_of_roster or share.slice_count not in (1, len(roster.members)):
+            raise TrustError("mismatch", f"a share of round {share.round_index} that does not fit its roster")
+        if share.contributors:
+            count, spare = len(roster.members), -len(roster.members) % 8
+            bits = int.from_bytes(share.contributors, "big")
+            if len(share.contributors) != -(-count // 8) or not bits or bits & ((1 << spare) - 1):
+                raise TrustError("mismatch", f"contributors that are not among {count} members")
+        return share
+
     def is_final(self, signed: SignedRecord) -> bool:
         """Say whether more than half of the authorities signed an accepted receipt."""
         authorities = self._descriptors.require().authorities
@@ -313,6 +387,8 @@ class Trust(Beliefs):
         self._check_revision(record.revision)
         if not may_open_epoch(descriptor, signed.signers):
             raise TrustError("untrusted", f"{len(signed.signers)} signatures do not open epoch {record.epoch}")
+        if record.epoch > EPOCH_OF_AUTHORITIES_MAX and not is_owners_word(descriptor, signed.signers):
+            raise TrustError("untrusted", f"epoch {record.epoch} is for the owners to open")
         return record
 
     def _open_claimant(self, signed: SignedRecord) -> Claimant:

@@ -311,6 +311,59 @@ class HoldingsReply:
     """Chunks it has sent to somebody lately, or is sending."""
 
 
+ShareRecord = Annotated[bytes, SizeMax(limits.SHARE_SIZE_BYTES_MAX)]
+"""An encoded ``SignedRecord`` of a share."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetRoster:
+    """A trainer tells in which round it is, and asks who mixes; answered by :class:`RosterReply`."""
+
+    round_index: int
+    """The round it is in, or is about to open."""
+
+
+@dataclass(frozen=True, slots=True)
+class RosterReply:
+    """The newest rosters, and whose term it is."""
+
+    votes: Votes
+    rosters: Annotated[tuple[Record, ...], CountMax(limits.ROSTERS_PER_REPLY_MAX)]
+    """Ascending by term and number."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushShare:
+    """A member's share of a round, for whoever needs it; answered by :class:`PushReply`."""
+
+    share: ShareRecord
+
+
+@dataclass(frozen=True, slots=True)
+class GetShares:
+    """Ask a trainer what it shared in a job of a round; answered by :class:`SharesReply`."""
+
+    round_index: int | None
+    """``None`` asks a joiner's question: for whatever state the provider offers."""
+    job: int
+    slice_index: int
+    """The first slice asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharesReply:
+    """What the provider shared, or holds of what others did."""
+
+    round_index: int | None
+    """The round the provider is in, if it is in any."""
+    known_from: int
+    """Of earlier rounds it does not know any more what it took."""
+    is_open: bool
+    """Whether the job of the round asked for may still come to something at the provider."""
+    shares: Annotated[tuple[ShareRecord, ...], CountMax(limits.SHARES_PER_REPLY_MAX)]
+    """Ascending by slice."""
+
+
 Message = (
     Hello
     | GetHead
@@ -343,6 +396,11 @@ Message = (
     | TasksReply
     | GetHoldings
     | HoldingsReply
+    | GetRoster
+    | RosterReply
+    | PushShare
+    | GetShares
+    | SharesReply
 )
 """Anything a frame may hold."""
 
@@ -378,5 +436,10 @@ MESSAGE_TYPES: dict[int, type[Message]] = {
     29: TasksReply,
     30: GetHoldings,
     31: HoldingsReply,
+    32: GetRoster,
+    33: RosterReply,
+    34: PushShare,
+    35: GetShares,
+    36: SharesReply,
 }
 """Message number on the wire (one byte before the msgpack body); numbers are never reused."""

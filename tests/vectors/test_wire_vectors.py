@@ -51,6 +51,8 @@ RECORD_TYPES: dict[str, Any] = {
         records.Receipt,
         records.Aggregate,
         records.StateAnchor,
+        records.Roster,
+        records.Share,
     )
 }
 
@@ -148,7 +150,15 @@ def run_trust(given: Json) -> Json:
         signed = [decode_signed(bytes.fromhex(data)) for data in step["records"]]
         arguments = [*signed, step["now_ms"]] if step["accept"] == "head" else signed
         try:
-            getattr(trust, f"accept_{step['accept']}")(*arguments)
+            if step["accept"] == "roster":
+                vote, roster = signed
+                mandate = trust.accept_vote(vote)
+                trust.accept_roster(roster, term=mandate.term, coordinator=mandate.candidate)
+            elif step["accept"] == "share":
+                roster, share = signed
+                trust.accept_share(share, decode_value(records.Roster, roster.payload), record_digest(roster))
+            else:
+                getattr(trust, f"accept_{step['accept']}")(*arguments)
             codes.append("ok")
         except (TrustError, RemoteProtocolError) as error:
             codes.append(error.code)
