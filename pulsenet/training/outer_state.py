@@ -57,9 +57,9 @@ class OuterState:
     ) -> None:
         self.table = table
         devices = [local.device for local in locals_]
-        self.theta = _allocate("theta", table, devices, theta)
-        self.residual = _allocate("residual", table, devices, residual)
-        self.momentum = _allocate("momentum", table, devices, momentum)
+        self.theta = allocate_copies("theta", table, devices, theta)
+        self.residual = allocate_copies("residual", table, devices, residual)
+        self.momentum = allocate_copies("momentum", table, devices, momentum)
         for mine, local in zip(self.theta, locals_, strict=True):
             mine.copy_(local.detach().reshape(-1))
 
@@ -192,7 +192,7 @@ class OuterState:
         return math.sqrt(total)
 
 
-def _allocate(
+def allocate_copies(
     kind: str, table: ParameterTable, devices: Sequence[torch.device], placement: Placement
 ) -> list[torch.Tensor]:
     """Return one zeroed flat FP32 tensor per tensor of the table."""

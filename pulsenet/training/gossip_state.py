@@ -1,0 +1,218 @@
+"""What a trainer of Factored Gossip DiLoCo holds beside its weights: the outer iterate z and the outer momentum.
+
+All arithmetic is eager torch, operation by operation, with the bits of :mod:`pulsenet.outer.mixing.step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from pulsenet.errors import ConfigError
+from pulsenet.outer.contribution import Entries
+from pulsenet.outer.floats import FP32s
+from pulsenet.tensors.params import ParameterTable
+from pulsenet.training import outer_torch
+from pulsenet.training.outer_state import Placement, allocate_copies
+
+FORMAT: Final = 1
+NUMBERS: Final = ("round_index", "inner_step", "warmup_left")
+
+
+@dataclass(slots=True)
+class MixingCounters:
+    """Totals since the run began, checkpoints included."""
+
+    inner_steps: int = 0
+    wasted_inner_steps: int = 0
+    """Taken from a z that was then given up for somebody else's."""
+    rounds: int = 0
+    mixed_jobs: int = 0
+    """Mix1 and Mix2 that brought somebody else's values."""
+    alone_jobs: int = 0
+    """Those that did not."""
+    adoptions: int = 0
+    inner_seconds: float = 0.0
+    """Between the calls of ``step()``."""
+    blocked_seconds: float = 0.0
+    """Inside them."""
+
+    @property
+    def utilization(self) -> float:
+        """Time in inner steps over wall time."""
+        total = self.inner_seconds + self.blocked_seconds
+        return self.inner_seconds / total if total > 0.0 else 1.0
+
+
+class GossipState:
+    """z and momentum of every master, flat, in table order.
+
+    Args:
+        table: FP32 masters.
+        locals_: The masters that the inner optimizer steps; z starts as a copy of them.
+        z: Where z lies.
+        momentum: Where the outer momentum lies.
+
+    Raises:
+        ConfigError: A place that is none, or a file that cannot be made there.
+    """
+
+    def __init__(
+        self,
+        table: ParameterTable,
+        locals_: Sequence[torch.Tensor],
+        *,
+        z: Placement = "device",
+        momentum: Placement = "device",
+    ) -> None:
+        self.table = table
+        devices = [local.device for local in locals_]
+        self.z = allocate_copies("z", table, devices, z)
+        self.momentum = allocate_copies("momentum", table, devices, momentum)
+        for mine, local in zip(self.z, locals_, strict=True):
+            mine.copy_(_flat(local))
+
+    @staticmethod
+    def entries(copies: Sequence[torch.Tensor], tensor_indices: Iterable[int]) -> Iterator[Entries]:
+        """Yield z or the momentum of some tensors, dense, in host memory; they may share the state's."""
+        for index in tensor_indices:
+            yield Entries(index, None, copies[index].cpu().numpy())
+
+    def compute_delta(self, tensor_index: int, local: torch.Tensor) -> FP32s:
+        """Return z minus a master, flat, in host memory of its own."""
+        delta = torch.empty(local.numel(), dtype=torch.float32)
+        flat, z = _flat(local), self.z[tensor_index]
+        for block in outer_torch.blocks(flat):
+            delta[block].copy_(z[block].to(flat.device) - flat[block])
+        values: FP32s = delta.numpy()
+        return values
+
+    def step(
+        self,
+        tensor_index: int,
+        local: torch.Tensor,
+        *,
+        x: FP32s | None,
+        delta: FP32s | None,
+        momentum: FP32s | None,
+        learning_rate: float,
+        momentum_factor: float,
+    ) -> tuple[float, float]:
+        """Do ``v = mu v + D; z = x - lr (D + mu v)`` of one tensor, on the device of its master.
+
+        Args:
+            local: The master at the end of the inner steps.
+            x: What Mix1 gave; ``None`` for z itself.
+            delta: What Mix2 gave for D; ``None`` for the own one, z minus the master.
+            momentum: What was mixed of v; ``None`` for the own one.
+
+        Returns:
+            Squares of the Euclidean norms of the own delta, and of x minus z.
+        """
+        z, held, flat = self.z[tensor_index], self.momentum[tensor_index], _flat(local)
+        device = flat.device
+        delta_square = distance_square = 0.0
+        for block in outer_torch.blocks(flat):
+            before = z[block].to(device)
+            own = before - flat[block]
+            # Clones: what was given may be read only, and z is written below.
+            moved = before.clone() if x is None else _put(x[block], device).clone()
+            velocity = (held[block].to(device) if momentum is None else _put(momentum[block], device)).clone()
+            delta_square += _square(own)
+            distance_square += 0.0 if x is None else _square(moved - before)
+            outer_torch.step_nesterov(
+                moved,
+                velocity,
+                own if delta is None else _put(delta[block], device),
+                learning_rate=learning_rate,
+                momentum_factor=momentum_factor,
+            )
+            z[block].copy_(moved)
+            held[block].copy_(velocity)
+        return delta_square, distance_square
+
+    def restart(self, tensor_index: int, local: torch.Tensor) -> None:
+        """Write z into a master."""
+        with torch.no_grad():
+            local.copy_(self.z[tensor_index].view(local.shape))
+
+    def adopt(self, values: Sequence[FP32s]) -> None:
+        """Take over somebody else's z; the momentum begins at zero.
+
+        Raises:
+            ConfigError: other sizes than the table's; nothing was taken.
+        """
+        for spec, given in zip(self.table.tensors, values, strict=True):
+            if given.size != spec.element_count:
+                raise ConfigError(f"{spec.name}: {given.size} elements are offered for {spec.element_count}")
+        for mine, velocity, given in zip(self.z, self.momentum, values, strict=True):
+            mine.copy_(outer_torch.to_tensor(given, torch.device("cpu")))
+            velocity.zero_()
+
+    def pack(
+        self, masters: Sequence[torch.Tensor], numbers: Mapping[str, int], counters: MixingCounters
+    ) -> dict[str, Any]:
+        """Return what a checkpoint keeps; tensors are shared.
+
+        Args:
+            masters: FP32 masters that no checkpoint of the model holds; empty if there are none.
+            numbers: ``NUMBERS`` by name.
+            counters: Totals.
+        """
+        packed: dict[str, Any] = {
+            "format": FORMAT,
+            "algorithm": "gossip",
+            "table_digest": self.table.digest.hex(),
+            "numbers": dict(numbers),
+            "counters": asdict(counters),
+        }
+        for kind, tensors in self._copies(masters).items():
+            packed[kind] = {spec.name: tensor for spec, tensor in zip(self.table.tensors, tensors, strict=False)}
+        return packed
+
+    def unpack(
+        self, saved: Mapping[str, Any], masters: Sequence[torch.Tensor]
+    ) -> tuple[dict[str, int], MixingCounters]:
+        """Take what :meth:`pack` returned into z, momentum and ``masters``; return the numbers and totals.
+
+        Raises:
+            ConfigError: it is of other masters, of another algorithm or format; nothing was written.
+        """
+        if saved.get("algorithm") != "gossip":
+            raise ConfigError("the saved outer state is none of a GossipOptimizer: take a checkpoint of this run")
+        if saved.get("format") != FORMAT:
+            raise ConfigError(f"the saved outer state has format {saved.get('format')}, this version reads {FORMAT}")
+        if saved.get("table_digest") != self.table.digest.hex():
+            raise ConfigError("the saved outer state is of other masters: names, shapes or frozen parameters differ")
+        copies = self._copies(masters)
+        for kind, tensors in copies.items():
+            held = saved.get(kind, {})
+            for spec, tensor in zip(self.table.tensors, tensors, strict=False):
+                if spec.name not in held or held[spec.name].numel() != tensor.numel():
+                    raise ConfigError(f"the saved {kind} of {spec.name} is missing or has another size")
+        for kind, tensors in copies.items():
+            for spec, tensor in zip(self.table.tensors, tensors, strict=False):
+                tensor.copy_(saved[kind][spec.name].view(tensor.shape))
+        known = {field.name: field.default for field in fields(MixingCounters)}
+        counters = {name: value for name, value in saved.get("counters", {}).items() if name in known}
+        numbers = saved.get("numbers", {})
+        return {name: int(numbers.get(name, 0)) for name in NUMBERS}, MixingCounters(**counters)
+
+    def _copies(self, masters: Sequence[torch.Tensor]) -> dict[str, Sequence[torch.Tensor]]:
+        return {"z": self.z, "momentum": self.momentum, "masters": [master.detach() for master in masters]}
+
+
+def _square(values: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
+
+
+def _put(values: FP32s, device: torch.device) -> torch.Tensor:
+    return outer_torch.to_tensor(np.ascontiguousarray(values), device)
+
+
+def _flat(local: torch.Tensor) -> torch.Tensor:
+    return local.detach().reshape(-1)

@@ -1,0 +1,308 @@
+"""Mixing between trainers in one process: for tests, notebooks and baselines on one machine.
+
+::
+
+    mixing = LocalMixing(MixingSettings(inner_steps=8), member_count=4)
+    # in one thread a trainer:
+    sync = GossipOptimizer(model, optimizer, mixer=mixing.member(0))
+
+Who mixes with whom, and what a mean is, is what a run on several machines computes. Exchanges fail where a test says.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import torch
+
+from pulsenet.errors import ConfigError
+from pulsenet.ids import Digest, PeerId
+from pulsenet.outer.contribution import Entries
+from pulsenet.outer.floats import FP32s
+from pulsenet.outer.mixing.mean import add_debt, compute_debt, mean_entries
+from pulsenet.outer.mixing.pairing import match_members
+from pulsenet.outer.mixing.settings import Job, MixingKind, MixingSettings
+from pulsenet.outer.self_test import SELF_TEST_DIGEST
+from pulsenet.tensors.params import ParameterTable
+from pulsenet.training.mixer import Adoption, Mixed, MixingReport, RoundPlan, Start
+
+JOB_SECONDS_MAX: Final = 600.0
+"""How long a trainer waits for the others of its group before it goes on alone."""
+
+ROUNDS_HELD: Final = 2
+"""Rounds whose vectors are kept: whoever is further behind mixes with nobody in them."""
+
+
+class Fault(StrEnum):
+    """What goes wrong with a member's part in one job."""
+
+    NONE = "none"
+    LOST = "lost"
+    """Nothing of it arrives anywhere, and it hears of nobody: it goes on with its own values."""
+    UNCONFIRMED = "unconfirmed"
+    """Of the higher key of a pair, only the last message is lost: its partner applied the mean, and it makes up for it
+    the next time it hands over a vector for the same job."""
+
+
+@dataclass(slots=True)
+class _JobRoom:
+    """What was handed over for one job of one round."""
+
+    parts: dict[int, list[list[FP32s]]] = field(default_factory=dict)
+    """By member: vectors, tensor by tensor."""
+    taken: set[int] = field(default_factory=set)
+    """Members that have their result."""
+    given_up: set[int] = field(default_factory=set)
+    """Members that were not waited for."""
+
+
+class LocalMixing:
+    """All mixing of one process.
+
+    Args:
+        settings: Variant and constants for all members.
+        member_count: Members, all live at first; member *i* has the key of 32 bytes *i*.
+        seed: Of the matchings.
+        subset: Tensors of Mix2, for the variant that mixes a subset; ``None`` for all.
+        find_fault: Tells what goes wrong: ``(round_index, job, member)``.
+        job_seconds: How long one member waits for the others of its group.
+
+    Raises:
+        ConfigError: a gate, which only a mixer that sends something has.
+    """
+
+    def __init__(
+        self,
+        settings: MixingSettings,
+        member_count: int,
+        *,
+        seed: bytes = b"local",
+        subset: Sequence[int] | None = None,
+        find_fault: Callable[[int, Job, int], Fault] = lambda round_index, job, member: Fault.NONE,
+        job_seconds: float = JOB_SECONDS_MAX,
+    ) -> None:
+        if settings.mixing_gate:
+            raise ConfigError("mixing_gate within one process: nothing is sent that a gate could make smaller")
+        self.settings = settings
+        self.subset = None if subset is None or not settings.variant.mixes_subset else tuple(subset)
+        self.reports: dict[int, list[MixingReport]] = {}
+        """What each member's rounds did."""
+        self._seed = seed
+        self._find_fault = find_fault
+        self._job_seconds = job_seconds
+        self._changed = threading.Condition()
+        self._live = set(range(member_count))
+        self._rooms: dict[tuple[int, Job], _JobRoom] = {}
+        self._members_of: dict[int, tuple[int, ...]] = {}
+        """By round, who was live when it was opened."""
+        self._table: ParameterTable | None = None
+        self._newest_round_index = 0
+        self._common: tuple[int, tuple[FP32s, ...], bool] | None = None
+        """Round, values of the newest Mix1, and whether all of its members hold them."""
+        self._debts: dict[tuple[int, Job], list[list[Entries]]] = {}
+
+    def member(self, index: int) -> LocalMixer:
+        """Return one trainer's end."""
+        return LocalMixer(self, index)
+
+    def leave(self, index: int) -> None:
+        """Take a member out: nobody waits for it any more."""
+        with self._changed:
+            self._live.discard(index)
+            self._changed.notify_all()
+
+    def join(self, index: int) -> None:
+        """Put a member in, new or back; it counts from the next round that is opened."""
+        with self._changed:
+            self._live.add(index)
+
+    def take_table(self, table: ParameterTable, self_test: Digest) -> None:
+        """Accept a member's masters and self-test."""
+        if self_test != SELF_TEST_DIGEST:
+            raise ConfigError(f"the self-test gave {self_test.hex()}: this trainer's arithmetic would diverge")
+        with self._changed:
+            if self._table is None:
+                self._table = table
+            elif table.digest != self._table.digest:
+                raise ConfigError("the run has other masters: names, shapes and frozen parameters must agree")
+
+    def locate(self, held_round_index: int | None) -> Start:
+        """Return where a member begins: one that is new, or further behind than a roster lasts, takes a mean over."""
+        with self._changed:
+            newest = self._newest_round_index
+            is_behind = held_round_index is None or held_round_index + self.settings.roster_rounds < newest
+            if self._common is None or not is_behind:
+                return Start(max(newest, held_round_index or 0))
+            _, values, is_consensus = self._common
+            return Start(newest, Adoption(values, is_consensus))
+
+    def begin_round(self, round_index: int) -> RoundPlan:
+        """Open a round, the newest one for a member that is behind."""
+        with self._changed:
+            newest = self._newest_round_index = max(self._newest_round_index, round_index)
+            if newest not in self._members_of:
+                self._members_of[newest] = tuple(sorted(self._live))
+                for held in [one for one in self._rooms if one[0] <= newest - ROUNDS_HELD]:
+                    del self._rooms[held]
+                for old in [one for one in self._members_of if one <= newest - ROUNDS_HELD]:
+                    del self._members_of[old]
+            self._changed.notify_all()
+            interval = self.settings.probe_interval
+            return RoundPlan(newest, self.subset, probes=bool(interval) and newest % interval == 0)
+
+    def start(self, member: int, round_index: int, job: Job, sections: Sequence[Iterable[Entries]]) -> None:
+        """Take a copy of what a member hands over, with what it has to make up for."""
+        held = [[entries.values.copy() for entries in section] for section in sections]
+        with self._changed:
+            for values, debts in zip(held, self._debts.pop((member, job), []), strict=False):
+                for one, debt in zip(values, debts, strict=True):
+                    add_debt(one, debt)
+            self._rooms.setdefault((round_index, job), _JobRoom()).parts[member] = held
+            self._changed.notify_all()
+
+    def result(self, member: int, round_index: int, job: Job) -> Mixed:
+        """Wait for a member's group, and return the mean of those who are there."""
+        with self._changed:
+            room = self._rooms.get((round_index, job))
+            if room is None:
+                return Mixed(None, 1, "late")
+            group = self._group(member, round_index, job)
+            awaited = {one for one in group if self._fault(round_index, job, one) is not Fault.LOST} - {member}
+            own = room.parts[member]
+            if self._fault(round_index, job, member) is Fault.LOST or not awaited:
+                return Mixed(_freeze(own), 1, "" if len(group) == 1 else "lost")
+
+            def is_settled() -> bool:
+                return all(one in room.parts or one not in self._live for one in awaited)
+
+            # Whoever was given up once stays so: the members of a group take the mean of the same parts.
+            if not self._changed.wait_for(is_settled, self._job_seconds):
+                room.given_up |= {one for one in awaited if one not in room.parts}
+            there = {one for one in awaited if one in room.parts and one not in room.given_up} | {member}
+            if len(there) == 1:
+                return Mixed(_freeze(own), 1, "lost")
+            mean = self._mean({one: room.parts[one] for one in there})
+            reason = "" if len(there) == len(group) else "lost"
+            if self._fault(round_index, job, member) is Fault.UNCONFIRMED and member == max(group) and len(group) == 2:
+                self._debts[member, job] = [
+                    [_debt(one, held, index) for index, (one, held) in enumerate(zip(*pair, strict=True))]
+                    for pair in zip(mean, own, strict=True)
+                ]
+                return Mixed(_freeze(own), 1, "unconfirmed")
+            if job is Job.MIX1 and (self._common is None or self._common[0] <= round_index):
+                is_consensus = self.settings.variant.mix1 is MixingKind.GLOBAL
+                self._common = (round_index, tuple(mean[0]), is_consensus)
+            return Mixed(_freeze(mean), len(there), reason)
+
+    def note(self, member: int, report: MixingReport) -> None:
+        """Keep what a round did."""
+        with self._changed:
+            self.reports.setdefault(member, []).append(report)
+
+    def _fault(self, round_index: int, job: Job, member: int) -> Fault:
+        return self._find_fault(round_index, job, member)
+
+    def _group(self, member: int, round_index: int, job: Job) -> tuple[int, ...]:
+        """Return with whom a member mixes, itself among them."""
+        members = self._members_of.get(round_index, ())
+        if member not in members:
+            return (member,)
+        if self.settings.variant.kind(job) is MixingKind.GLOBAL:
+            return members
+        by_key = {_key(one): one for one in members}
+        for group in match_members(self._seed, round_index, job, by_key):
+            if _key(member) in group:
+                return tuple(by_key[key] for key in group)
+        raise AssertionError("a matching names every member")
+
+    @staticmethod
+    def _mean(parts: dict[int, list[list[FP32s]]]) -> list[list[FP32s]]:
+        first = next(iter(parts.values()))
+        return [
+            [
+                mean_entries(
+                    {_key(one): Entries(index, None, held[vector][index]) for one, held in parts.items()},
+                    tensor_index=index,
+                    element_count=values.size,
+                ).values
+                for index, values in enumerate(section)
+            ]
+            for vector, section in enumerate(first)
+        ]
+
+
+class LocalMixer:
+    """One trainer's end of :class:`LocalMixing`."""
+
+    def __init__(self, mixing: LocalMixing, index: int) -> None:
+        self._mixing = mixing
+        self._index = index
+        self._round_index = 0
+        self.versions: list[tuple[int, bool, dict[str, torch.Tensor]]] = []
+        """What was published: rounds, whether all members hold it, and the weights."""
+        self.publishes = False
+        """See :class:`~pulsenet.training.mixer.Mixer`, as below."""
+
+    @property
+    def settings(self) -> MixingSettings:
+        """Return the run's variant and constants."""
+        return self._mixing.settings
+
+    def open(self, table: ParameterTable, self_test: Digest) -> None:
+        """Take part with these masters."""
+        self._mixing.take_table(table, self_test)
+
+    def locate(self, held_round_index: int | None) -> Start:
+        """Say where the others are."""
+        return self._mixing.locate(held_round_index)
+
+    def begin_round(self, round_index: int) -> RoundPlan:
+        """Open a round."""
+        plan = self._mixing.begin_round(round_index)
+        self._round_index = plan.round_index
+        return plan
+
+    def start(self, job: Job, sections: Sequence[Iterable[Entries]]) -> None:
+        """Hand vectors over; they are copied before this returns."""
+        self._mixing.start(self._index, self._round_index, job, sections)
+
+    def result(self, job: Job) -> Mixed:
+        """Wait for the others of the job."""
+        return self._mixing.result(self._index, self._round_index, job)
+
+    def abandon(self) -> None:
+        """Do nothing: what was handed over is a copy."""
+
+    def tell(self, report: MixingReport) -> None:
+        """Keep what a round did, for the test."""
+        self._mixing.note(self._index, report)
+
+    def publish(self, model: torch.nn.Module, round_index: int, *, is_consensus: bool) -> None:
+        """Keep a copy of the weights."""
+        weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        self.versions.append((round_index, is_consensus, weights))
+
+    def close(self) -> None:
+        """Leave the others."""
+        self._mixing.leave(self._index)
+
+
+def _key(member: int) -> PeerId:
+    return PeerId(bytes([member]) * 32)
+
+
+def _debt(mean: FP32s, own: FP32s, index: int) -> Entries:
+    return compute_debt(Entries(index, None, mean), Entries(index, None, own), element_count=own.size)
+
+
+def _freeze(held: list[list[FP32s]]) -> tuple[tuple[FP32s, ...], ...]:
+    """Return what a member may read; others may read it as well."""
+    for section in held:
+        for values in section:
+            values.flags.writeable = False
+    return tuple(tuple(np.asarray(values) for values in section) for section in held)
