@@ -121,7 +121,7 @@ def run_trust(fields):
     codes = []
     for step in fields["steps"]:
         signed = [reference.decode_signed(bytes.fromhex(data)) for data in step["records"]]
-        arguments = (*signed, step["now_ms"]) if step["accept"] == "head" else signed
+        arguments = (*signed, step["now_ms"]) if step["accept"] in ("head", "last_head") else signed
         try:
             getattr(trust, f"accept_{step['accept']}")(*arguments)
             codes.append("ok")
@@ -836,6 +836,40 @@ def make_trust():
         manifest(56, "rollback"),
         manifest(55),
         epoch(make_epoch(1, 59, reason="twin"), OWNER, code="fork"),
+    )
+    order = make_epoch(1, 58, revision=1)
+    ordered = {"version": [1, 58], "epoch_digest": reference.digest(reference.encode(order)), "revision": 1}
+    yield case(
+        "owners-order",
+        "A leaked key used the last number: once it is revoked, the owners say where to go on, and nobody else.",
+        head(57),
+        head((1 << 63) - 1),
+        epoch(make_epoch(1, 58), OWNER, code="rollback"),
+        descriptor(authorities=[public(SECOND)]),
+        epoch(make_epoch(1, 58), OWNER, code="rollback"),
+        epoch(order, SECOND, code="rollback"),
+        epoch(order, OWNER),
+        head((1 << 63) - 1, "untrusted"),
+        head(58, key=SECOND, **ordered),
+    )
+    yield case(
+        "epoch-of-owners",
+        "What revoked authorities cut is whole again, and beyond 2**32 - 1 only owners open epochs.",
+        epoch(make_epoch(1 << 32, 9), PUBLISHER, SECOND, code="untrusted"),
+        epoch(make_epoch((1 << 32) - 1, 9, kept_version=[0, 3]), PUBLISHER, SECOND),
+        manifest(57, "rollback"),
+        descriptor(authorities=[public(TRAINER)]),
+        epoch(make_epoch(1 << 32, 58, revision=1), OWNER),
+        manifest(57, key=TRAINER),
+    )
+    yield case(
+        "last-head",
+        "While nobody hears of a valid head, the last one is taken; it never takes the place of a valid one.",
+        head(57, "expired", now_ms=NOW_MS + 300_000),
+        step("last_head", sign("head", make_head(57), PUBLISHER), now_ms=NOW_MS + 300_000),
+        step("last_head", sign("head", make_head(41), PUBLISHER), now_ms=NOW_MS + 300_000, code="rollback"),
+        head(57, issued_at_ms=NOW_MS + 300_000, now_ms=NOW_MS + 300_000),
+        step("last_head", sign("head", make_head(58), PUBLISHER), now_ms=NOW_MS + 300_000, code="expired"),
     )
     yield case(
         "epoch-again",

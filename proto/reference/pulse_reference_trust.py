@@ -13,7 +13,7 @@ class Trust:
         self.run_id = run_id
         self.revision_min = revision_min
         self.descriptor = None  # (record, digest)
-        self.epochs = []  # (record, digest)
+        self.epochs = []  # (record, digest, signers)
         self.head = None  # (record, signer)
         self.catalogue = None  # (record, signer)
         self.roots = {}  # version -> root, in the epoch in force
@@ -58,29 +58,53 @@ class Trust:
         require(record["revision"] <= known["revision"], "revision-unknown")
         owners = len(set(known["owners"]) & set(signed["signers"]))
         authorities = len(set(known["authorities"]) & set(signed["signers"]))
-        enough = owners >= known["owner_threshold"] or 2 * authorities > len(known["authorities"])
-        require(enough, "untrusted")
+        is_owners = owners >= known["owner_threshold"]
+        require(is_owners or 2 * authorities > len(known["authorities"]), "untrusted")
+        require(is_owners or record["epoch"] < 1 << 32, "untrusted")
         return record
+
+    def binding(self, record, signed):
+        """What still binds a node that takes an epoch record: all, unless the owners signed it after a revocation."""
+        known = self.descriptor[0]
+        if (
+            record["epoch"] <= self.epoch()
+            or len(set(known["owners"]) & set(signed["signers"])) < known["owner_threshold"]
+        ):
+            return self.head, self.epochs
+
+        def binds(said, signers):
+            return said["revision"] >= record["revision"] or set(signers) <= set(known["owners"] + known["authorities"])
+
+        head = self.head if self.head is not None and binds(self.head[0], [self.head[1]]) else None
+        return head, [item for item in self.epochs if binds(item[0], item[2])]
 
     def accept_epoch(self, signed):
         record = self.open_epoch(signed)
         name = digest(signed["payload"])
         is_news = not self.epochs or name != self.epochs[-1][1]
         require(record["epoch"] >= self.epoch(), "rollback")
-        if self.head is not None and self.head[0]["version"][0] == record["epoch"]:
+        head, epochs = self.binding(record, signed)
+        if head is not None and head[0]["version"][0] == record["epoch"]:
             if is_news:
                 self.forked = True
                 raise Refused("fork")
             return record
-        if self.head is not None:
-            require(record["first_number"] > self.head[0]["version"][1], "rollback")
+        if head is not None:
+            require(record["first_number"] > head[0]["version"][1], "rollback")
         if is_news:
-            self.epochs = [item for item in self.epochs if item[0]["epoch"] < record["epoch"]]
-            self.epochs.append((record, name))
+            self.head = head
+            self.epochs = [item for item in epochs if item[0]["epoch"] < record["epoch"]]
+            self.epochs.append((record, name, signed["signers"]))
             self.forked, self.table, self.catalogue, self.roots = False, None, None, {}
         return record
 
-    def accept_head(self, signed, now_ms):
+    def accept_last_head(self, signed, now_ms):
+        return self.accept_head(signed, now_ms, may_be_over=self.stale(now_ms))
+
+    def stale(self, now_ms):
+        return not self.in_force() or now_ms >= self.head[0]["valid_until_ms"]
+
+    def accept_head(self, signed, now_ms, may_be_over=False):
         known = self.known()
         record = open_record("head", signed, self.run_id, known["authorities"])
         require(record["revision"] <= known["revision"], "revision-unknown")
@@ -98,7 +122,7 @@ class Trust:
                     return newest
                 require(record["term"] >= newest["term"], "term")
                 require(record["term"] > newest["term"] or signed["signers"][0] == signer, "term")
-        require(now_ms < record["valid_until_ms"], "expired")
+        require(may_be_over or now_ms < record["valid_until_ms"], "expired")
         require(record["issued_at_ms"] <= now_ms + ref.VALIDITY_MS, "future")
         self.head = (record, signed["signers"][0])
         self.remember("head", record)
@@ -236,7 +260,7 @@ class Trust:
         return kind, open_record(kind, signed, self.run_id, self.known()["authorities"])
 
     def is_kept(self, version):
-        later = [record for record, _ in self.epochs if record["epoch"] > version[0]]
+        later = [record for record, _, _ in self.epochs if record["epoch"] > version[0]]
         return all(record["kept_version"] is not None and version <= record["kept_version"] for record in later)
 
     def refuse_fork(self, kind, record):

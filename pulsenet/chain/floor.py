@@ -1,8 +1,8 @@
 """Whose word counts for how far a run has come, and when the owners' takes its place (SPEC section 6.2).
 
 What a key said stays the floor after the key was revoked, or a replay could take a run back. But a leaked key may have
-said anything: a number or an epoch that nothing can follow. As in TUF, whoever may change the keys may also say where to
-go on; as in TUF, nothing that is older than the change of keys can.
+said anything: a number or an epoch that nothing can follow. As in TUF, whoever may change the keys may also say where
+to go on; as in TUF, nothing that is older than the change of keys can.
 """
 
 from __future__ import annotations

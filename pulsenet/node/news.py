@@ -37,6 +37,13 @@ STASH_TRIES_MAX = 8
 NEWEST_KEPT = 8
 """Heads and catalogues kept for peers that still hold an older head; the oldest is let go beyond."""
 
+LAST_HEAD_SOURCES_MIN = 2
+LAST_HEAD_WAIT_SECONDS = 60.0
+"""Peers whose newest head is waited for, and for how long, before one whose time is over is believed (SPEC 6.3)."""
+
+LAST_HEADS_MAX = 16
+"""Peers whose outdated heads are kept meanwhile."""
+
 REFUSED_MAX = 1_024
 """Manifests remembered as false; the oldest is forgotten beyond, and would be judged again."""
 
@@ -90,6 +97,9 @@ class News:
         self._head_hint: PeerId | None = None
         self._teller: PeerId | None = None
         """Who told us the newest head: likely to hold what it names."""
+        self._last_heads: dict[PeerId, SignedRecord] = {}
+        """Heads that were valid once, by the peer that gave it as its newest."""
+        self._last_heads_since = 0.0
         self._own = own
         self._newest: dict[Digest, PeerId] = {}
         """Signers of the newest heads and catalogues, oldest first."""
@@ -201,6 +211,44 @@ class News:
             # Asked for its newest head, a peer may well know only an older one: that is no news, not an offence.
             return _blame(error, source) if is_ours and error.code not in NO_NEWS_CODES else []
 
+    def _take_last_head(self, record: bytes, source: PeerId, now: float, now_ms: int) -> list[Effect]:
+        """While nobody knows a valid head: believe the newest of those that several peers hold, and call it stale."""
+        if not self._trust.stale(now_ms):
+            self._last_heads.clear()
+            return []
+        try:
+            signed = decode_signed(record)
+            head = decode_value(Head, signed.payload)
+        except RemoteProtocolError:
+            return []
+        known = self._trust.head
+        if known is not None and self._trust.head_in_force and head.version <= known.version:
+            return []
+        if not self._last_heads:
+            self._last_heads_since = now
+        if source in self._last_heads or len(self._last_heads) < LAST_HEADS_MAX:
+            self._last_heads[source] = signed
+        is_alone = len(self._last_heads) < LAST_HEAD_SOURCES_MIN
+        if is_alone and now < self._last_heads_since + LAST_HEAD_WAIT_SECONDS:
+            return []
+        return self._choose_last_head(now_ms)
+
+    def _choose_last_head(self, now_ms: int) -> list[Effect]:
+        heard, self._last_heads = self._last_heads, {}
+        newest_first = sorted(heard.items(), key=lambda item: decode_value(Head, item[1].payload).version, reverse=True)
+        for source, signed in newest_first:
+            try:
+                head = self._trust.accept_last_head(signed, now_ms)
+            except (RemoteProtocolError, TrustError):
+                continue  # counted when it came; the next may still be believed
+            self._teller = source
+            text = (
+                f"no peer knows a head that is still valid: going on with version {head.version}, the newest that "
+                f"{len(heard)} of them held; stale until the publisher is heard"
+            )
+            return [Log("warning", text)]
+        return []
+
     def take_fork_proof(self, first: bytes, second: bytes) -> None:
         """Judge a fork proof; the mesh counts what is refused here."""
         try:
@@ -215,6 +263,7 @@ class News:
                 effects: list[Effect] = []
                 for record in arrived.records[:1]:
                     effects += self.take_head(record, arrived.peer_id, now_ms, is_ours=True)
+                    effects += self._take_last_head(record, arrived.peer_id, now, now_ms)
                 seconds = STALE_POLL_SECONDS if self._trust.stale(now_ms) else limits.HEAD_RESIGN_SECONDS
                 self._head_due = now + self._draw_seconds(seconds)
                 self._head_hint = None

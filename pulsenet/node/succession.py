@@ -9,13 +9,15 @@ from __future__ import annotations
 from enum import StrEnum
 
 from pulsenet import limits
+from pulsenet.chain.floor import EPOCH_OF_AUTHORITIES_MAX
 from pulsenet.chain.records import Head, SignedRecord
 from pulsenet.chain.signing import Verify, decode_signed, open_record
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import TrustError
-from pulsenet.ids import Digest, Version, short
+from pulsenet.ids import Digest, PeerId, Version, short
 from pulsenet.node.published import PublishedState
 from pulsenet.node.scribe import Scribe
+from pulsenet.wire.schema import INTEGER_MAX
 
 CLOCK_MARGIN_MS = round(limits.CLOCK_OFFSET_SECONDS_MAX * 1000)
 """A head issued less than this after our start may still be of our former self."""
@@ -53,20 +55,29 @@ class Succession:
         self._verify = verify
         self._scribe = scribe
         self._newest: Head | None = None
+        self._signer: PeerId | None = None
         self._is_contested = False
         self._reason = ""
-        self._rival: Head | None = None
+        self._rival: tuple[Head, PeerId] | None = None
+        self._read_signer: PeerId | None = None
 
     @property
     def newest(self) -> Head | None:
         """The head with the highest version seen."""
-        heads = [head for head in (self._newest, self._trust.head) if head is not None]
+        heads = [head for head in (self._heard, self._trust.head) if head is not None]
         return max(heads, key=lambda head: head.version, default=None)
 
     @property
+    def _heard(self) -> Head | None:
+        """The head with the highest version read, unless the owners said since that it binds nobody."""
+        if self._newest is None or self._signer is None or not self._trust.binds(self._newest, self._signer):
+            return None
+        return self._newest
+
+    @property
     def rival(self) -> Head | None:
-        """Proof that somebody else publishes this run at the same time as we do."""
-        return self._rival
+        """Proof that somebody else publishes this run at the same time as we do, and still may."""
+        return None if self._rival is None or not self._trust.may_publish(self._rival[1]) else self._rival[0]
 
     def read(self, record: bytes) -> Head:
         """Verify an encoded head and remember how far the run has come.
@@ -81,8 +92,9 @@ class Succession:
                 raise TrustError("untrusted", f"head signed by {short(signer)}")
         # Not ``Trust.accept_head``: that refuses expired heads and heads of epochs not fetched yet, and both count.
         head = open_record(Head, signed, self._verify, run_id=self._trust.run_id)
+        self._read_signer = signed.signers[0]
         if self._newest is None or head.version > self._newest.version:
-            self._newest = head
+            self._newest, self._signer = head, signed.signers[0]
             self._is_contested = False
         elif head.version == self._newest.version and head.root != self._newest.root:
             self._is_contested = True
@@ -98,12 +110,12 @@ class Succession:
         return False
 
     def compare_later(self, head: Head, state: PublishedState | None, started_ms: int) -> Standing:
-        """Take in a head seen while publishing, and say what it means."""
+        """Take in the head read last, seen while publishing, and say what it means."""
         standing = judge_head(head, state, started_ms)
         if standing is Standing.FORMER:
             self.require_epoch("restart")
-        elif standing is Standing.LIVE:
-            self._rival = head
+        elif standing is Standing.LIVE and self._read_signer is not None:
+            self._rival = (head, self._read_signer)
         return standing
 
     def require_epoch(self, reason: str) -> None:
@@ -113,11 +125,14 @@ class Succession:
     def fulfil(self) -> None:
         """A new version was committed, in a new epoch if one was due."""
         self._reason = ""
+        self._rival = None if self.rival is None else self._rival
 
     def find_epoch_reason(self, state: PublishedState | None, table_digest: Digest) -> str:
         """Return why the next version must open a new epoch, or the empty string."""
         if self._reason:
             return self._reason
+        if self._rival is not None and self.rival is None:
+            return "revocation"
         if self._trust.fork is not None:
             return "fork"
         if self._trust.epoch > (0 if state is None else state.version.epoch):
@@ -128,8 +143,10 @@ class Succession:
 
     @property
     def may_open_epochs(self) -> bool:
-        """Whether the keys held here suffice to open an epoch."""
-        return self._scribe.may_open_epochs
+        """Whether the keys held here suffice to open an epoch, and a key that leaked left a number to open it with."""
+        number = max(self._trust.number_max, 0 if self.newest is None else self.newest.version.number)
+        epoch = max(self._trust.epoch, 0 if self.newest is None else self.newest.version.epoch)
+        return self._scribe.may_open_epochs and number < INTEGER_MAX and epoch < EPOCH_OF_AUTHORITIES_MAX
 
     def may_open(self, state: PublishedState | None) -> bool:
         """Whether a new epoch can be entered: an owner opened one that is empty, or the keys held here suffice."""

@@ -250,6 +250,26 @@ def test_a_seed_alone_brings_a_newcomer_to_the_newest_version() -> None:
     assert late.reports["latest_seen_version"] == 14
 
 
+@pytest.mark.parametrize("others", [1, 2])
+def test_a_newcomer_is_served_while_the_publisher_is_away_for_long(others: int) -> None:
+    """A-AUTH-7: its head is over; one seed is believed after a minute, two at once, and the newcomer says stale."""
+    world, trainer = make_world(14)
+    for index in range(others):
+        world.add_node(f"seed {index}", "seed")
+    world.run_until(world.is_settled, SETTLE_SECONDS)
+    world.run_for(60.0)
+    world.crash(trainer)
+    world.run_for(900.0)
+    late = world.add_node("late", "inferencer")
+    world.run_until(lambda: late.hands.engine.version == Version(0, 14), 420.0)
+    assert late.reports["stale"] is True
+    assert any("no peer knows a head that is still valid" in line for line in late.log)
+    world.start(trainer)
+    world.publish_and_wait()
+    world.run_until(world.is_settled, SETTLE_SECONDS)
+    assert late.reports["stale"] is False
+
+
 def test_a_seed_drops_what_the_publisher_drops() -> None:
     """A-DSK-3: two anchors and what came since the older, however long it runs."""
     world, trainer = make_world(1, anchor_interval=4)

@@ -148,7 +148,7 @@ def run_trust(given: Json) -> Json:
     for step in given["steps"]:
         assert set(step) == {"accept", "records", "now_ms"}
         signed = [decode_signed(bytes.fromhex(data)) for data in step["records"]]
-        arguments = [*signed, step["now_ms"]] if step["accept"] == "head" else signed
+        arguments = [*signed, step["now_ms"]] if step["accept"] in ("head", "last_head") else signed
         try:
             if step["accept"] == "roster":
                 vote, roster = signed

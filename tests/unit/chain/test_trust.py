@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from pulsenet.chain.floor import EPOCH_OF_AUTHORITIES_MAX
 from pulsenet.chain.records import Catalogue, Have, Kind, RolloutBatch
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.chain.trust import Trust, entry_of
 from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, Version, compute_digest
+from pulsenet.wire.schema import INTEGER_MAX
 
 HOUR_MS = 3_600_000
 
@@ -329,6 +331,121 @@ class TestEpochs:
             trust.accept_manifest(run.sign(run.manifest(59, epoch=1), run.publisher))
         with refused(trust, "epoch"):
             trust.accept_manifest(run.sign(run.manifest(9, epoch=2, is_anchor=True), run.publisher))
+
+
+class TestOwnersOrders:
+    """The way back from a leaked key, which as in TUF only those have who may change the keys."""
+
+    @staticmethod
+    def revoke(run: Any, trust: Trust) -> Any:
+        """Drop the publisher's key; the second authority goes on. Returns the revision."""
+        revision = run.revise(run.genesis, run.descriptor, authorities=(run.second.peer_id,))
+        trust.accept_descriptor(revision)
+        return revision
+
+    @staticmethod
+    def order(run: Any, epoch: int = 1, first_number: int = 58, **changes: Any) -> Any:
+        return run.sign(run.epoch(epoch, first_number, **{"revision": 1, **changes}), run.owner)
+
+    def test_the_owners_lift_the_floor_of_a_key_they_revoked_fast_forward(
+        self, run: Any, trust: Trust, real_verify: Any
+    ) -> None:
+        trust.accept_head(run.signed_head(57), run.now_ms)
+        trust.accept_head(run.signed_head(INTEGER_MAX), run.now_ms)
+        self.revoke(run, trust)
+        order = self.order(run)
+        trust.accept_epoch(order)
+        assert (trust.head, trust.number_max) == (None, 57)
+        head = run.head(58, epoch=1, epoch_digest=record_digest(order), revision=1)
+        again = Trust.restore(trust.save(), run.run_id, real_verify)
+        for node in (trust, again):
+            assert node.accept_head(run.sign(head, run.second), run.now_ms) == head
+            with refused(node, "untrusted"):
+                node.accept_head(run.signed_head(INTEGER_MAX), run.now_ms)
+
+    def test_without_revocation_numbers_never_fall_whoever_signs(self, run: Any, trust: Trust) -> None:
+        trust.accept_head(run.signed_head(70), run.now_ms)
+        trust.accept_descriptor(run.revise(run.genesis, run.descriptor))
+        with refused(trust, "rollback"):
+            trust.accept_epoch(self.order(run))
+
+    def test_authorities_cannot_lift_the_floor_of_a_revoked_key(self, run: Any, trust: Trust) -> None:
+        trust.accept_head(run.signed_head(70), run.now_ms)
+        self.revoke(run, trust)
+        with refused(trust, "rollback"):
+            trust.accept_epoch(run.sign(run.epoch(1, 58, revision=1), run.second))
+
+    def test_an_order_from_before_the_revocation_lifts_nothing(self, run: Any, trust: Trust) -> None:
+        """Else whoever kept an old order of the owners could take the run back with it."""
+        trust.accept_head(run.signed_head(70), run.now_ms)
+        self.revoke(run, trust)
+        with refused(trust, "rollback"):
+            trust.accept_epoch(self.order(run, revision=0))
+
+    def test_the_word_of_keys_that_stay_still_binds(self, run: Any, trust: Trust) -> None:
+        trust.accept_head(run.sign(run.head(60), run.second), run.now_ms)
+        self.revoke(run, trust)
+        with refused(trust, "rollback"):
+            trust.accept_epoch(self.order(run))
+        trust.accept_epoch(self.order(run, first_number=61))
+        assert trust.head is not None
+        assert trust.number_max == 60
+
+    def test_what_revoked_keys_cut_is_whole_again(self, run: Any, make_run: Callable[..., Any]) -> None:
+        run = make_run(authorities=(run.publisher.peer_id,))
+        trust = run.trust()
+        trust.accept_epoch(run.sign(run.epoch(9, 90, kept_version=Version(0, 3)), run.publisher))
+        assert not trust.is_kept(Version(0, 57))
+        self.revoke(run, trust)
+        with refused(trust, "rollback"):
+            trust.accept_epoch(self.order(run, epoch=8))
+        trust.accept_epoch(self.order(run, epoch=10, kept_version=Version(0, 57)))
+        assert trust.is_kept(Version(0, 57))
+        assert not trust.is_kept(Version(0, 58))
+        assert len(trust.epoch_records) == 1
+
+    def test_the_owners_always_have_a_higher_epoch(self, run: Any, trust: Trust) -> None:
+        last = EPOCH_OF_AUTHORITIES_MAX
+        with refused(trust, "untrusted"):
+            trust.accept_epoch(run.sign(run.epoch(last + 1, 4), run.publisher, run.second))
+        trust.accept_epoch(run.sign(run.epoch(last, 4), run.publisher, run.second))
+        trust.accept_epoch(run.sign(run.epoch(last + 1, 4), run.owner))
+        assert trust.epoch == last + 1
+
+
+class TestLastHeads:
+    """What a newcomer may believe while the publisher is away."""
+
+    def test_a_head_whose_time_is_over_is_believed_as_stale(self, run: Any, trust: Trust) -> None:
+        later = run.now_ms + HOUR_MS
+        with refused(trust, "expired"):
+            trust.accept_head(run.signed_head(57), later)
+        head = trust.accept_last_head(run.signed_head(57), later)
+        assert trust.head == head
+        assert trust.head_in_force
+        assert trust.stale(later)
+
+    def test_it_never_takes_the_place_of_one_that_is_valid(self, run: Any, trust: Trust) -> None:
+        later = run.now_ms + HOUR_MS
+        trust.accept_head(run.signed_head(57, issued_at_ms=later), later)
+        with refused(trust, "expired"):
+            trust.accept_last_head(run.signed_head(58), later)
+
+    def test_every_other_rule_holds_for_it(self, run: Any, trust: Trust) -> None:
+        later = run.now_ms + HOUR_MS
+        trust.accept_last_head(run.signed_head(57), later)
+        with refused(trust, "rollback"):
+            trust.accept_last_head(run.signed_head(41), later)
+        with refused(trust, "untrusted"):
+            trust.accept_last_head(run.sign(run.head(58), run.stranger), later)
+        with forks(trust):
+            trust.accept_last_head(run.signed_head(57, root=digest("other"), issued_at_ms=run.now_ms + 1), later)
+
+    def test_the_publisher_that_comes_back_is_believed(self, run: Any, trust: Trust) -> None:
+        later = run.now_ms + HOUR_MS
+        trust.accept_last_head(run.signed_head(57), later)
+        trust.accept_head(run.signed_head(57, issued_at_ms=later), later)
+        assert not trust.stale(later)
 
 
 class TestForks:

@@ -129,10 +129,10 @@ class Run:
         }
         return encode_signed(self.seal(Have(**{**fields, **changes}), key))
 
-    def epoch(self, epoch: int, first_number: int, kept: Version | None = None) -> SignedRecord:
+    def epoch(self, epoch: int, first_number: int, kept: Version | None = None, *, revision: int = 0) -> SignedRecord:
         """An epoch record signed by the owner."""
         root = None if kept is None else self.digest(f"root {kept}")
-        return self.seal(EpochRecord(self.run_id, 0, epoch, kept, root, first_number, "restart"), self.owner)
+        return self.seal(EpochRecord(self.run_id, revision, epoch, kept, root, first_number, "restart"), self.owner)
 
 
 @pytest.fixture

@@ -10,7 +10,16 @@ from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.chain.trust import Trust
 from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.node.effects import Count, Effect, Log, Release, SaveState, StoreRecord, StrikePeer
-from pulsenet.node.news import HEAD_KEY, NEWEST_KEPT, REFUSED_MAX, STASH_MAX, STASH_TRIES_MAX, TRUST_KEY, News
+from pulsenet.node.news import (
+    HEAD_KEY,
+    LAST_HEAD_WAIT_SECONDS,
+    NEWEST_KEPT,
+    REFUSED_MAX,
+    STASH_MAX,
+    STASH_TRIES_MAX,
+    TRUST_KEY,
+    News,
+)
 from pulsenet.node.records_fetch import Need, RecordsArrived
 from pulsenet.testing.fakes import FakeStore, make_key, verify
 from pulsenet.testing.script import NOW_MS, VALIDITY_MS, ScriptedPublisher, break_signature, root_of
@@ -396,3 +405,66 @@ def test_a_junk_head_is_no_reason_to_ask_for_descriptors() -> None:
     wrong = encode_signed(publisher.sign(publisher.descriptor, make_key("stranger")))
     assert desk.take_head(wrong) == []
     assert named(desk.news.needs((), 0.0)) == []
+
+
+class TestLastHeads:
+    """The publisher is away for longer than its head is valid; others hold what it published."""
+
+    LATER_MS = NOW_MS + 10 * VALIDITY_MS
+    PEERS = tuple(PeerId(bytes([index]) * 32) for index in range(30))
+
+    def ask(self, desk: Desk, peer: int, record: bytes, now: float = 0.0) -> list[Effect]:
+        arrived = RecordsArrived(GetHead(), self.PEERS[peer], (record,))
+        return [effect for effect in desk.news.take_records(arrived, now, self.LATER_MS) if isinstance(effect, Log)]
+
+    def test_the_newest_of_two_peers_heads_is_believed_aloud_and_stale(self) -> None:
+        """A-AUTH-7: the first answer alone is not relied on."""
+        publisher = ScriptedPublisher()
+        digests = publisher.chain(10, 12)
+        desk = Desk(publisher)
+        assert self.ask(desk, 0, publisher.head(digests[:2])) == []
+        assert desk.news.head is None
+        assert self.ask(desk, 0, publisher.head(digests[:2]), 5.0) == []
+        (log,) = self.ask(desk, 1, publisher.head(digests), 10.0)
+        assert "version 0.12, the newest that 2 of them held; stale" in log.text
+        assert desk.news.head is not None
+        assert desk.trust.stale(self.LATER_MS)
+        assert desk.news.needs((), 10.0)[GetRecords((desk.news.head.catalogue_digest,))] == self.PEERS[1]
+        assert self.ask(desk, 2, publisher.head(digests), 15.0) == []
+
+    def test_the_only_peer_is_believed_after_a_minute(self) -> None:
+        publisher = ScriptedPublisher()
+        head = publisher.head(publisher.chain(10, 12))
+        desk = Desk(publisher)
+        assert self.ask(desk, 0, head, 100.0) == []
+        assert self.ask(desk, 0, head, 100.0 + LAST_HEAD_WAIT_SECONDS - 0.1) == []
+        assert len(self.ask(desk, 0, head, 100.0 + LAST_HEAD_WAIT_SECONDS)) == 1
+        assert desk.news.head is not None
+
+    def test_forged_heads_are_passed_over(self) -> None:
+        publisher = ScriptedPublisher()
+        digests = publisher.chain(10, 12)
+        desk = Desk(publisher)
+        self.ask(desk, 0, publisher.head(digests[:2]))
+        assert len(self.ask(desk, 1, break_signature(publisher.head(digests)))) == 1
+        assert desk.news.head is not None
+        assert desk.news.head.version == Version(0, 11)
+
+    def test_junk_from_many_is_bounded(self) -> None:
+        publisher = ScriptedPublisher()
+        desk = Desk(publisher)
+        for peer in self.PEERS:
+            assert self.ask(desk, peer[0], b"junk") == []
+            assert self.ask(desk, peer[0], break_signature(publisher.head(publisher.chain(10, 11)))) == []
+        assert desk.news.head is None
+
+    def test_a_valid_head_ends_it(self) -> None:
+        publisher = ScriptedPublisher()
+        digests = publisher.chain(10, 12)
+        desk = Desk(publisher)
+        self.ask(desk, 0, publisher.head(digests[:2]))
+        desk.take_head(publisher.head(digests, at_ms=self.LATER_MS), self.LATER_MS)
+        assert self.ask(desk, 1, publisher.head(digests[:2])) == []
+        assert desk.news.head is not None
+        assert desk.news.head.version == Version(0, 12)
+        assert not desk.trust.stale(self.LATER_MS)

@@ -13,6 +13,7 @@ from pulsenet.ids import Digest, Version
 from pulsenet.node.published import PublishedState
 from pulsenet.node.scribe import Scribe
 from pulsenet.node.succession import CLOCK_MARGIN_MS, Standing, Succession, judge_head
+from pulsenet.wire.schema import INTEGER_MAX
 
 TABLE = Digest(b"t" * 32)
 
@@ -193,3 +194,34 @@ def test_what_no_publisher_of_this_run_signed_does_not_count(run: Any, make_run:
     with pytest.raises((TrustError, RemoteProtocolError)):
         succession.read(record)
     assert succession.newest is None
+
+
+def test_a_rival_whose_key_was_revoked_is_none_and_its_numbers_are_passed_over(make_run: Any) -> None:
+    run = make_run(authorities=(make_run.publisher, make_run.second))
+    trust = run.trust()
+    succession, state = succession_of(run, trust), state_at(run, Version(0, 1))
+    head = succession.read(run.head(Version(0, 5), key=run.second, issued_at_ms=run.start_ms + 60_000))
+    assert succession.compare_later(head, state, run.start_ms) is Standing.LIVE
+    assert succession.rival == head
+    trust.accept_descriptor(run.revise(authorities=(run.publisher.peer_id,)))
+    assert succession.rival is None
+    reason = succession.find_epoch_reason(state, TABLE)
+    assert reason == "revocation"
+    assert succession.choose_version(state, reason)[0] == Version(1, 6)
+    succession.fulfil()
+    assert succession.find_epoch_reason(state, TABLE) == ""
+
+
+def test_a_leaked_key_that_used_the_last_number_is_passed_by_where_the_owners_say_so(make_run: Any) -> None:
+    """The fast-forward attack: nothing follows 2**63 - 1, and nobody falls over it."""
+    run = make_run(authorities=(make_run.publisher, make_run.second))
+    trust = run.trust()
+    succession, state = succession_of(run, trust), state_at(run, Version(0, 57))
+    succession.read(run.head(Version(0, INTEGER_MAX), key=run.second, issued_at_ms=run.start_ms - 60_000))
+    assert not succession.compare_at_start(state, run.start_ms)
+    trust.accept_descriptor(run.revise(authorities=(run.publisher.peer_id,)))
+    assert not succession.may_open(state)
+    trust.accept_epoch(run.epoch(1, 58, Version(0, 57), revision=1))
+    assert succession.newest is None
+    assert succession.may_open(state)
+    assert succession.choose_version(state, "opened")[0] == Version(1, 58)
