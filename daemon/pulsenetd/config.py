@@ -18,6 +18,10 @@ from typing import Any, Final
 from pulsenet.errors import ConfigError, UsageError
 
 ENVIRONMENT_PREFIX: Final = "PULSENET_"
+
+FILE_SIZE_BYTES_MAX: Final = 1 << 20
+"""A longer file is not read: it is something else, and a device has no end."""
+
 ROLES: Final = ("trainer", "inferencer", "seed")
 ENGINES: Final = ("files", "vllm", "sglang", "none")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -136,12 +140,15 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path
 
 def _read_file(file: Path) -> dict[str, Any]:
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with file.open("rb") as opened:
+            data = opened.read(FILE_SIZE_BYTES_MAX + 1)
+    except OSError as error:
         raise ConfigError(f"cannot read configuration file {file}: {error}; check --config") from error
+    if len(data) > FILE_SIZE_BYTES_MAX:
+        raise ConfigError(f"{file} has more than {FILE_SIZE_BYTES_MAX} bytes: that is no configuration file")
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        table = tomllib.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not valid TOML: {error}") from error
     for key in table:
         _refuse_unknown(key, [item.name for item in fields()], f"key '{key}' in {file}")

@@ -107,7 +107,7 @@ def read_run_file(path: Path) -> RunFile:
         name = str(table["name"])
         check_run_name(name)  # a file from somebody else must not choose a directory anywhere on this machine
         return RunFile(name, decode_token(table["token"]), bootstraps)
-    except (ValueError, KeyError, TypeError, PulsenetError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, PulsenetError) as error:
         raise ConfigError(f"{path} is not a run file ({error}); delete it, then join with --token again") from error
 
 

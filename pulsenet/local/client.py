@@ -11,7 +11,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -408,10 +408,11 @@ class Client:
         Raises:
             UnavailableError: The daemon is away.
         """
-        value = json.loads(self._request(protocol.GetStatus(), protocol.StatusReply, 0.0).status)
-        if not isinstance(value, Mapping):
-            raise RemoteProtocolError("schema", "the status is no JSON object")
-        return dict(value)
+        reply = self._request(protocol.GetStatus(), protocol.StatusReply, 0.0)
+        try:
+            return dict(json.loads(reply.status).items())
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise RemoteProtocolError("schema", "the status is no JSON object") from error
 
     # Connections
 

@@ -185,3 +185,8 @@ def test_vllms_arguments_may_stand_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text('engine = "vllm"\nserve = ["--model", "/base"]\n')
     assert config.resolve({}, {}, file).config.serve == ("--model", "/base")
+
+
+def test_a_file_without_end_is_not_read() -> None:
+    with pytest.raises(ConfigError, match="no configuration file"):
+        config.resolve({}, {}, Path("/dev/zero"))
