@@ -21,14 +21,14 @@ class _TextFormatter(logging.Formatter):
         return f"{moment} {mark}{printable(record.getMessage())}" + self._traceback(record)
 
     def _traceback(self, record: logging.LogRecord) -> str:
-        return "\n" + self.formatException(record.exc_info) if record.exc_info else ""
+        return "\n" + _printable_lines(self.formatException(record.exc_info)) if record.exc_info else ""
 
 
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = {"time": record.created, "level": record.levelname.lower(), "text": printable(record.getMessage())}
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
+            line["traceback"] = _printable_lines(self.formatException(record.exc_info))
         return json.dumps(line)
 
 
@@ -38,6 +38,11 @@ def printable(text: str) -> str:
         character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
     )
     return escaped if len(escaped) <= TEXT_SIZE_MAX else escaped[:TEXT_SIZE_MAX] + "..."
+
+
+def _printable_lines(text: str) -> str:
+    """Escape each line of a traceback: what an error says may hold a peer's words."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def set_up(level: str, *, as_json: bool) -> None:

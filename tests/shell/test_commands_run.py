@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from pulsenet.chain.records import Descriptor
-from pulsenet.chain.signing import record_digest
+from pulsenet.chain.signing import record_digest, seal
 from pulsenet.chain.token import decode_token
 from pulsenet.chain.trust import Trust
 from pulsenet.ids import RunId
+from pulsenet.wire.schema import decode_value
 from pulsenetd import cli, runs
 from pulsenetd.identity import Identity, load_or_create, to_libp2p_text, verify
 
@@ -175,6 +176,19 @@ def test_a_run_is_shown_to_people_and_to_programs(shell: Shell) -> None:
     lines = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert lines["authorities"] == shell.text("authority")
     assert lines["inferencers"] == "-"
+
+
+def test_the_name_an_owner_gave_a_run_cannot_colour_a_terminal(shell: Shell) -> None:
+    shell.create()
+    path = shell.home / "mine"
+    owner = load_or_create(path / "owner.key")
+    (genesis,) = runs.load_descriptors(path)
+    named = replace(decode_value(Descriptor, genesis.payload), name="\x1b[2J\nrun_id   another")
+    runs.save_descriptor(path, seal(named, owner.sign, owner.peer_id))
+    code, out, _ = shell.run("show", "mine")
+    assert code == 0
+    assert "\\x1b[2J\\nrun_id   another" in out
+    assert "\x1b" not in out
 
 
 def test_a_shown_token_leads_to_the_nodes_that_run_here(shell: Shell) -> None:

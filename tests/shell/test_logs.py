@@ -15,6 +15,23 @@ def test_control_characters_are_escaped_and_length_is_bounded() -> None:
     assert len(logs.printable("x" * 10_000)) < 2_100
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_traceback_with_a_peers_words_is_escaped_line_by_line(
+    as_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.set_up("info", as_json=as_json)
+    try:
+        raise ValueError("12:00:00 warning: \x1b[31m red \x9b31m \u202e and so on" + "y" * 5_000)
+    except ValueError:
+        logs.logger.exception("broken by %s", "a\nforged line")
+    logging.getLogger("pulsenet").handlers.clear()
+    text = capsys.readouterr().err
+    told = json.loads(text)["traceback"] if as_json else text
+    assert "\\x1b[31m red \\x9b31m \\u202e" in told
+    assert all(line.isprintable() and len(line) < 2_100 for line in told.split("\n"))
+    assert "forged line" not in text.splitlines()
+
+
 def test_text_and_json_forms(capsys: pytest.CaptureFixture[str]) -> None:
     logs.set_up("info", as_json=False)
     logs.logger.debug("hidden")

@@ -21,6 +21,7 @@ from pulsenet.local.directories import data_home
 from pulsenet.wire.schema import decode_value
 from pulsenetd import config, runs
 from pulsenetd.commands import run_rounds
+from pulsenetd.logs import printable
 from pulsenetd.storage.disk import Disk, make_directory
 
 ANCHOR_INTERVAL_MAX: Final = 1_000_000
@@ -212,7 +213,7 @@ def _show(arguments: argparse.Namespace) -> int:
         return 0
     for name, value in table.items():
         for position, item in enumerate(value if isinstance(value, list) else [value]):
-            print(f"{name if position == 0 else '':<26} {item}")
+            print(f"{name if position == 0 else '':<26} {printable(str(item))}")
         if value == []:
             print(f"{name:<26} -")
     return 0
