@@ -8,7 +8,7 @@ A publish is :class:`OfferSnapshot` and then one :class:`SnapshotPart` or :class
 table is covered. Each is answered by :class:`PartWanted`, or by :class:`PublishDone`: after the last part, or as soon
 as the publish ended otherwise. A connection that closes before the last part gives the publish up.
 
-A training process takes part in rounds by the messages of :mod:`pulsenet.local.rounds_protocol`.
+Training processes also use the messages of ``pulsenet.local.rounds_protocol`` and ``pulsenet.local.mixing_protocol``.
 
 This is no wire format of the swarm: both ends belong to one installation on one machine.
 """
@@ -25,6 +25,7 @@ from pulsenet import limits
 from pulsenet.chain.records import RewardName
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import Digest, PeerId, Version
+from pulsenet.local.mixing_protocol import MIXING_MESSAGE_TYPES, MixingMessage
 from pulsenet.local.rounds_protocol import ROUNDS_MESSAGE_TYPES, Code, RoundsMessage, Table
 from pulsenet.wire.messages import TaskId
 from pulsenet.wire.schema import CountMax, SizeExact, SizeMax, decode_value, encode_value
@@ -359,6 +360,7 @@ LocalMessage = (
     | StatusReply
     | LocalRefusal
     | RoundsMessage
+    | MixingMessage
 )
 
 MESSAGE_TYPES: Final[dict[int, type[LocalMessage]]] = {
@@ -388,6 +390,7 @@ MESSAGE_TYPES: Final[dict[int, type[LocalMessage]]] = {
     64: TakeTasks,
     65: TasksGiven,
     **dict(enumerate(ROUNDS_MESSAGE_TYPES, start=20)),
+    **dict(enumerate(MIXING_MESSAGE_TYPES, start=70)),
 }
 
 _NUMBERS: Final = {cls: number for number, cls in MESSAGE_TYPES.items()}

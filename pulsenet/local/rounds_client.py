@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 from pulsenet.errors import RemoteProtocolError, StorageError
 from pulsenet.ids import Digest
@@ -49,7 +49,7 @@ class RoundsConnection:
         self._channel = channel
 
     @classmethod
-    def connect(cls, client: Client, timeout_seconds: float) -> RoundsConnection:
+    def connect(cls, client: Client, timeout_seconds: float) -> Self:
         """Return a connection of its own to a client's daemon, waiting so long for one that is away.
 
         Raises:

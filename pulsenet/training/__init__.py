@@ -1,16 +1,22 @@
 """The edge inside a training process: ``attach().publish(model, step=n)``, ``OuterOptimizer(...).step()``.
 
-``join_rounds()`` makes the exchange of an ``OuterOptimizer`` between machines.
+``join_rounds()`` makes the exchange of an ``OuterOptimizer`` between machines, ``join_mixing()`` the mixer of a
+``GossipOptimizer``.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from pulsenet.local.client import PublishResult
 from pulsenet.local.protocol import PublishStatus
+from pulsenet.outer.mixing.settings import MixingSettings, MixingVariant
 from pulsenet.outer.settings import Algorithm, OuterSettings
 from pulsenet.training.daemon_exchange import DaemonExchange, join_rounds
+from pulsenet.training.daemon_mixer import DaemonMixer, join_mixing
 from pulsenet.training.exchange import Exchange, FinalRound, Outcome, Restoration, RoundResult
+from pulsenet.training.gossip_optimizer import GossipOptimizer
 from pulsenet.training.local_exchange import LocalExchange
+from pulsenet.training.local_mixer import LocalMixing
+from pulsenet.training.mixer import Mixer, MixingReport
 from pulsenet.training.outer_optimizer import OuterOptimizer, RoundReport
 from pulsenet.training.publisher import CopyProgress, Publisher, attach
 from pulsenet.training.rollout_checks import LogprobCheck
@@ -41,6 +47,14 @@ __all__ = [
     "FinalRound",
     "Restoration",
     "LocalExchange",
+    "GossipOptimizer",
+    "MixingReport",
+    "join_mixing",
+    "DaemonMixer",
+    "MixingSettings",
+    "MixingVariant",
+    "Mixer",
+    "LocalMixing",
     "PulsenetCallback",
     "PublishCallback",
 ]

@@ -2,7 +2,7 @@
 
 ::
 
-    exchange = pulsenet.training.join_rounds()
+    exchange = pulsenet.training.join_rounds()       # or join_mixing(), in a run that mixes
     trainer = Trainer(model, args, callbacks=[PulsenetCallback(exchange)], ...)
     trainer.train()
 
@@ -26,8 +26,10 @@ from transformers import TrainerCallback
 
 from pulsenet.errors import ConfigError, UnavailableError
 from pulsenet.training.exchange import Exchange
+from pulsenet.training.gossip_optimizer import GossipOptimizer
+from pulsenet.training.mixer import Mixer
 from pulsenet.training.outer_optimizer import OuterOptimizer
-from pulsenet.training.ranks import is_first_rank
+from pulsenet.training.ranks import is_distributed, is_first_rank
 
 STATE_FILE: Final = "pulsenet_outer.safetensors"
 """Beside the Trainer's own files in each checkpoint."""
@@ -43,21 +45,21 @@ logger = logging.getLogger(__name__)
 
 
 class PulsenetCallback(TrainerCallback):  # type: ignore[misc]
-    """Makes an :class:`OuterOptimizer` when training starts, calls it after every optimizer step, and keeps its state
-    in the Trainer's checkpoints.
+    """Makes an :class:`OuterOptimizer`, or a :class:`GossipOptimizer` of a mixer, when training starts, calls it after
+    every optimizer step, and keeps its state in the Trainer's checkpoints.
 
     While the daemon or the run is away, training waits and a warning says so: a Trainer that stopped there would lose
     what it did since its checkpoint.
 
     Args:
         exchange: Way to the other trainers; ``None`` on ranks other than 0.
-        options: Further arguments of :class:`OuterOptimizer`, such as ``schedule`` or ``residual="host"``.
+        options: Further arguments of either, such as ``schedule`` or ``momentum="host"``.
     """
 
-    def __init__(self, exchange: Exchange | None, **options: Any) -> None:
+    def __init__(self, exchange: Exchange | Mixer | None, **options: Any) -> None:
         self._exchange = exchange
         self._options = options
-        self.sync: OuterOptimizer | None = None
+        self.sync: OuterOptimizer | GossipOptimizer | None = None
         """The rounds, from the start of training on."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -66,7 +68,12 @@ class PulsenetCallback(TrainerCallback):  # type: ignore[misc]
         Raises:
             ConfigError: the Trainer resumes, but its checkpoint has no state of the rounds.
         """
-        self.sync = OuterOptimizer(kwargs["model"], kwargs["optimizer"], exchange=self._exchange, **self._options)
+        make: Any = OuterOptimizer
+        given = {"exchange": self._exchange}
+        if self._mixes():
+            make, given = GossipOptimizer, {"mixer": self._exchange}
+        sync: OuterOptimizer | GossipOptimizer = make(kwargs["model"], kwargs["optimizer"], **given, **self._options)
+        self.sync = sync
         if state.global_step > 0:
             folder = _checkpoint_folder(args, state)
             if not (folder / STATE_FILE).exists():
@@ -74,8 +81,8 @@ class PulsenetCallback(TrainerCallback):  # type: ignore[misc]
                     f"training resumes at step {state.global_step} but {folder} has no {STATE_FILE}: resume from a "
                     "checkpoint in the Trainer's output_dir that was saved with PulsenetCallback"
                 )
-            self.sync.load_state_dict(load_outer_state(folder / STATE_FILE))
-            _persist(self.sync.catch_up)
+            sync.load_state_dict(load_outer_state(folder / STATE_FILE))
+            _persist(sync.catch_up)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count an inner step."""
@@ -87,6 +94,13 @@ class PulsenetCallback(TrainerCallback):  # type: ignore[misc]
         assert self.sync is not None
         if is_first_rank():
             save_outer_state(self.sync.state_dict(), _checkpoint_folder(args, state) / STATE_FILE)
+
+    def _mixes(self) -> bool:
+        """Tell whether the run mixes, as rank 0 knows."""
+        holder: list[Any] = [hasattr(self._exchange, "begin_round")]
+        if is_distributed():
+            torch.distributed.broadcast_object_list(holder, src=0)
+        return bool(holder[0])
 
 
 def _persist(act: Callable[[], object]) -> None:

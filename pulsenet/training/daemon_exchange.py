@@ -31,6 +31,7 @@ from pulsenet.local.protocol import PublishStatus
 from pulsenet.local.rounds_client import RoundsConnection
 from pulsenet.outer.contribution import Contribution
 from pulsenet.outer.floats import fp32_to_bits
+from pulsenet.outer.mixing.settings import ALGORITHM as GOSSIP
 from pulsenet.outer.settings import OuterSettings
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.exchange import FinalRound, Move, Outcome, RoundResult, StateView
@@ -174,10 +175,13 @@ class DaemonExchange:
         """Whether a move was given out and not reported."""
         self.last_publish: PublishResult | None = None
         """What became of the newest version that was handed over."""
+        self._threads = ThreadPoolExecutor(min(THREADS_MAX, cpu_count() or 1), thread_name_prefix="pulsenet-rounds")
         reply = self._ask_settings()
         self._peer_id = reply.peer_id
+        if reply.algorithm == GOSSIP:
+            self.close()
+            raise ConfigError("this run mixes instead of closing rounds: use GossipOptimizer(mixer=join_mixing())")
         self._settings = OuterSettings.from_constants(reply.algorithm, reply.constants)
-        self._threads = ThreadPoolExecutor(min(THREADS_MAX, cpu_count() or 1), thread_name_prefix="pulsenet-rounds")
 
     @property
     def settings(self) -> OuterSettings:
@@ -415,7 +419,7 @@ class DaemonExchange:
                 self._drop()
                 # The daemon may not have noticed yet that the connection before is gone.
                 if error.code != "busy" or time.monotonic() >= busy_until:
-                    raise _advise(error) from error
+                    raise advise(error) from error
                 time.sleep(RECONNECT_PAUSE_SECONDS)
                 continue
             self._is_open = True
@@ -430,7 +434,7 @@ class DaemonExchange:
             return self._connection.get_settings()
         except RemoteProtocolError as error:
             self._drop()
-            raise _advise(error) from error
+            raise advise(error) from error
         except UnavailableError:
             self._drop()
             raise
@@ -445,7 +449,8 @@ class DaemonExchange:
             self._work.forget_step()
 
 
-def _advise(error: RemoteProtocolError) -> ConfigError | RemoteProtocolError:
+def advise(error: RemoteProtocolError) -> ConfigError | RemoteProtocolError:
+    """Return what to tell a person about a refusal that a person can do something about."""
     advice = _ADVICE.get(error.code)
     return error if advice is None else ConfigError(f"{advice} ({error.detail})" if error.detail else advice)
 

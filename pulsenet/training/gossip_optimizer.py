@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from pulsenet.errors import ConfigError
+from pulsenet.ids import Digest
 from pulsenet.outer.contribution import Entries
 from pulsenet.outer.floats import FP32s
 from pulsenet.outer.mixing.settings import Job, MixingKind, MixingSettings, Vector
@@ -34,6 +35,7 @@ from pulsenet.training.gossip_state import GossipState, MixingCounters
 from pulsenet.training.inner import InnerOptimizer, Schedule, unwrap_optimizer
 from pulsenet.training.masters import adopt_masters
 from pulsenet.training.mixer import NOTHING_MIXED, Mixed, Mixer, MixingReport, RoundPlan
+from pulsenet.training.mixing_work import compute_mixed_root
 from pulsenet.training.outer_optimizer import WARMUP_STEPS_DEFAULT
 from pulsenet.training.outer_state import Placement
 from pulsenet.training.outer_torch import run_device_self_test, to_tensor
@@ -91,6 +93,8 @@ class GossipOptimizer:
         """Whether the state held is that of the beginning."""
         self._has_adopted = False
         """Since the last round ended."""
+        self._mixed_root: Digest | None = None
+        """Of the newest common mean of z that this trainer holds."""
         self._left_at: float | None = None
         """When the last call of :meth:`step` ended."""
         self._round_seconds = [0.0, 0.0]
@@ -256,10 +260,13 @@ class GossipOptimizer:
 
     def _open_round(self) -> None:
         assert self._mixer is not None
-        self._plan = self._mixer.begin_round(self._round_index)
+        self._plan = self._mixer.begin_round(self._round_index, self._iterate)
         self._round_index = self._inner.round_index = self._plan.round_index
         if self._settings.vectors(Job.MIX1):
-            self._start(Job.MIX1, {Vector.ITERATE: self.state.entries(self.state.z, self._all)}, self._all)
+            self._start(Job.MIX1, {Vector.ITERATE: self._iterate()}, self._all)
+
+    def _iterate(self) -> Iterable[Entries]:
+        return self.state.entries(self.state.z, self._all)
 
     def _finish(self, now: float) -> MixingReport | None:
         """End the round and begin the next, on every rank."""
@@ -283,6 +290,7 @@ class GossipOptimizer:
             next_round_index=self._round_index,
             inner_seconds=inner_seconds,
             blocked_seconds=blocked_seconds,
+            utilization_total=self._counters.utilization,
         )
         assert self._mixer is not None
         self._mixer.tell(report)
@@ -301,6 +309,8 @@ class GossipOptimizer:
         if deltas:
             self._start(Job.MIX2, {Vector.GRADIENT: (Entries(*one) for one in _dense(deltas))}, subset)
         mix2 = self._result(Job.MIX2) if deltas else NOTHING_MIXED
+        if mix1.is_common and mix1.sections is not None:
+            self._mixed_root = compute_mixed_root(self._masters.table, plan.round_index, mix1.sections[0])
         given = {**self._values(Job.MIX1, mix1, self._all), **self._values(Job.MIX2, mix2, subset)}
         delta_square = distance_square = 0.0
         for index, local in enumerate(self._masters.tensors):
@@ -340,7 +350,7 @@ class GossipOptimizer:
         sections = [
             momentum if vector is Vector.MOMENTUM else vectors[vector] for vector in self._settings.vectors(job)
         ]
-        self._mixer.start(job, sections)
+        self._mixer.start(job, sections, mixed_root=self._mixed_root)
 
     def _result(self, job: Job) -> Mixed:
         assert self._mixer is not None

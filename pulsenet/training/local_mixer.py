@@ -7,12 +7,13 @@
     sync = GossipOptimizer(model, optimizer, mixer=mixing.member(0))
 
 Who mixes with whom, and what a mean is, is what a run on several machines computes. Exchanges fail where a test says.
+Here alone trainers wait for each other in every job, so that a run can be repeated bit by bit.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -32,7 +33,7 @@ from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.mixer import Adoption, Mixed, MixingReport, RoundPlan, Start
 
 JOB_SECONDS_MAX: Final = 600.0
-"""How long a trainer waits for the others of its group before it goes on alone."""
+"""How long a trainer waits for the others before it goes on without them."""
 
 ROUNDS_HELD: Final = 2
 """Rounds whose vectors are kept: whoever is further behind mixes with nobody in them."""
@@ -55,8 +56,6 @@ class _JobRoom:
 
     parts: dict[int, list[list[FP32s]]] = field(default_factory=dict)
     """By member: vectors, tensor by tensor."""
-    taken: set[int] = field(default_factory=set)
-    """Members that have their result."""
     given_up: set[int] = field(default_factory=set)
     """Members that were not waited for."""
 
@@ -70,7 +69,7 @@ class LocalMixing:
         seed: Of the matchings.
         subset: Tensors of Mix2, for the variant that mixes a subset; ``None`` for all.
         find_fault: Tells what goes wrong: ``(round_index, job, member)``.
-        job_seconds: How long one member waits for the others of its group.
+        job_seconds: How long one member waits for the others.
 
     Raises:
         ConfigError: a gate, which only a mixer that sends something has.
@@ -166,16 +165,14 @@ class LocalMixing:
             self._changed.notify_all()
 
     def result(self, member: int, round_index: int, job: Job) -> Mixed:
-        """Wait for a member's group, and return the mean of those who are there."""
+        """Wait for everybody, and return the mean of those of a member's group who are there."""
         with self._changed:
             room = self._rooms.get((round_index, job))
             if room is None:
                 return Mixed(None, 1, "late")
             group = self._group(member, round_index, job)
-            awaited = {one for one in group if self._fault(round_index, job, one) is not Fault.LOST} - {member}
+            awaited = set(self._members_of.get(round_index, ()))
             own = room.parts[member]
-            if self._fault(round_index, job, member) is Fault.LOST or not awaited:
-                return Mixed(_freeze(own), 1, "" if len(group) == 1 else "lost")
 
             def is_settled() -> bool:
                 return all(one in room.parts or one not in self._live for one in awaited)
@@ -183,9 +180,10 @@ class LocalMixing:
             # Whoever was given up once stays so: the members of a group take the mean of the same parts.
             if not self._changed.wait_for(is_settled, self._job_seconds):
                 room.given_up |= {one for one in awaited if one not in room.parts}
-            there = {one for one in awaited if one in room.parts and one not in room.given_up} | {member}
+            is_cut_off = self._fault(round_index, job, member) is Fault.LOST
+            there = {member} if is_cut_off else {member, *self._arrived(round_index, job, room, group)}
             if len(there) == 1:
-                return Mixed(_freeze(own), 1, "lost")
+                return Mixed(_freeze(own), 1, "" if len(group) == 1 else "lost", is_common=len(awaited) == 1)
             mean = self._mean({one: room.parts[one] for one in there})
             reason = "" if len(there) == len(group) else "lost"
             if self._fault(round_index, job, member) is Fault.UNCONFIRMED and member == max(group) and len(group) == 2:
@@ -194,10 +192,10 @@ class LocalMixing:
                     for pair in zip(mean, own, strict=True)
                 ]
                 return Mixed(_freeze(own), 1, "unconfirmed")
+            is_common = self.settings.variant.kind(job) is MixingKind.GLOBAL
             if job is Job.MIX1 and (self._common is None or self._common[0] <= round_index):
-                is_consensus = self.settings.variant.mix1 is MixingKind.GLOBAL
-                self._common = (round_index, tuple(mean[0]), is_consensus)
-            return Mixed(_freeze(mean), len(there), reason)
+                self._common = (round_index, tuple(mean[0]), is_common)
+            return Mixed(_freeze(mean), len(there), reason, is_common=is_common)
 
     def note(self, member: int, report: MixingReport) -> None:
         """Keep what a round did."""
@@ -206,6 +204,13 @@ class LocalMixing:
 
     def _fault(self, round_index: int, job: Job, member: int) -> Fault:
         return self._find_fault(round_index, job, member)
+
+    def _arrived(self, round_index: int, job: Job, room: _JobRoom, group: Iterable[int]) -> Iterator[int]:
+        """Yield the members of a group whose parts reached the others."""
+        for one in group:
+            is_there = one in room.parts and one not in room.given_up
+            if is_there and self._fault(round_index, job, one) is not Fault.LOST:
+                yield one
 
     def _group(self, member: int, round_index: int, job: Job) -> tuple[int, ...]:
         """Return with whom a member mixes, itself among them."""
@@ -261,13 +266,13 @@ class LocalMixer:
         """Say where the others are."""
         return self._mixing.locate(held_round_index)
 
-    def begin_round(self, round_index: int) -> RoundPlan:
+    def begin_round(self, round_index: int, iterate: Callable[[], Iterable[Entries]] = tuple) -> RoundPlan:
         """Open a round."""
         plan = self._mixing.begin_round(round_index)
         self._round_index = plan.round_index
         return plan
 
-    def start(self, job: Job, sections: Sequence[Iterable[Entries]]) -> None:
+    def start(self, job: Job, sections: Sequence[Iterable[Entries]], *, mixed_root: Digest | None = None) -> None:
         """Hand vectors over; they are copied before this returns."""
         self._mixing.start(self._index, self._round_index, job, sections)
 

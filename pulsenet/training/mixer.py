@@ -7,7 +7,7 @@ a round goes on with this trainer's own values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -64,6 +64,8 @@ class Mixed:
     """Trainers whose values are in the mean, this one among them; the fewest of any part."""
     reason: str = ""
     """Stable code, where somebody's values are missing."""
+    is_common: bool = False
+    """Whether all of it is a mean that everybody holds who took it."""
 
     @property
     def is_mixed(self) -> bool:
@@ -98,6 +100,8 @@ class MixingReport:
     """Between the calls of ``step()`` in this round."""
     blocked_seconds: float
     """Inside them."""
+    utilization_total: float = 1.0
+    """Time in inner steps over wall time since the run began, checkpoints included."""
     adopted: bool = False
     """Whether the round began with somebody else's z."""
 
@@ -137,16 +141,22 @@ class Mixer(Protocol):
             held_round_index: Rounds stepped by the state that is held; ``None`` for one that is new.
         """
 
-    def begin_round(self, round_index: int) -> RoundPlan:
-        """Open a round."""
+    def begin_round(self, round_index: int, iterate: Callable[[], Iterable[Entries]]) -> RoundPlan:
+        """Open a round.
 
-    def start(self, job: Job, sections: Sequence[Iterable[Entries]]) -> None:
+        Args:
+            round_index: The round this trainer would open next.
+            iterate: Gives z, dense; it may be read until :meth:`result` of the round's first job has returned.
+        """
+
+    def start(self, job: Job, sections: Sequence[Iterable[Entries]], *, mixed_root: Digest | None = None) -> None:
         """Hand vectors over and return at once; they may be read until :meth:`result` of the job has returned.
 
         Args:
             job: One that mixes something in this run's variant.
             sections: For each vector of the job, in the order of ``settings.vectors(job)``, dense values of each tensor
                 of the table, or of the subset in Mix2, ascending.
+            mixed_root: Root of the newest common mean that this trainer holds.
         """
 
     def result(self, job: Job) -> Mixed:

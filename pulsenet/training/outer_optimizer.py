@@ -314,8 +314,8 @@ class OuterOptimizer:
             self._inner.reset()
 
     def _open(self, theta: Placement, residual: Placement, momentum: Placement) -> None:
-        if self._exchange is None:
-            raise ConfigError("OuterOptimizer needs an exchange on rank 0")
+        if self._exchange is None or not hasattr(self._exchange, "submit"):
+            raise ConfigError("OuterOptimizer needs an exchange on rank 0; a mixer is for GossipOptimizer")
         self._settings = self._exchange.settings
         devices = {tensor.device for tensor in self._masters.tensors}
         digests = [run_self_test(), *(run_device_self_test(device) for device in devices)]

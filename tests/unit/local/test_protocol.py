@@ -11,6 +11,7 @@ import pytest
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.local import protocol
+from pulsenet.local.mixing_protocol import MIXING_MESSAGE_TYPES
 from pulsenet.local.protocol import Frame, FrameReader, LocalMessage, encode_frame
 from pulsenet.local.rounds_protocol import ROUNDS_MESSAGE_TYPES
 
@@ -68,8 +69,8 @@ def test_every_message_type_has_a_number_of_its_own() -> None:
 
 
 def test_every_message_type_has_an_example() -> None:
-    # Those of the rounds have theirs in test_rounds_protocol.py.
-    named = set(protocol.MESSAGE_TYPES.values()) - set(ROUNDS_MESSAGE_TYPES)
+    # Those of rounds and of mixing have theirs in files of their own.
+    named = set(protocol.MESSAGE_TYPES.values()) - {*ROUNDS_MESSAGE_TYPES, *MIXING_MESSAGE_TYPES}
     assert {type(message) for message in EXAMPLES} == named
 
 

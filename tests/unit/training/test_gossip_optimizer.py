@@ -120,11 +120,11 @@ class SlowMixer(LocalMixer):
         self.handed: dict[Job, Sequence[Iterable[Entries]]] = {}
         self.answers: dict[Job, Mixed] = {}
 
-    def begin_round(self, round_index: int) -> RoundPlan:
+    def begin_round(self, round_index: int, iterate: Any = tuple) -> RoundPlan:
         self.asked.append(f"round {round_index}")
         return super().begin_round(round_index)
 
-    def start(self, job: Job, sections: Sequence[Iterable[Entries]]) -> None:
+    def start(self, job: Job, sections: Sequence[Iterable[Entries]], *, mixed_root: Digest | None = None) -> None:
         self.asked.append(f"start {job.name}")
         self.handed[job] = sections
 
@@ -350,7 +350,7 @@ def test_utilisation_is_measured_by_the_clock() -> None:
             now[0] += 1.0
             return super().result(job)
 
-        def begin_round(self, round_index: int) -> RoundPlan:
+        def begin_round(self, round_index: int, iterate: Any = tuple) -> RoundPlan:
             now[0] += 2.0
             return super().begin_round(round_index)
 
