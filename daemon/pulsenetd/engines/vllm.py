@@ -16,7 +16,7 @@ from pulsenet.local.protocol import UpdateKind
 from pulsenet.serving.engine import FullUpdate, apply_update
 from pulsenet.serving.files import FilesEngine
 from pulsenet.serving.subscriber import Subscriber
-from pulsenet.serving.vllm.control import Control, HttpControl
+from pulsenet.serving.vllm.control import Control, EngineGoneError, HttpControl
 from pulsenet.serving.vllm.engine import UpdateTimes, VllmEngine
 from pulsenet.serving.vllm.stamps import MIDDLEWARE
 from pulsenetd.engines.openai_upstream import Upstream
@@ -39,7 +39,9 @@ START_SECONDS_MAX: Final = 1800.0
 """A large model loads for minutes, and compiles."""
 START_POLL_SECONDS: Final = 0.5
 SILENCE_SECONDS_MAX: Final = 60.0
-"""A server that answered before and does not for so long is ended: one whose engine died may wait for it for ever."""
+"""A server that answered before and does not for so long is ended."""
+GONE_SECONDS_MAX: Final = 5.0
+"""So long a server may take to end by itself after its engine died: it may wait for the engine for ever."""
 HEALTHY_SECONDS: Final = 120.0
 """A server that lived so long starts again with the shortest pause."""
 CONNECT_SECONDS_MAX: Final = 10.0
@@ -62,6 +64,9 @@ class Server(Protocol):
     def note_silent(self) -> None:
         """The engine did not answer."""
 
+    def note_gone(self) -> None:
+        """The server says that its engine is dead, or takes no connection."""
+
     def stop(self) -> None:
         """End it if it is ours."""
 
@@ -80,6 +85,9 @@ class AttachedServer:
         """Nothing to do."""
 
     def note_silent(self) -> None:
+        """Nothing to do."""
+
+    def note_gone(self) -> None:
         """Nothing to do."""
 
     def stop(self) -> None:
@@ -118,6 +126,7 @@ class SupervisedServer:
         self._pause_seconds = limits.RETRY_SECONDS_MIN
         self._is_healthy = False
         self._silent_since: float | None = None
+        self._gone_since: float | None = None
 
     def url(self) -> str:
         """Return where the server listens; start it if none runs.
@@ -134,6 +143,8 @@ class SupervisedServer:
                 self._note_death(f"did not start within {START_SECONDS_MAX:.0f} s", now)
             elif self._silent_since is not None and now - self._silent_since > SILENCE_SECONDS_MAX:
                 self._note_death(f"has not answered for {SILENCE_SECONDS_MAX:.0f} s", now)
+            elif self._gone_since is not None and now - self._gone_since > GONE_SECONDS_MAX:
+                self._note_death("has lost its engine and does not end by itself", now)
         if self._process is None:
             if now < self._retry_at:
                 raise UnavailableError(f"vLLM is started again in {self._retry_at - now:.0f} s")
@@ -142,7 +153,7 @@ class SupervisedServer:
 
     def note_healthy(self) -> None:
         """Forget earlier deaths once the server has lived for a while."""
-        self._silent_since = None
+        self._silent_since = self._gone_since = None
         if not self._is_healthy:
             self._is_healthy = True
             logger.info("vLLM serves on port %d (process %d)", self._port, self._process.pid if self._process else 0)
@@ -154,6 +165,12 @@ class SupervisedServer:
         if self._is_healthy and self._silent_since is None:
             self._silent_since = self._monotonic()
 
+    def note_gone(self) -> None:
+        """Take note of since when a server that has answered before has no engine."""
+        self.note_silent()
+        if self._is_healthy and self._gone_since is None:
+            self._gone_since = self._monotonic()
+
     def stop(self) -> None:
         """End the server and its workers."""
         process, self._process = self._process, None
@@ -162,6 +179,7 @@ class SupervisedServer:
 
     def _begin(self, now: float) -> None:
         self._started_at, self._is_healthy, self._silent_since = now, False, None
+        self._gone_since = None
         left = recall(self._memory, self._arguments) if self._start_count == 0 else None
         self._start_count += 1
         if left is not None:
@@ -277,7 +295,10 @@ class VllmRunner:
         try:
             engine.probe()
         except PulsenetError as error:
-            self._server.note_silent()
+            if isinstance(error, EngineGoneError):
+                self._server.note_gone()
+            else:
+                self._server.note_silent()
             if held is not None and engine.version is None:
                 self._on_lost(str(error))
             raise

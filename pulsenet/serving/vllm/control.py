@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
+import time
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
@@ -13,9 +15,16 @@ from pulsenet.errors import ConfigError, UnavailableError
 REQUEST_SECONDS_MAX: Final = 120.0
 """One order's time: a full update of a large model is written inside one request."""
 PROBE_SECONDS_MAX: Final = 5.0
+HEALTH_SECONDS: Final = 1.0
+"""An answer that takes longer is waited for as long as the engine lives: how often that is looked at."""
 REPLY_SIZE_BYTES_MAX: Final = 1 << 20
 
+HEALTH_PATH: Final = "/health"
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class EngineGoneError(UnavailableError):
+    """The engine died, or its server is ending or away: it answers again once it was started anew."""
 
 
 class Control(Protocol):
@@ -116,7 +125,8 @@ class HttpControl:
         self._call("POST", "/update_weight_version", {"new_version": label})
 
     def label(self) -> str:
-        """``GET /weight_info``."""
+        """``GET /weight_info``, of an engine that lives: the server knows the label without it."""
+        self._check_health()
         return str(self._call("GET", "/weight_info", timeout_seconds=PROBE_SECONDS_MAX).get("weight_version"))
 
     def pause(self) -> None:
@@ -130,17 +140,18 @@ class HttpControl:
     def _call(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_seconds: float | None = None
     ) -> dict[str, Any]:
-        connection = http.client.HTTPConnection(
-            self._host, self._port, timeout=self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        )
+        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=seconds)
         try:
             data = None if body is None else json.dumps(body).encode()
             connection.request(method, path, data, {"Content-Type": "application/json"} if data else {})
+            self._wait_for_answer(connection, seconds)
             response = connection.getresponse()
             reply = response.read(REPLY_SIZE_BYTES_MAX)
+        except ConnectionError as error:
+            raise EngineGoneError(self._describe(path, error)) from error
         except (OSError, http.client.HTTPException) as error:
-            reason = str(error) or type(error).__name__
-            raise UnavailableError(f"the engine at {self._url} does not answer {path}: {reason}") from error
+            raise UnavailableError(self._describe(path, error)) from error
         finally:
             connection.close()
         if response.status != 200:
@@ -150,6 +161,38 @@ class HttpControl:
         except ValueError as error:
             raise UnavailableError(f"the engine at {self._url} answers {path} with something else than JSON") from error
         return value if isinstance(value, dict) else {}
+
+    def _wait_for_answer(self, connection: http.client.HTTPConnection, seconds: float) -> None:
+        """Wait for the first byte, as long as the engine lives.
+
+        vLLM's server never answers what it had asked an engine that then died, and does not end before it has.
+        """
+        poll = select.poll()
+        poll.register(connection.sock, select.POLLIN)
+        give_up_at = time.monotonic() + seconds
+        while not poll.poll(1000 * min(seconds, HEALTH_SECONDS)):
+            if time.monotonic() >= give_up_at:
+                raise TimeoutError(f"silent for {seconds:.0f} s")
+            self._check_health()
+
+    def _check_health(self) -> None:
+        """Raise :class:`EngineGoneError` if the server says that its engine is dead, or takes no connection."""
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=PROBE_SECONDS_MAX)
+        try:
+            connection.request("GET", HEALTH_PATH)
+            response = connection.getresponse()
+            response.read(REPLY_SIZE_BYTES_MAX)
+        except ConnectionError as error:
+            raise EngineGoneError(self._describe(HEALTH_PATH, error)) from error
+        except (OSError, http.client.HTTPException):
+            return  # busy: whoever waits for an answer has a deadline of its own
+        finally:
+            connection.close()
+        if response.status == http.client.SERVICE_UNAVAILABLE:
+            raise EngineGoneError(f"the engine behind {self._url} is dead: start vLLM again")
+
+    def _describe(self, path: str, error: Exception) -> str:
+        return f"the engine at {self._url} does not answer {path}: {str(error) or type(error).__name__}"
 
 
 def _explain(url: str, path: str, status: int, reply: bytes) -> str:

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from pulsenet import limits
 from pulsenet.errors import ConfigError, UnavailableError
 from pulsenet.ids import Version
+from pulsenet.serving.vllm.control import EngineGoneError
 from pulsenetd.engines import vllm as runner_module
 from pulsenetd.engines.vllm import (
     AttachedServer,
@@ -341,10 +342,34 @@ def test_a_server_that_answered_and_falls_silent_is_ended_and_started_again(tmp_
     assert starts.arguments[1][starts.arguments[1].index("--model") + 1] == "/checkpoint/0.7"
 
 
+def test_a_server_whose_engine_died_gets_a_moment_to_end_by_itself(tmp_path: Path) -> None:
+    """It waits for ever for what it had asked the engine, which is not worth a minute of silence."""
+    starts = Starts(tmp_path)
+    starts.server.url()
+    starts.server.note_gone()
+    starts.now += runner_module.GONE_SECONDS_MAX + 1
+    starts.server.url()
+    assert not starts.processes[0].is_stopped, "it is still starting: nobody listens yet"
+    starts.server.note_healthy()
+    starts.server.note_gone()
+    starts.now += runner_module.GONE_SECONDS_MAX
+    starts.server.url()
+    starts.server.note_healthy()
+    starts.server.note_gone()
+    starts.now += runner_module.GONE_SECONDS_MAX
+    starts.server.note_gone()
+    starts.server.url()
+    assert not starts.processes[0].is_stopped
+    starts.now += 1
+    with pytest.raises(UnavailableError, match="started again in"):
+        starts.server.url()
+    assert starts.processes[0].is_stopped
+
+
 def test_the_runner_tells_a_server_whenever_its_engine_does_not_answer(
     bench: Bench, node: Any, weights: Sequence[Any]
 ) -> None:
-    told: list[bool] = []
+    told: list[bool | None] = []
 
     class Listening(AttachedServer):
         def note_healthy(self) -> None:
@@ -353,13 +378,18 @@ def test_the_runner_tells_a_server_whenever_its_engine_does_not_answer(
         def note_silent(self) -> None:
             told.append(False)
 
+        def note_gone(self) -> None:
+            told.append(None)
+
     node.staged = [weights[0].stage_full()]
     bench.vllm.failing["label"] = UnavailableError("timed out")
     bench.start(Listening("http://127.0.0.1:1"))
     bench.wait(lambda: len(told) > 2)
-    assert not any(told)
+    assert set(told) == {False}
+    bench.vllm.failing["label"] = EngineGoneError("refused")
+    bench.wait(lambda: told[-1] is None)
     bench.vllm.failing.clear()
-    bench.wait(lambda: told[-1])
+    bench.wait(lambda: told[-1] is True)
 
 
 def test_a_server_left_by_a_node_that_was_killed_is_found_again(tmp_path: Path) -> None:

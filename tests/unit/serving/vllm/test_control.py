@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from pulsenet.errors import ConfigError, UnavailableError
-from pulsenet.serving.vllm.control import HttpControl
+from pulsenet.serving.vllm import control as control_module
+from pulsenet.serving.vllm.control import EngineGoneError, HttpControl
 
 REPLIES: dict[str, tuple[int, bytes]] = {}
 SEEN: list[tuple[str, str, Any]] = []
+HELD: dict[str, threading.Event] = {}
+"""Routes that answer only once their event is set."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -24,6 +27,8 @@ class Handler(BaseHTTPRequestHandler):
         size_bytes = int(self.headers.get("Content-Length") or 0)
         data = self.rfile.read(size_bytes)
         SEEN.append((self.command, self.path, json.loads(data) if data else None))
+        if self.path in HELD:
+            HELD[self.path].wait(30)
         status, body = REPLIES.get(self.path.partition("?")[0], (200, b"{}"))
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
@@ -40,10 +45,13 @@ class Handler(BaseHTTPRequestHandler):
 def control() -> Iterator[HttpControl]:
     REPLIES.clear()
     SEEN.clear()
+    HELD.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield HttpControl(f"http://127.0.0.1:{server.server_address[1]}/", timeout_seconds=5.0)
+    for event in HELD.values():
+        event.set()
     server.shutdown()
     server.server_close()
     thread.join()
@@ -64,6 +72,7 @@ def test_each_call_is_one_request_to_its_route(control: HttpControl) -> None:
     control.resume()
     assert SEEN == [
         ("GET", "/get_world_size", None),
+        ("GET", "/health", None),
         ("GET", "/weight_info", None),
         ("POST", "/init_weight_transfer_engine", {"init_info": {"order": "attach"}}),
         ("POST", "/start_weight_update", None),
@@ -99,8 +108,53 @@ def test_a_world_size_that_is_none_is_refused(body: bytes, control: HttpControl)
 
 
 def test_an_engine_that_is_away_is_said_to_be() -> None:
-    with pytest.raises(UnavailableError, match="does not answer /resume"):
-        HttpControl("http://127.0.0.1:1", timeout_seconds=1.0).resume()
+    control = HttpControl("http://127.0.0.1:1", timeout_seconds=1.0)
+    with pytest.raises(EngineGoneError, match="does not answer /resume"):
+        control.resume()
+    with pytest.raises(EngineGoneError, match="does not answer /health"):
+        control.label()
+
+
+def test_an_answer_that_will_never_come_is_not_waited_for(
+    control: HttpControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's server holds a request to an engine that died for ever; its health says so."""
+    monkeypatch.setattr(control_module, "HEALTH_SECONDS", 0.01)
+    HELD["/update_weights"] = threading.Event()
+    REPLIES["/health"] = 503, b""
+    with pytest.raises(EngineGoneError, match="is dead: start vLLM again"):
+        control.order({"order": "commit"})
+    with pytest.raises(EngineGoneError, match="is dead"):
+        control.label()
+    assert ("GET", "/weight_info", None) not in SEEN
+
+
+def test_an_answer_that_takes_long_is_waited_for_while_the_engine_lives(
+    control: HttpControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_module, "HEALTH_SECONDS", 0.01)
+    HELD["/update_weights"] = threading.Event()
+
+    def answer_after_two_looks() -> None:
+        while SEEN.count(("GET", "/health", None)) < 2:
+            threading.Event().wait(0.01)
+        HELD["/update_weights"].set()
+
+    thread = threading.Thread(target=answer_after_two_looks)
+    thread.start()
+    control.order({"order": "commit"})
+    thread.join()
+
+
+def test_an_engine_that_stays_silent_and_alive_is_given_up_in_time(
+    control: HttpControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_module, "HEALTH_SECONDS", 0.01)
+    impatient = HttpControl(control.url, timeout_seconds=0.05)
+    HELD["/resume"] = threading.Event()
+    with pytest.raises(UnavailableError, match=r"does not answer /resume: silent for") as caught:
+        impatient.resume()
+    assert not isinstance(caught.value, EngineGoneError)
 
 
 @pytest.mark.parametrize(
