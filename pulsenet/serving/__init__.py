@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pulsenet.serving.engine import Engine, EngineUpdate, FullUpdate, RecordsUpdate, apply_update
     from pulsenet.serving.files import FilesEngine
     from pulsenet.serving.sglang import SglangEngine
+    from pulsenet.serving.sglang_live import SglangPatchEngine
     from pulsenet.serving.subscriber import Subscriber, attach
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "apply_update",
     "FilesEngine",
     "SglangEngine",
+    "SglangPatchEngine",
     "Sample",
 ]
 
@@ -36,6 +38,7 @@ _PLACES = {
     "apply_update": "engine",
     "FilesEngine": "files",
     "SglangEngine": "sglang",
+    "SglangPatchEngine": "sglang_live",
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -52,7 +52,7 @@ class SglangEngine:
         api_key: str | None = None,
         timeout_seconds: float = LOAD_SECONDS_MAX,
     ) -> None:
-        self._routes = _Routes(url, api_key, timeout_seconds)
+        self._routes = Routes(url, api_key, timeout_seconds)
         self._files = FilesEngine(Path(directory).absolute(), companions=companions)
         self._version: Version | None = None
         self._staged: Version | None = None
@@ -133,7 +133,7 @@ class SglangEngine:
             )
 
 
-class _Routes:
+class Routes:
     """The routes of an SGLang server; each raises :class:`UnavailableError` if the server does not do it."""
 
     def __init__(self, url: str, api_key: str | None, timeout_seconds: float) -> None:
@@ -151,9 +151,9 @@ class _Routes:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._timeout_seconds = timeout_seconds
 
-    def pause(self) -> None:
-        """Put running requests back into the queue and compute nothing; does no harm twice."""
-        self._call("POST", "/pause_generation", {"mode": "retract"})
+    def pause(self, mode: str = "retract") -> None:
+        """Compute nothing, with running requests put back into the queue or left in place; does no harm twice."""
+        self._call("POST", "/pause_generation", {"mode": mode})
 
     def resume(self) -> None:
         """Let requests go on."""
@@ -169,6 +169,33 @@ class _Routes:
     def label(self) -> str:
         """Return the name of the weights that are served."""
         return str(self._call("GET", "/model_info").get("weight_version"))
+
+    def set_label(self, label: str) -> None:
+        """Name the weights that are served; requests go on."""
+        self._call("POST", "/update_weight_version", {"new_version": label, "abort_all_requests": False})
+
+    def model_path(self) -> str:
+        """Return what SGLang was started from, or loaded last."""
+        return str(self._call("GET", "/model_info").get("model_path"))
+
+    def settings(self) -> dict[str, Any]:
+        """Return how SGLang was started."""
+        return self._call("GET", "/server_info")
+
+    def call_loader(self, loader: str, payloads: Sequence[str], *, must_flush: bool) -> None:
+        """Let every rank call a custom loader with its payload, inside the session that SGLang 0.5.23 wants."""
+        self._call("POST", "/begin_weight_update", {"selector": "target"})
+        try:
+            body = {
+                "serialized_named_tensors": list(payloads),
+                "load_format": loader,
+                "flush_cache": must_flush,
+                "abort_all_requests": False,
+                "selector": "target",
+            }
+            self._call("POST", "/update_weights_from_tensor", body)
+        finally:
+            self._call("POST", "/end_weight_update", {})
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_seconds)

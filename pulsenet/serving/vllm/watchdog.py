@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -54,11 +54,26 @@ def decide(rank: int, state: State, answers: Sequence[Answer | None], *, is_paus
     return Action.RESUME if is_whole else Action.NOTHING
 
 
-class Watchdog:
-    """One rank's thread that looks after a node that may die."""
+def resume_vllm(url: str) -> None:
+    """Let the requests of a vLLM go on.
 
-    def __init__(self, servant: RankServant) -> None:
+    Raises:
+        PulsenetError: It does not.
+    """
+    HttpControl(url).resume()
+
+
+class Watchdog:
+    """One rank's thread that looks after a node that may die.
+
+    Args:
+        servant: The rank's hands.
+        resume: Lets the engine at a URL go on; raises a :class:`~pulsenet.errors.PulsenetError` if it does not.
+    """
+
+    def __init__(self, servant: RankServant, resume: Callable[[str], None] = resume_vllm) -> None:
         self._servant = servant
+        self._resume = resume
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pulsenet-watchdog", daemon=True)
 
@@ -96,7 +111,7 @@ class Watchdog:
                 servant.roll_back_alone()
             case Action.RESUME:
                 try:
-                    HttpControl(servant.engine_url).resume()
+                    self._resume(servant.engine_url)
                 except PulsenetError as error:
                     print(f"pulsenet: the engine cannot be resumed yet: {error}", flush=True)
                     return
