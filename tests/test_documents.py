@@ -1,4 +1,4 @@
-"""The documents say what the code does: commands parse, metrics and exit codes are the ones in the tables."""
+"""The documents say what the code does: commands parse, exit codes are the ones in the table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from pulsenetd import errors
 from pulsenetd.cli import build_parser
-from pulsenetd.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -40,13 +39,6 @@ def test_every_command_in_the_documents_parses(document: str, command: str) -> N
         assert caught.value.code == 0
         return
     build_parser().parse_args(words)
-
-
-def test_the_metrics_table_names_every_series_and_no_other() -> None:
-    shown = set(re.findall(r"^\| `(pulsenet_[a-z0-9_]+)", (ROOT / "docs" / "operating.md").read_text(), re.MULTILINE))
-    names = {family.name for family in Metrics().registry.collect()}
-    counters = {family.name for family in Metrics().registry.collect() if family.type == "counter"}
-    assert shown == {name + "_total" if name in counters else name for name in names}
 
 
 def test_the_exit_code_table_names_every_code() -> None:

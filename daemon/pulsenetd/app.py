@@ -350,7 +350,7 @@ class Node:
             watchdog.start()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(driver.run())
-                self._network.transport.serve(responder.answer, admit=self._trust.admits, find_kind=kinds.find)
+                self._network.transport.serve(responder.answer, rules=self._trust, find_kind=kinds.find)
                 tasks.create_task(self._network.run())
                 tasks.create_task(local.serve())
                 tasks.create_task(self._watch_directory())
@@ -401,7 +401,7 @@ class Node:
     async def _mend(self) -> None:
         await self._network.mend()
         usage = await asyncio.to_thread(self._store.usage)
-        self._metrics.set("store_bytes", usage.chunk_size_bytes)
+        self._metrics.take_usage(usage)
         await asyncio.to_thread(self._store.sweep, self._monotonic())
 
     async def _look_around(self, live: RunFileKeeper, links: LinkWatch) -> None:

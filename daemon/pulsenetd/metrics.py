@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from pulsenet.node.effects import Fate
 from pulsenetd.network import streams
 from pulsenetd.network.streams import Traffic
+from pulsenetd.storage.store import Usage
 
 # fmt: off
 REASONS: Final = frozenset(
@@ -69,6 +70,8 @@ BLOB_KINDS: Final = frozenset({"patch", "skip", "anchor", "contribution", "slice
 # fmt: on
 RESTARTS: Final = frozenset({"died", "hung", "failed", "stuck"})
 """Why p2pd was started anew; ``failed`` counts tries that brought none up."""
+DISK_REASONS: Final = ("enospc", "readonly", "memory", "damaged", "locked", "io")
+"""Reasons that the disk refuses for."""
 STAGES: Final = ("fetch", "decode", "verify", "stage", "pause", "apply", "encode", "commit")
 DIRECTIONS: Final = ("received", "sent")
 
@@ -124,6 +127,11 @@ class Metrics:
             buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
             registry=self.registry,
         )
+        # A series that appears with its first count shows no increase by it; alerts wait for these.
+        for reason in sorted(RESTARTS):
+            self.p2pd_restarts.labels(reason)
+        for reason in DISK_REASONS:
+            self.rejected.labels(reason)
 
     def set(self, name: str, value: float) -> None:
         """Set a gauge of :data:`_GAUGES`; the name is ours, so an unknown one is a programming error."""
@@ -171,6 +179,12 @@ class Metrics:
         for reason, total in list(traffic.rejected.items()):
             self._advance(self.rejected.labels(closed(reason, REASONS)), ("rejected", reason), total)
 
+    def take_usage(self, usage: Usage) -> None:
+        """Show what the store holds, and what is left of the disk."""
+        self.set("store_bytes", usage.chunk_size_bytes)
+        self.set("store_damaged_chunks", usage.damaged_count)
+        self.set("disk_free_bytes", usage.free_size_bytes)
+
     def take_restarts(self, restarts: Mapping[str, int]) -> None:
         """Carry what the supervisor counted since the last call into the counter."""
         for reason, total in list(restarts.items()):
@@ -205,10 +219,15 @@ _GAUGES: Final = {
     "reachable": "1 when a peer dialled back on request, 0 when none could; NaN while nobody was asked.",
     "clock_offset_seconds": "Seconds this clock runs ahead of the median of the peers.",
     "store_bytes": "Bytes of blobs on disk.",
+    "store_damaged_chunks": "Chunks found damaged on disk and dropped, since the start.",
+    "disk_free_bytes": "Bytes free where the data directory lies.",
     "round_index": "Rounds that led to the state of this trainer, or known as final on other nodes; -1 before.",
     "round_contributors": "Contributions that the newest round stepped here counts.",
     "rounds_behind": "Final rounds that this trainer did not step yet.",
     "round_stuck": "1 when no round ended for longer than the node's round limit.",
+    "disagreement": "Jensen-Shannon distance between trainers at the newest probe; NaN without probes.",
+    "utilization_ratio": "Share of the last rounds' time spent on inner steps; NaN before two rounds.",
+    "utilization_predicted_ratio": "The same as predicted for the link's stated speed; NaN where that is not known.",
     "residual_norm": "Euclidean norm of what the gate held back; NaN until the training process tells.",
     "rollout_queue_batches": "Rollout batches waiting: at a trainer for the training process, else to be sent.",
 }

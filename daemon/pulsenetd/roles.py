@@ -43,6 +43,7 @@ from pulsenetd.local_server import EngineConfirmation, LocalHooks, SnapshotOffer
 from pulsenetd.logs import logger
 from pulsenetd.metrics import Metrics
 from pulsenetd.network import addresses
+from pulsenetd.pace import make_link
 from pulsenetd.rollout_inbox import RolloutInbox
 from pulsenetd.rollout_outbox import RolloutOutbox
 from pulsenetd.rounds_part import RoundsPart
@@ -136,7 +137,14 @@ async def build_role(
 
     def build() -> Role:
         rounds = RoundsPart(
-            store, trust, settled.identity, role=config.role, metrics=metrics, threads=work_threads, note=ledger.note
+            store,
+            trust,
+            settled.identity,
+            role=config.role,
+            metrics=metrics,
+            threads=work_threads,
+            note=ledger.note,
+            link=make_link(config.upload_limit, config.download_limit),
         )
         parts = Parts(
             config, settled, store, trust, mesh, ledger, metrics, work_threads, block_threads, monotonic, rounds

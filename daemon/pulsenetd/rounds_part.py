@@ -30,7 +30,9 @@ from pulsenet.node.own_work import OWN_KEY
 from pulsenet.node.rounds import Rounds
 from pulsenet.node.rounds_respond import event_of, respond_to_round
 from pulsenet.node.verdicts import RoundPush
+from pulsenet.outer.plan_link import Link
 from pulsenet.outer.self_test import SELF_TEST_DIGEST
+from pulsenet.outer.settings import OuterSettings
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.wire.messages import GetAggregates, GetRounds, Message, Refusal
 from pulsenet.wire.schema import decode_value
@@ -40,6 +42,7 @@ from pulsenetd.identity import Identity, to_libp2p_text
 from pulsenetd.local_rounds import RoundsHook
 from pulsenetd.logs import logger
 from pulsenetd.metrics import Metrics
+from pulsenetd.pace import Measured, Pace, predict
 from pulsenetd.storage.lookup import StoreLookup
 from pulsenetd.storage.round_blobs import RoundBlobs
 from pulsenetd.storage.store import Store
@@ -77,6 +80,7 @@ class RoundsPart:
         role: The node's.
         threads: Where blobs are written and read.
         note: Takes fields for status and metrics that no machine reports.
+        link: This node's, as its operator described it, to predict with.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class RoundsPart:
         metrics: Metrics,
         threads: Executor,
         note: Callable[..., None],
+        link: Link | None = None,
     ) -> None:
         self._store = store
         self._trust = trust
@@ -96,6 +101,9 @@ class RoundsPart:
         self._metrics = metrics
         self._threads = threads
         self._note = note
+        self._link = link
+        self._params = 0
+        """Of the masters that are trained here."""
         self._driver: Driver | None = None
         self._waiting_count = 0
         self._left: set[Digest] = set()
@@ -111,6 +119,7 @@ class RoundsPart:
             self.ledger,
             self._peer_id,
             metrics,
+            pace=Pace(self._tell_pace),
             post=lambda event: self._require_driver().post_to("rounds", event),
             settle=lambda: self._require_driver().settle("rounds"),
         )
@@ -245,6 +254,7 @@ class RoundsPart:
         if known is not None and known != digest and self.ledger.next_round_index > 0:
             text = "this node trained other masters in this run: names, shapes and frozen parameters must agree"
             raise RemoteProtocolError("table", text)
+        self._params = table.element_count
         if known == digest:
             return
         try:
@@ -253,6 +263,20 @@ class RoundsPart:
             # The process comes first: what it makes waits for room as well, and says so itself.
             self._metrics.count("rejected", error.reason)
             logger.warning("%s: which masters this node trains is not remembered", error)
+
+    def _tell_pace(self, measured: Measured) -> None:
+        """Show how the process divides its time, and how ``pulsenet plan`` would have it."""
+        descriptor, final = self._trust.descriptor, self.ledger.final(self.ledger.next_round_index - 1)
+        predicted = None
+        if self._link is not None and descriptor is not None and final is not None:
+            predicted = predict(
+                OuterSettings.from_constants(descriptor.algorithm, descriptor.constants),
+                self._link,
+                params=self._params,
+                peer_count=len(final.receipt.members),
+                work_seconds=measured.work_seconds,
+            )
+        self._note(utilization_ratio=measured.utilization, utilization_predicted_ratio=predicted)
 
     def _begin_again(self) -> None:
         """Chunks of a round's blob rotted on the disk: let the machines fetch what is not there any more."""

@@ -15,6 +15,7 @@ from pulsenet.node.effects import Fate
 from pulsenet.outer.checks import FaultCode
 from pulsenetd.metrics import FATES, KINDS, REASONS, VOTES, WASTES, Metrics
 from pulsenetd.network import streams
+from pulsenetd.storage.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -123,6 +124,21 @@ def test_traffic_of_the_streams_is_carried_over_once() -> None:
     assert 'pulsenet_blob_bytes_total{direction="sent",kind="other"} 5.0' in text
     assert 'pulsenet_rejected_total{reason="framing"} 1.0' in text
     assert 'pulsenet_rejected_total{reason="other"} 2.0' in text
+
+
+def test_what_the_store_holds_is_shown_beside_what_is_left_of_the_disk(tmp_path: Path) -> None:
+    metrics, store = Metrics(), Store.open(tmp_path)
+    with store.writing_blob() as writer:
+        writer.feed(b"x" * 1000)
+        writer.finish()
+    usage = store.usage()
+    store.close()
+    metrics.take_usage(usage)
+    assert usage.chunk_size_bytes == 1000
+    assert metrics.registry.get_sample_value("pulsenet_store_bytes") == 1000.0
+    assert metrics.registry.get_sample_value("pulsenet_store_damaged_chunks") == 0.0
+    assert metrics.registry.get_sample_value("pulsenet_disk_free_bytes") == float(usage.free_size_bytes)
+    assert usage.free_size_bytes > 0
 
 
 def test_restarts_of_p2pd_are_carried_over_once_by_reason() -> None:

@@ -43,6 +43,7 @@ from pulsenet.node.events import (
 )
 from pulsenetd.handlers.training import Held, TrainingDesk
 from pulsenetd.metrics import Metrics
+from pulsenetd.pace import Measured, Pace
 
 OTHER = PeerId(b"o" * 32)
 BLOB = compute_digest(b"blob")
@@ -63,8 +64,16 @@ class Scene:
         self.settled = 0
         self.on_settle: Callable[[], Awaitable[None]] | None = None
         self.owner = object()
+        self.now = 0.0
+        self.measured: list[Measured] = []
         self.desk = TrainingDesk(
-            run.trust(), self.ledger, self.me, self.metrics, post=self.heard.append, settle=self._settle
+            run.trust(),
+            self.ledger,
+            self.me,
+            self.metrics,
+            pace=Pace(self.measured.append, lambda: self.now),
+            post=self.heard.append,
+            settle=self._settle,
         )
 
     async def _settle(self) -> None:
@@ -282,6 +291,18 @@ def test_inner_steps_of_a_round_that_nobody_holds_are_not_ordered(scene: Scene) 
 
 
 # The outer step
+
+
+def test_inner_steps_end_with_the_contribution_and_begin_with_the_next_state(scene: Scene) -> None:
+    scene.attach()
+    for round_index in (0, 1):
+        scene.now += 30.0
+        scene.desk.offer(scene.stored(round_index))
+        scene.now += 10.0
+        scene.order(scene.close_round(round_index))
+        assert isinstance(scene.next(), local.StepOrder)
+        scene.desk.finish_step(local.Stepped(round_index + 1, root(round_index + 1)))
+    assert scene.measured == [Measured(work_seconds=30.0, wait_seconds=10.0)]
 
 
 def test_an_outer_step_is_ordered_once_and_answered_as_often_as_it_is_asked_for(scene: Scene) -> None:

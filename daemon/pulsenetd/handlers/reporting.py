@@ -32,6 +32,9 @@ _GAUGES: Final = {
     "rounds_behind": ("rounds_behind", 0.0),
     "round_stuck": ("round_stuck", 0.0),
     "residual_norm": ("residual_norm", math.nan),
+    "disagreement": ("disagreement", math.nan),
+    "utilization_ratio": ("utilization_ratio", math.nan),
+    "utilization_predicted_ratio": ("utilization_predicted_ratio", math.nan),
 }
 
 VERSIONS_REMEMBERED: Final = 128

@@ -48,6 +48,7 @@ from pulsenet.node.own_work import make_contribution
 from pulsenetd.driver import Handler, Post
 from pulsenetd.logs import logger
 from pulsenetd.metrics import Metrics
+from pulsenetd.pace import Pace
 
 CHECK_REASONS: Final = frozenset({"", "base", "shape", "finite", "norm", "decode"})
 """What a check may find (SPEC section 6.9)."""
@@ -90,6 +91,7 @@ class TrainingDesk:
         ledger: The rounds.
         peer_id: This node's key.
         metrics: Where the process's own figures and its failures are counted.
+        pace: Told when the process works and when it waits.
         post: Queues an event for the machine of the trainer's rounds.
         settle: Waits until that machine has taken in what was queued for it.
     """
@@ -101,6 +103,7 @@ class TrainingDesk:
         peer_id: PeerId,
         metrics: Metrics,
         *,
+        pace: Pace,
         post: Callable[[Event], None],
         settle: Callable[[], Awaitable[None]],
     ) -> None:
@@ -108,6 +111,7 @@ class TrainingDesk:
         self._ledger = ledger
         self._peer_id = peer_id
         self._metrics = metrics
+        self._pace = pace
         self._post = post
         self._settle = settle
         self._owner: object | None = None
@@ -152,6 +156,7 @@ class TrainingDesk:
         if self._owner is not owner:
             return
         self._owner = self.held = None
+        self._pace.forget()
         self._drop_orders()
         if self._is_attached:
             self._is_attached = False
@@ -165,6 +170,7 @@ class TrainingDesk:
         self._drop_orders()
         known = None if round_index is None or state_root is None else Held(round_index, state_root)
         self.held, self._is_attached = known, True
+        self._pace.begin()
         if known is None:
             self._post(TrainingAttached(None, None, None))
         else:
@@ -328,7 +334,9 @@ class TrainingDesk:
             message = order.message
             if isinstance(message, local.RestoreOrder) or self._holds(message.round_index):
                 self._orders.remove(order)
-                if not isinstance(message, local.GoOn):
+                if isinstance(message, local.GoOn):
+                    self._pace.begin()
+                else:
                     self._given = order
                 return message
             if self.held is not None and message.round_index < self.held.round_index:
@@ -354,6 +362,7 @@ class TrainingDesk:
             return  # moot: the next order says where the round is
         if isinstance(outcome, ContributionStored) and outcome.base_state_root != held.state_root:
             raise RemoteProtocolError("base", "the contribution starts from another state than the one held")
+        self._pace.end()
         self._take_back(local.GoOn)
         self._offer = _Offer(outcome)
         if self._steps_due is not None:
@@ -399,6 +408,7 @@ class TrainingDesk:
         if stepped.round_index != order.round_index + 1:
             raise RemoteProtocolError("message-unexpected", f"round {order.round_index} led to {stepped.round_index}")
         self.held = Held(stepped.round_index, stepped.state_root)
+        self._pace.begin()
         self._offer = self._steps_due = None
         post(AggregateApplied(stepped.round_index, stepped.state_root))
 
@@ -414,6 +424,7 @@ class TrainingDesk:
         """Take the state that was restored."""
         _, post = self._take_given(local.RestoreOrder)
         self.held = Held(restored.round_index, restored.state_root)
+        self._pace.begin()
         post(StateRestored(restored.round_index, restored.state_root))
 
     def refuse_restore(self, refused: local.RestoreRefused) -> None:

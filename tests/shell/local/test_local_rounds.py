@@ -41,6 +41,7 @@ from pulsenetd.handlers.training import TrainingDesk
 from pulsenetd.local_rounds import RoundsHook
 from pulsenetd.local_server import LocalHooks, LocalServer
 from pulsenetd.metrics import Metrics
+from pulsenetd.pace import Pace
 from pulsenetd.storage.round_blobs import RoundBlobs
 from pulsenetd.storage.store import Store
 
@@ -75,6 +76,7 @@ class Daemon:
             self.ledger,
             run.publisher.peer_id,
             self.metrics,
+            pace=Pace(lambda measured: None),
             post=self.heard.append,
             settle=lambda: asyncio.sleep(0),
         )

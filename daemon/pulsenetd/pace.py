@@ -1,0 +1,107 @@
+"""How a training process divides its time: inner steps, and waiting for rounds; and what was to be expected."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from pulsenet.outer.plan import RUNNABLE, Variant, Workload, predict_utilization
+from pulsenet.outer.plan_link import Link
+from pulsenet.outer.settings import OuterSettings
+
+STRETCHES_REMEMBERED: Final = 16
+STRETCHES_MIN: Final = 2
+"""One alone may be the first, in which everything is compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Means over the last stretches of inner steps."""
+
+    work_seconds: float
+    """Of a stretch: from a state to the contribution made from it."""
+    wait_seconds: float
+    """From there until the next inner step."""
+
+    @property
+    def utilization(self) -> float:
+        """Share of the time spent on inner steps."""
+        total = self.work_seconds + self.wait_seconds
+        return self.work_seconds / total if total > 0.0 else 1.0
+
+
+class Pace:
+    """Measures stretches of work and of waiting, which take turns.
+
+    Args:
+        on_measured: Told the means after every stretch, from the :data:`STRETCHES_MIN`-th on.
+        monotonic: Monotonic seconds.
+    """
+
+    def __init__(
+        self, on_measured: Callable[[Measured], object], monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._on_measured = on_measured
+        self._monotonic = monotonic
+        self._began_at: float | None = None
+        self._ended_at: float | None = None
+        self._work_seconds = 0.0
+        self._stretches: deque[tuple[float, float]] = deque(maxlen=STRETCHES_REMEMBERED)
+
+    def begin(self) -> None:
+        """The process has what it needs for inner steps; said twice, it was no work in between, but catching up."""
+        now = self._monotonic()
+        self._began_at = now
+        if self._ended_at is None:
+            return
+        self._stretches.append((self._work_seconds, now - self._ended_at))
+        self._ended_at = None
+        count = len(self._stretches)
+        if count >= STRETCHES_MIN:
+            work, wait = (sum(seconds) / count for seconds in zip(*self._stretches, strict=True))
+            self._on_measured(Measured(work, wait))
+
+    def end(self) -> None:
+        """The process has done its inner steps and needs others to go on."""
+        if self._began_at is None:
+            return
+        self._ended_at = self._monotonic()
+        self._work_seconds, self._began_at = self._ended_at - self._began_at, None
+
+    def forget(self) -> None:
+        """The process is gone: what it was at is not counted."""
+        self._began_at = self._ended_at = None
+
+
+def make_link(upload_limit: int, download_limit: int) -> Link | None:
+    """Return the link that an operator's caps describe, in bytes per second; ``None`` if either is not given."""
+    if not upload_limit or not download_limit:
+        return None
+    return Link(down_mbps=8e-6 * download_limit, up_mbps=8e-6 * upload_limit)
+
+
+def predict(settings: OuterSettings, link: Link, *, params: int, peer_count: int, work_seconds: float) -> float | None:
+    """Return the share of time for inner steps that ``pulsenet plan`` gives; ``None`` for what it does not plan.
+
+    Args:
+        settings: The run's constants.
+        link: This node's.
+        params: Parameters that train.
+        peer_count: Trainers of a round.
+        work_seconds: Of a round's inner steps.
+    """
+    name = str(settings.algorithm)
+    if name not in RUNNABLE or params < 1 or work_seconds <= 0.0:
+        return None
+    workload = Workload(
+        params=params,
+        peer_count=max(peer_count, 1),
+        step_seconds=work_seconds / settings.inner_steps,
+        inner_steps=settings.inner_steps,
+        flush_interval=settings.flush_interval,
+        state_anchor_interval=settings.state_anchor_interval,
+    )
+    return predict_utilization(Variant(name), workload, link)
