@@ -74,17 +74,18 @@ def mean_js_distance(probabilities: Sequence[Floats]) -> float:
     return sum(pairs) / len(pairs) if pairs else 0.0
 
 
-def choose_bins(probabilities: Floats) -> npt.NDArray[np.int64]:
+def choose_bins(probabilities: Floats, token_count: int = BIN_TOKENS_MAX) -> npt.NDArray[np.int64]:
     """Return the tokens with a bin of their own: each row's most likely ones, of equals the lowest, ascending.
 
     Args:
         probabilities: Of the common mean's prediction, (rows, vocabulary).
+        token_count: Tokens of a row, fewer where the vocabulary is smaller.
 
     Returns:
-        (rows, at most ``BIN_TOKENS_MAX``) token ids.
+        (rows, tokens) token ids.
     """
     order = np.argsort(-probabilities, axis=1, kind="stable")
-    return np.sort(order[:, :BIN_TOKENS_MAX], axis=1)
+    return np.sort(order[:, :token_count], axis=1)
 
 
 def fill_bins(probabilities: Floats, bins: npt.NDArray[np.int64]) -> Floats:

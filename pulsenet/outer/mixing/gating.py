@@ -1,8 +1,8 @@
 """Gated mixing: only entries travel that would change a BF16 cast, the rest waits (SPEC mixing, "Gate").
 
-A vector travels as what moved since a start: pseudo-gradients since the own outer iterate, outer iterates since the last
-mean that all members hold. Each has a residual of its own. What is sent and what is held together are exactly what moved
-and what was held before, whether or not anybody heard it: a trainer that mixes alone uses what it sent.
+A vector travels as what moved since a start: pseudo-gradients since the own outer iterate, outer iterates since the
+last mean that all members hold. Each has a residual of its own. What is sent and what is held are together exactly what
+moved and what was held before, whether or not anybody heard it: a trainer that mixes alone uses what it sent.
 """
 
 from __future__ import annotations

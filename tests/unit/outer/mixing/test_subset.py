@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+
+from pulsenet.errors import LocalProtocolError
+from pulsenet.outer.mixing.subset import (
+    choose_default_subset,
+    choose_subset,
+    order_by_name,
+    rank_tensors,
+    score_part,
+    update_score,
+    widen_subset,
+)
+from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
+
+NAMES = {
+    "lm_head.weight": 10,
+    "model.embed_tokens.weight": 10,
+    "model.layers.0.mlp.weight": 20,
+    "model.layers.1.mlp.weight": 20,
+    "model.layers.10.mlp.weight": 20,
+    "model.layers.2.mlp.weight": 20,
+    "model.norm.weight": 0,
+}
+
+
+@pytest.fixture
+def table() -> ParameterTable:
+    return make_table(TensorSpec(name, "F32", (count,)) for name, count in NAMES.items())
+
+
+def named(table: ParameterTable, indices: tuple[int, ...] | list[int]) -> list[str]:
+    return [table.tensors[index].name for index in indices]
+
+
+def test_embeddings_and_head_come_first_then_layers_by_their_number(table: ParameterTable) -> None:
+    assert named(table, order_by_name(table)) == [
+        "lm_head.weight",
+        "model.embed_tokens.weight",
+        "model.layers.0.mlp.weight",
+        "model.layers.1.mlp.weight",
+        "model.layers.2.mlp.weight",
+        "model.layers.10.mlp.weight",
+        "model.norm.weight",
+    ]
+
+
+def test_the_first_subset_is_ascending_and_as_near_to_its_share_as_tensors_allow(table: ParameterTable) -> None:
+    chosen = choose_default_subset(table, 0.43)
+    assert list(chosen) == sorted(chosen)
+    assert set(named(table, chosen)) == {"lm_head.weight", "model.embed_tokens.weight", "model.layers.0.mlp.weight"}
+    assert len(choose_default_subset(table, 1.0)) == len(NAMES)
+    assert named(table, choose_default_subset(table, 0.001)) == ["lm_head.weight"]
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.1, float("nan")])
+def test_shares_that_are_none_are_refused(table: ParameterTable, ratio: float) -> None:
+    with pytest.raises(LocalProtocolError):
+        choose_default_subset(table, ratio)
+
+
+def test_tensors_that_disagree_most_come_first_and_unseen_ones_last(table: ParameterTable) -> None:
+    scores = {2: 1.0, 4: 3.0, 0: 1.0}
+    assert rank_tensors(table, scores)[:4] == [4, 0, 2, 1]
+    assert choose_subset(table, scores, 0.3) == (0, 4)
+
+
+def test_widening_keeps_what_there_is_and_adds_at_least_one(table: ParameterTable) -> None:
+    subset = choose_default_subset(table, 0.43)
+    wider = widen_subset(table, subset, {}, 0.6)
+    assert set(subset) < set(wider)
+    assert "model.layers.1.mlp.weight" in named(table, wider)
+    assert len(widen_subset(table, subset, {}, 0.01)) == len(subset) + 1
+    everything = tuple(range(len(NAMES)))
+    assert widen_subset(table, everything, {}, 1.0) == everything
+
+
+def test_a_score_is_a_mean_by_element_that_forgets() -> None:
+    assert score_part(np.array([1.0, 2.0], np.float32), np.array([2.0, 0.0], np.float32)) == 2.5
+    assert score_part(np.empty(0, np.float32), np.empty(0, np.float32)) == 0.0
+    with pytest.raises(LocalProtocolError):
+        score_part(np.zeros(1, np.float32), np.zeros(2, np.float32))
+    assert update_score(None, 4.0) == 4.0
+    assert update_score(4.0, 0.0) == 3.0
