@@ -10,6 +10,7 @@ import errno
 import fcntl
 import itertools
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from pulsenet.errors import StorageError
@@ -17,6 +18,9 @@ from pulsenetd.errors import DirectoryLockedError
 
 PARTIAL_SUFFIX = ".partial"
 """Ends the name of every file that is not whole yet; start-up deletes what a crash left."""
+
+PROBE_PREFIX = "probe-"
+"""Begins the name of the file by which a directory is found to be writable."""
 
 LOCK_NAME = "lock"
 
@@ -135,8 +139,10 @@ def check_writable(path: Path) -> None:
     Raises:
         StorageError: Names the directory and the errno.
     """
-    probe = path / f"probe-{os.getpid()}{PARTIAL_SUFFIX}"
+    probe = path / f"{PROBE_PREFIX}{os.getpid()}{PARTIAL_SUFFIX}"
     try:
+        for left in path.glob(f"{PROBE_PREFIX}*{PARTIAL_SUFFIX}"):
+            left.unlink(missing_ok=True)  # of a process that died between the two lines below
         probe.touch(mode=0o600)
         probe.unlink(missing_ok=True)
     except OSError as error:
@@ -227,10 +233,13 @@ class DirectoryLock:
     def release(self) -> None:
         """Give the directory up; a second call does nothing."""
         if self._descriptor is not None:
-            # The file stays: deleting it would let two processes lock two different files of one name.
-            os.ftruncate(self._descriptor, 0)
-            os.close(self._descriptor)
-            self._descriptor = None
+            descriptor, self._descriptor = self._descriptor, None
+            try:
+                # The file stays: deleting it would let two processes lock two different files of one name.
+                with suppress(OSError):  # a failing disk keeps our number: the next owner replaces it
+                    os.ftruncate(descriptor, 0)
+            finally:
+                os.close(descriptor)
 
 
 def _read_owner(descriptor: int) -> int | None:

@@ -156,3 +156,20 @@ def test_a_lock_notices_that_its_directory_was_removed_or_replaced(tmp_path: Pat
     other.check()
     for held in (lock, other):
         held.release()
+
+
+def test_a_probe_of_a_killed_process_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "probe-1.partial").touch()
+    check_writable(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_is_given_up_on_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int, size_bytes: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    lock = DirectoryLock.acquire(tmp_path)
+    monkeypatch.setattr(os, "ftruncate", fail)
+    lock.release()
+    monkeypatch.undo()
+    DirectoryLock.acquire(tmp_path).release()
