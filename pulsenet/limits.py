@@ -23,6 +23,9 @@ STREAMS_PER_PEER_MAX: Final = 4
 FRAME_SIZE_BYTES_MAX: Final = CHUNK_SIZE_BYTES_MAX + 4096
 """One frame carries at most one chunk and its message header."""
 
+HELLO_SIZE_BYTES_MAX: Final = 4096
+"""The first frame of a stream, before a node knows whether it will serve the peer."""
+
 RECORD_SIZE_BYTES_MAX: Final = 256 << 10
 """A signed record (descriptor, catalogue, manifest, head) in bytes."""
 

@@ -47,28 +47,36 @@ def decode_message(payload: bytes | bytearray | memoryview) -> Message:
     return decode_value(message_type, payload[1:])
 
 
-def check_frame_size(size_bytes: int) -> None:
+def check_frame_size(size_bytes: int, size_bytes_max: int = limits.FRAME_SIZE_BYTES_MAX) -> None:
     """Refuse a frame length before anything of the frame is read or allocated.
 
     Raises:
         RemoteProtocolError: ``framing``.
     """
-    if not 1 <= size_bytes <= limits.FRAME_SIZE_BYTES_MAX:
-        raise RemoteProtocolError("framing", f"frame of {size_bytes} bytes, 1..{limits.FRAME_SIZE_BYTES_MAX} allowed")
+    if not 1 <= size_bytes <= size_bytes_max:
+        raise RemoteProtocolError("framing", f"frame of {size_bytes} bytes, 1..{size_bytes_max} allowed")
 
 
 class FrameDecoder:
     """Turns the bytes of one direction of a stream into messages, however they are split.
 
     It buffers at most one frame besides what was fed last. An error is final: the stream is closed, and
-    messages that arrived in the same ``feed`` as the fault are dropped with it.
+    messages that arrived in the same ``feed`` as the fault are dropped with it. Who takes messages one by one
+    decodes no more than it is about to answer.
     """
 
-    __slots__ = ("_broken", "_buffer")
+    __slots__ = ("_broken", "_buffer", "size_bytes_max")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._broken = False
+        self.size_bytes_max: int = limits.FRAME_SIZE_BYTES_MAX
+        """Longest frame taken; a smaller one holds before the Hello came."""
+
+    @property
+    def buffered_size_bytes(self) -> int:
+        """Bytes held of a frame that is not whole yet."""
+        return len(self._buffer)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Message]:
         """Take received bytes and return the messages they complete, in order.
@@ -77,11 +85,30 @@ class FrameDecoder:
             RemoteProtocolError: ``framing``, ``message-unknown``, ``decode`` or ``schema``.
             LocalProtocolError: fed after an error.
         """
+        self.push(data)
+        messages: list[Message] = []
+        while (message := self.next_message()) is not None:
+            messages.append(message)
+        return messages
+
+    def push(self, data: bytes | bytearray | memoryview) -> None:
+        """Take received bytes without looking at them; :meth:`next_message` does.
+
+        Raises:
+            LocalProtocolError: after an error.
+        """
         if self._broken:
             raise LocalProtocolError("this stream already broke the specification; close it")
         self._buffer += data
+
+    def next_message(self) -> Message | None:
+        """Return the next message, or ``None`` if it is not whole yet.
+
+        Raises:
+            RemoteProtocolError: ``framing``, ``message-unknown``, ``decode`` or ``schema``.
+        """
         try:
-            return self._take_messages()
+            return self._take_message()
         except RemoteProtocolError:
             self._broken = True
             self._buffer.clear()
@@ -97,16 +124,14 @@ class FrameDecoder:
             self._broken = True
             raise RemoteProtocolError("framing", f"stream ended {len(self._buffer)} bytes into a frame")
 
-    def _take_messages(self) -> list[Message]:
-        messages: list[Message] = []
-        start = 0
-        while len(self._buffer) - start >= LENGTH_SIZE_BYTES:
-            size_bytes = int.from_bytes(self._buffer[start : start + LENGTH_SIZE_BYTES], "little")
-            check_frame_size(size_bytes)
-            end = start + LENGTH_SIZE_BYTES + size_bytes
-            if len(self._buffer) < end:
-                break
-            messages.append(decode_message(bytes(self._buffer[start + LENGTH_SIZE_BYTES : end])))
-            start = end
-        del self._buffer[:start]
-        return messages
+    def _take_message(self) -> Message | None:
+        if len(self._buffer) < LENGTH_SIZE_BYTES:
+            return None
+        size_bytes = int.from_bytes(self._buffer[:LENGTH_SIZE_BYTES], "little")
+        check_frame_size(size_bytes, self.size_bytes_max)
+        end = LENGTH_SIZE_BYTES + size_bytes
+        if len(self._buffer) < end:
+            return None
+        message = decode_message(bytes(self._buffer[LENGTH_SIZE_BYTES:end]))
+        del self._buffer[:end]
+        return message

@@ -49,12 +49,16 @@ class FakeNetwork:
         self.error: Exception | None = None
         self.outcomes: list[DialOutcome] = []
         self.announced: list[Any] = []
+        self.strikes: list[tuple[PeerId, str]] = []
         self.transport = self.directory = self
 
     async def request(self, peer_id: PeerId, message: Message, seconds: float, take: Callable[[Message], None]) -> None:
         for reply in self.replies:
             take(reply)
         self.fail()
+
+    def strike(self, peer_id: PeerId, code: str) -> None:
+        self.strikes.append((peer_id, code))
 
     async def dial(self, peer_id: PeerId, peer_addresses: tuple[str, ...]) -> tuple[DialOutcome, ...]:
         self.fail()
@@ -187,7 +191,8 @@ def test_a_have_record_goes_to_the_directory_and_may_fail_there(scene: Scene, ru
     assert scene.broadcast == []
 
 
-def test_a_strike_needs_nothing_of_the_network(scene: Scene) -> None:
+def test_a_strike_is_counted_even_while_the_network_is_down(scene: Scene) -> None:
     scene.network.error = UnavailableError("down")
     scene.execute(StrikePeer(PEER, "schema"))
+    assert scene.network.strikes == [(PEER, "schema")]
     assert scene.posted == scene.broadcast == []

@@ -100,5 +100,5 @@ class NetworkHandlers:
             logger.debug("the have record was not announced in the directory: %s", error)
 
     async def _strike_peer(self, effect: StrikePeer, post: Post) -> None:
-        # The machines stop asking a peer that lies; counting it is left to us.
         logger.debug("a peer broke the specification: %s", effect.code)
+        self._network.transport.strike(effect.peer_id, effect.code)

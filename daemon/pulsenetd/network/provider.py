@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
+import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -47,6 +47,7 @@ from pulsenet.wire.messages import (
     TasksReply,
 )
 from pulsenetd.identity import from_libp2p_bytes
+from pulsenetd.network.admission import Doorkeeper
 from pulsenetd.network.lanes import Lanes
 from pulsenetd.network.pacing import RETRY_MS, UPLOAD_SLOTS_MAX, FindKind, NoSlotError, UploadDesk, find_no_kind
 from pulsenetd.network.streams import Deadlines, FramedStream, PeerUnavailableError, Traffic
@@ -55,9 +56,6 @@ logger: Final = logging.getLogger("pulsenet.provider")
 
 Handler = Callable[[PeerId, Message], Awaitable[list[Message]]]
 """Answers one request; a ``PulsenetError`` becomes a :class:`Refusal`."""
-
-Admission = Callable[[PeerId], bool]
-"""Says whether a peer may ask anything at all."""
 
 ViolationHandler = Callable[[PeerId, str], None]
 """Told that a peer broke the specification, and how."""
@@ -87,50 +85,56 @@ REPLY_TYPES: Final[dict[type[Message], type[Message]]] = {
 BULK_TYPES: Final = (GetChunks, GetChunkList)
 """Requests answered by megabytes."""
 
-STREAMS_ACCEPTED_PER_PEER_MAX: Final = 2 * limits.STREAMS_PER_PEER_MAX
-"""Streams served to one peer: twice what it may keep, for those it lost and we have not noticed."""
-
-STREAMS_ACCEPTED_MAX: Final = 1_024
-"""Streams served to all peers; an idle one costs a few kilobytes."""
-
 _BUSY_RETRY_MS: Final = 1_000
+
+_REFUSAL_SECONDS: Final = 0.1
+"""A request beyond a peer's rate is refused after so long: refusing quickly would cost what the rate is to save."""
 
 
 class Provider:
     """Serves every incoming stream of one node."""
 
-    def __init__(self, hello: Hello, deadlines: Deadlines, traffic: Traffic, desk: UploadDesk | None = None) -> None:
+    def __init__(
+        self,
+        hello: Hello,
+        deadlines: Deadlines,
+        traffic: Traffic,
+        desk: UploadDesk | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.doorkeeper = Doorkeeper(clock)
         self._desk = desk or UploadDesk()
         self._hello = hello
         self._deadlines = deadlines
         self._traffic = traffic
         self._lanes = Lanes(limits.SERVED_REQUESTS_MAX, UPLOAD_SLOTS_MAX)
-        self._streams: Counter[PeerId] = Counter()
         self._tasks: set[asyncio.Task[object]] = set()
         self.handler: Handler | None = None
         """``None`` until the node can answer; requests are refused as ``starting`` before."""
         self.find_kind: FindKind = find_no_kind
         """Says what kind of blob chunks are asked of: patches go before anchors."""
-        self.admit: Admission = lambda _: True
         self.on_violation: ViolationHandler = lambda _peer, _code: None
 
     @property
     def peers(self) -> frozenset[PeerId]:
         """Peers that have a stream to this node open."""
-        return frozenset(self._streams)
+        return self.doorkeeper.peers
 
     async def serve_stream(self, libp2p_id: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one incoming stream to its end; never raises but when cancelled."""
-        stream = FramedStream(reader, writer, self._deadlines, self._traffic)
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         peer_id: PeerId | None = None
         try:
             peer_id = from_libp2p_bytes(libp2p_id)
-            self._streams[peer_id] += 1
             self._traffic.streams_opened["inbound"] += 1
-            await self._serve_peer(peer_id, stream)
+            with (
+                self.doorkeeper.enter(peer_id) as refusal,
+                contextlib.closing(self.doorkeeper.open_account(peer_id)) as account,
+            ):
+                stream = FramedStream(reader, writer, self._deadlines, self._traffic, account)
+                await self._serve_peer(peer_id, stream, refusal)
         except RemoteProtocolError as error:
             self._traffic.rejected[error.code] += 1
             logger.debug("stream of %s closed: %s", short(peer_id or b""), error)
@@ -140,10 +144,7 @@ class Provider:
             logger.debug("stream of %s ended: %s", short(peer_id or b""), error)
         finally:
             self._tasks.discard(task)
-            if peer_id is not None:
-                self._streams[peer_id] -= 1
-                self._streams += Counter()  # drops peers that came to zero
-            stream.abort()
+            writer.transport.abort()
 
     async def close(self) -> None:
         """End every stream being served."""
@@ -153,12 +154,13 @@ class Provider:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _serve_peer(self, peer_id: PeerId, stream: FramedStream) -> None:
-        refusal = self._refuse_peer(peer_id) or await self._greet(stream)
+    async def _serve_peer(self, peer_id: PeerId, stream: FramedStream, refusal: Refusal | None) -> None:
+        stream.limit_frames(limits.HELLO_SIZE_BYTES_MAX)
+        refusal = refusal or await self._greet(stream)
         if refusal is not None:
-            self._traffic.rejected[refusal.code] += 1
             await self._refuse_and_wait(stream, refusal)
             return
+        stream.limit_frames(limits.FRAME_SIZE_BYTES_MAX)
         await stream.send(self._hello)
         while True:
             request = await stream.receive(
@@ -169,14 +171,18 @@ class Provider:
                 return
             if type(request) not in REPLY_TYPES:
                 raise RemoteProtocolError("unexpected-message", f"{type(request).__name__} is no request")
-            await self._answer(peer_id, stream, request)
-
-    def _refuse_peer(self, peer_id: PeerId) -> Refusal | None:
-        if not self.admit(peer_id):
-            return Refusal("not-admitted", "this run serves its members only", 0)
-        if self._streams[peer_id] > STREAMS_ACCEPTED_PER_PEER_MAX or self._streams.total() > STREAMS_ACCEPTED_MAX:
-            return Refusal("too-many-streams", "close some first", _BUSY_RETRY_MS)
-        return None
+            # Asked again: the run's rules and the peer's standing may have changed since it came.
+            refusal = self.doorkeeper.refuse_peer(peer_id)
+            if refusal is not None:
+                await self._refuse_and_wait(stream, refusal)
+                return
+            refusal = self.doorkeeper.refuse_request(peer_id, request)
+            if refusal is None:
+                await self._answer(peer_id, stream, request)
+            else:
+                self._traffic.rejected["rate"] += 1
+                await asyncio.sleep(_REFUSAL_SECONDS)
+                await stream.send(refusal)
 
     async def _greet(self, stream: FramedStream) -> Refusal | None:
         """Take the peer's Hello; return why the stream cannot be served, if so."""
@@ -188,6 +194,7 @@ class Provider:
 
     async def _refuse_and_wait(self, stream: FramedStream, refusal: Refusal) -> None:
         """Send the refusal and let the peer close first: the tail of a stream we close may be lost."""
+        self._traffic.rejected[refusal.code] += 1
         await stream.send(refusal)
         with contextlib.suppress(PeerUnavailableError):
             await stream.receive(message_seconds=self._deadlines.open_seconds)
@@ -197,8 +204,10 @@ class Provider:
             await self._answer_chunks(peer_id, stream, request)
             return
         async with self._lanes.enter(bulk=isinstance(request, BULK_TYPES)):
-            for reply in await self._ask_handler(peer_id, request):
-                await stream.send(reply)
+            replies = await self._ask_handler(peer_id, request)
+        # Outside the lane: a peer that reads slowly, or nothing, keeps no place that others wait for.
+        for reply in replies:
+            await stream.send(reply)
 
     async def _answer_chunks(self, peer_id: PeerId, stream: FramedStream, request: GetChunks) -> None:
         """Send chunks as fast as the caps allow, once there is a slot; a reader without one is sent elsewhere."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from pulsenet import limits
 from pulsenet.errors import RemoteProtocolError, UnavailableError
@@ -47,7 +47,7 @@ class PeerUnavailableError(UnavailableError):
     """A peer did not answer.
 
     Args:
-        reason: Stable code: ``timeout``, ``closed``, ``unreachable`` or ``refused``.
+        reason: Stable code: ``timeout``, ``closed``, ``unreachable``, ``refused`` or ``struck-out``.
         detail: What happened, for a person.
     """
 
@@ -97,16 +97,27 @@ class Traffic:
         """Streams by ``inbound`` and ``outbound``."""
 
 
+class Budget(Protocol):
+    """Where the bytes that a stream holds are counted."""
+
+    def note_arriving(self, size_bytes: int) -> bool:
+        """So much has arrived that was not looked at yet; ``False`` if there is no room for it."""
+        ...
+
+    def note_leaving(self, size_bytes: int) -> bool:
+        """So much of a frame waits for the peer to read it; ``False`` if there is no room for it."""
+        ...
+
+
 class FramedStream:
     """Messages over a raw stream. Any error ends it: call :meth:`abort` then."""
 
     __slots__ = (
+        "_budget",
         "_deadlines",
         "_decoder",
-        "_messages",
         "_reader",
         "_traffic",
-        "_unclaimed_size_bytes",
         "_writer",
         "features",
         "idle_since",
@@ -119,14 +130,14 @@ class FramedStream:
         writer: asyncio.StreamWriter,
         deadlines: Deadlines,
         traffic: Traffic,
+        budget: Budget | None = None,
     ) -> None:
+        self._budget = budget
         self._reader = reader
         self._writer = writer
         self._deadlines = deadlines
         self._traffic = traffic
         self._decoder = FrameDecoder()
-        self._messages: deque[Message] = deque()
-        self._unclaimed_size_bytes = 0
         self.idle_since = 0.0
         """Set by the pool that keeps the stream."""
         self.on_bytes: Callable[[], None] = _do_nothing
@@ -137,21 +148,29 @@ class FramedStream:
     @property
     def is_quiet(self) -> bool:
         """Whether nothing has arrived that nobody asked for and the other side has not closed."""
-        return not self._messages and not self._unclaimed_size_bytes and not self._reader.at_eof()
+        return not self._decoder.buffered_size_bytes and not self._reader.at_eof()
+
+    def limit_frames(self, size_bytes_max: int) -> None:
+        """Take no longer frame from now on."""
+        self._decoder.size_bytes_max = size_bytes_max
 
     async def send(self, message: Message) -> None:
         """Write one message; returns when the stream has taken it.
 
         Raises:
-            PeerUnavailableError: ``timeout`` or ``closed``.
+            PeerUnavailableError: ``timeout`` or ``closed``; also where too much waits for slow readers already.
         """
         frame = encode_message(message)
+        if self._budget is not None and not self._budget.note_leaving(len(frame)):
+            raise PeerUnavailableError("closed", "no memory left for frames that slow readers do not take")
         async with stall_deadline(self._deadlines.write_stall_seconds, "the peer stopped reading"):
             try:
                 self._writer.write(frame)
                 await self._writer.drain()
             except OSError as error:
                 raise PeerUnavailableError("closed", f"while sending {type(message).__name__}") from error
+        if self._budget is not None:
+            self._budget.note_leaving(0)
         self._traffic.bytes["sent", KINDS.get(type(message), "other")] += len(frame)
 
     async def receive(
@@ -166,13 +185,13 @@ class FramedStream:
                 default, for callers with a deadline of their own.
 
         Raises:
-            PeerUnavailableError: ``timeout``, or ``closed`` inside a message.
+            PeerUnavailableError: ``timeout``, or ``closed`` inside a message; also where too much is held already.
             RemoteProtocolError: ``framing``, ``message-unknown``, ``decode`` or ``schema``.
         """
         loop = asyncio.get_running_loop()
         stall_seconds = self._deadlines.read_stall_seconds if first_byte_seconds is None else first_byte_seconds
         give_up_at: float | None = None
-        while not self._messages:
+        while (message := self._take_message()) is None:
             async with stall_deadline(stall_seconds, "the peer stopped sending"):
                 try:
                     data = await self._reader.read(READ_SIZE_BYTES)
@@ -182,13 +201,13 @@ class FramedStream:
                 self._check_end()
                 return None
             self.on_bytes()
-            self._feed(data)
+            self._decoder.push(data)
             stall_seconds = self._deadlines.read_stall_seconds
             if message_seconds is not None:
                 give_up_at = loop.time() + message_seconds if give_up_at is None else give_up_at
                 # a peer that sends a byte now and then makes progress, but holds a place others wait for
                 stall_seconds = min(stall_seconds, max(0.0, give_up_at - loop.time()))
-        return self._messages.popleft()
+        return message
 
     def close(self) -> None:
         """Close the stream after what was written; only right when the peer acknowledged everything."""
@@ -198,21 +217,18 @@ class FramedStream:
         """Drop the stream at once."""
         self._writer.transport.abort()
 
-    def _feed(self, data: bytes) -> None:
-        self._unclaimed_size_bytes += len(data)
+    def _take_message(self) -> Message | None:
+        """Decode the next message that is whole, and no other: a peer may send thousands at once."""
+        held_size_bytes = self._decoder.buffered_size_bytes
+        kind = "other"
         try:
-            messages = self._decoder.feed(data)
-        except RemoteProtocolError:
-            self._count_received("other")
-            raise
-        if messages:
-            self._messages.extend(messages)
-            self._count_received(KINDS.get(type(messages[-1]), "other"))
-
-    def _count_received(self, kind: str) -> None:
-        # what a frame is shows when it is whole: the total is exact, kinds blur where two share a read
-        self._traffic.bytes["received", kind] += self._unclaimed_size_bytes
-        self._unclaimed_size_bytes = 0
+            message = self._decoder.next_message()
+            kind = KINDS.get(type(message), "other")
+        finally:
+            self._traffic.bytes["received", kind] += held_size_bytes - self._decoder.buffered_size_bytes
+        if self._budget is not None and not self._budget.note_arriving(self._decoder.buffered_size_bytes):
+            raise PeerUnavailableError("closed", "no memory left for frames that are not whole")
+        return message
 
     def _check_end(self) -> None:
         try:

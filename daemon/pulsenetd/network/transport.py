@@ -15,18 +15,19 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pulsenet import limits
-from pulsenet.errors import UnavailableError
+from pulsenet.errors import RemoteProtocolError, UnavailableError
 from pulsenet.ids import PeerId, RunId, short
 from pulsenet.wire.messages import FEATURES, Hello, Message
 from pulsenetd.errors import AddressInUseError
 from pulsenetd.network import addresses, p2pd
+from pulsenetd.network.admission import Rules
 from pulsenetd.network.dial import DialHistory, DialOutcome
 from pulsenetd.network.knock import CLOSED, knock
 from pulsenetd.network.p2pd import P2pd, P2pdSettings, RawStream
 from pulsenetd.network.pacing import Caps, FindKind, Gate, UploadDesk
-from pulsenetd.network.provider import Admission, Handler, Provider, ViolationHandler
+from pulsenetd.network.provider import Handler, Provider
 from pulsenetd.network.requester import Requester
-from pulsenetd.network.streams import Deadlines, Traffic
+from pulsenetd.network.streams import Deadlines, PeerUnavailableError, Traffic
 
 logger: Final = logging.getLogger("pulsenet.transport")
 
@@ -87,7 +88,9 @@ class Transport:
             features=FEATURES,
         )
         self.traffic = Traffic()
-        self._provider = Provider(self._hello, self._deadlines, self.traffic, UploadDesk(caps.upload, clock))
+        self._clock = clock
+        self._provider = Provider(self._hello, self._deadlines, self.traffic, UploadDesk(caps.upload, clock), clock)
+        self._provider.on_violation = self.strike
         self._p2pd: P2pd | None = None
         self._requester = Requester(
             self._hello,
@@ -185,30 +188,39 @@ class Transport:
         timeout_seconds: float,
         on_reply: Callable[[Message], None] | None = None,
     ) -> list[Message]:
-        """Send a request and return its replies; see :meth:`pulsenetd.network.requester.Requester.request`."""
-        return await self._requester.request(peer_id, message, timeout_seconds, on_reply)
+        """Send a request and return its replies; see :meth:`pulsenetd.network.requester.Requester.request`.
+
+        A peer that broke the specification too often is not asked (``struck-out``).
+        """
+        if self._provider.doorkeeper.standing.wait_seconds(peer_id, self._clock()) > 0:
+            raise PeerUnavailableError("struck-out", "this peer broke the specification too often")
+        try:
+            return await self._requester.request(peer_id, message, timeout_seconds, on_reply)
+        except RemoteProtocolError as error:
+            self.strike(peer_id, error.code)
+            raise
+
+    def strike(self, peer_id: PeerId, code: str) -> None:
+        """Count that a peer broke the specification; at the fifth time it is left alone for a while."""
+        if self._provider.doorkeeper.standing.strike(peer_id, self._clock()):
+            logger.warning("%s broke the specification too often, last by %s: left alone for now", short(peer_id), code)
 
     def serve(
         self,
         handler: Handler,
         *,
-        admit: Admission | None = None,
-        on_violation: ViolationHandler | None = None,
+        rules: Rules | None = None,
         find_kind: FindKind | None = None,
     ) -> None:
         """Answer requests from now on, at most ``SERVED_REQUESTS_MAX`` at once.
 
         Args:
             handler: Returns the replies to one request: one, or one ``ChunkReply`` per digest asked for.
-            admit: Asked at each stream before any work is done; by default everybody is served.
-            on_violation: Told which peer broke the specification, with the code.
+            rules: Asked at each stream and request before any work is done; by default everybody is served.
             find_kind: Says what kind of blob chunks are asked of; patches go before anchors, and each is counted.
         """
         self._provider.handler = handler
-        if admit is not None:
-            self._provider.admit = admit
-        if on_violation is not None:
-            self._provider.on_violation = on_violation
+        self._provider.doorkeeper.rules = rules
         if find_kind is not None:
             self._provider.find_kind = self._requester.find_kind = find_kind
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pulsenet import limits
 from pulsenet.errors import RemoteProtocolError, StorageError
 from pulsenet.ids import Digest, PeerId, RunId
 from pulsenet.wire.framing import FrameDecoder, encode_message
@@ -16,16 +21,21 @@ from pulsenet.wire.messages import (
     ChunkReply,
     GetChunks,
     GetHead,
+    GetRecords,
     HeadReply,
     Hello,
     Message,
+    PushHead,
+    PushReply,
+    RecordsReply,
     Refusal,
 )
 from pulsenetd.identity import to_libp2p_bytes
+from pulsenetd.network import admission
+from pulsenetd.network.admission import REQUESTS_BURST, STREAMS_ACCEPTED_PER_PEER_MAX
 from pulsenetd.network.pacing import RETRY_MS, UploadDesk
 from pulsenetd.network.provider import (
     REPLY_TYPES,
-    STREAMS_ACCEPTED_PER_PEER_MAX,
     Provider,
     check_hello,
     negotiate_version,
@@ -67,7 +77,7 @@ def test_every_message_is_a_request_or_a_reply_or_frames_them() -> None:
     assert not set(REPLY_TYPES) & (answers | others)
 
 
-async def converse(provider: Provider, *sent: Message, peer: bytes = to_libp2p_bytes(PEER)) -> list[Message]:
+async def converse(provider: Any, *sent: Message, peer: bytes = to_libp2p_bytes(PEER)) -> list[Message]:
     """Serve one stream over a socket pair; send the messages, return what came back until the end."""
     done = asyncio.Event()
 
@@ -147,12 +157,215 @@ def test_a_request_before_the_chunks_are_acknowledged_is_not_served_twice() -> N
 def test_more_streams_than_a_peer_may_keep_are_refused() -> None:
     async def main() -> list[Message]:
         provider = Provider(hello(), QUICK, Traffic())
-        provider._streams[PEER] = STREAMS_ACCEPTED_PER_PEER_MAX
-        return await converse(provider, hello())
+        with contextlib.ExitStack() as others:
+            for _ in range(STREAMS_ACCEPTED_PER_PEER_MAX):
+                assert others.enter_context(provider.doorkeeper.enter(PEER)) is None
+            return await converse(provider, hello())
 
     received = asyncio.run(main())
     assert isinstance(received[0], Refusal)
     assert received[0].code == "too-many-streams"
+
+
+class Rules:
+    """A run whose members may be taken off its list."""
+
+    def __init__(self, *members: PeerId, is_private: bool = True) -> None:
+        self.members = set(members)
+        self._is_private = is_private
+
+    def admits(self, peer_id: PeerId) -> bool:
+        return not self._is_private or peer_id in self.members
+
+    def is_member(self, peer_id: PeerId) -> bool:
+        return peer_id in self.members
+
+
+def test_a_peer_that_is_revoked_is_refused_on_the_stream_it_has_before_any_work() -> None:
+    rules, asked = Rules(PEER), []
+
+    async def answer(peer: PeerId, message: Message) -> list[Message]:
+        asked.append(message)
+        rules.members.remove(peer)
+        return [HeadReply(None)]
+
+    async def main() -> list[Message]:
+        provider = Provider(hello(), QUICK, Traffic())
+        provider.handler, provider.doorkeeper.rules = answer, rules
+        return await converse(provider, hello(), GetHead(), GetChunks((Digest(bytes(32)),)), GetHead())
+
+    received = asyncio.run(main())
+    assert [getattr(message, "code", None) for message in received] == [None, None, "not-admitted"]
+    assert asked == [GetHead()]
+
+
+def test_a_peer_that_struck_out_is_refused_with_the_time_it_has_to_wait() -> None:
+    async def main() -> tuple[list[Message], list[Message], list[str]]:
+        provider = Provider(hello(), QUICK, Traffic())
+        codes: list[str] = []
+
+        def strike(peer: PeerId, code: str) -> None:
+            codes.append(code)
+            provider.doorkeeper.standing.strike(peer, time.monotonic())
+
+        provider.on_violation = strike
+        for _ in range(5):
+            await converse(provider, hello(), HeadReply(None))
+        other = to_libp2p_bytes(PeerId(b"o" * 32))
+        return await converse(provider, hello()), await converse(provider, hello(), peer=other), codes
+
+    refused, served, codes = asyncio.run(main())
+    assert codes == ["unexpected-message"] * 5
+    assert isinstance(refused[0], Refusal)
+    assert refused[0].code == "struck-out"
+    assert 50_000 < refused[0].retry_after_ms <= 60_001
+    assert served == [hello()]
+
+
+def test_a_first_frame_larger_than_any_hello_is_refused_before_it_is_read() -> None:
+    async def main() -> tuple[bytes, Provider]:
+        provider = Provider(hello(), QUICK, Traffic())
+        server = await asyncio.start_server(
+            lambda reader, writer: provider.serve_stream(to_libp2p_bytes(PEER), reader, writer), "127.0.0.1", 0
+        )
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write((limits.HELLO_SIZE_BYTES_MAX + 1).to_bytes(4, "little") + b"\x01")
+        data = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        server.close()
+        return data, provider
+
+    data, provider = asyncio.run(main())
+    assert data == b""
+    assert provider._traffic.rejected == {"framing": 1}
+
+
+def test_a_flood_of_requests_is_answered_at_its_rate_and_no_more() -> None:
+    now = 0.0
+    answered: list[Message] = []
+
+    async def answer(_peer: PeerId, message: Message) -> list[Message]:
+        answered.append(message)
+        return [HeadReply(None)]
+
+    async def main() -> list[Message]:
+        provider = Provider(hello(), QUICK, Traffic(), clock=lambda: now)
+        provider.handler = answer
+        return await converse(provider, hello(), *[GetHead()] * (REQUESTS_BURST + 3))
+
+    received = asyncio.run(main())
+    assert len(answered) == REQUESTS_BURST
+    assert received[-3:] == [Refusal("busy", "too many requests of this peer", 1_000)] * 3
+
+
+def test_readers_that_take_nothing_hold_no_place_that_others_wait_for(tmp_path: Path) -> None:
+    """A-PEER-1: as many of them as requests are served at once, each with a reply larger than any buffer."""
+    large = RecordsReply((bytes(limits.RECORD_SIZE_BYTES_MAX),) * 4)
+
+    async def answer(_peer: PeerId, message: Message) -> list[Message]:
+        return [HeadReply(None)] if isinstance(message, GetHead) else [large]
+
+    async def main() -> list[Message]:
+        provider = Provider(hello(), Deadlines(), Traffic())
+        provider.handler = answer
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            number = next(numbers)
+            await provider.serve_stream(to_libp2p_bytes(PeerId(bytes([number]) * 32)), reader, writer)
+
+        numbers = itertools.count(1)
+        # As p2pd does: a Unix socket, whose buffers hold no whole reply.
+        server = await asyncio.start_unix_server(accept, tmp_path / "socket")
+        writers = []
+        for _ in range(2 * limits.SERVED_REQUESTS_MAX):
+            _, writer = await asyncio.open_unix_connection(tmp_path / "socket")
+            writer.transport.pause_reading()
+            writer.write(encode_message(hello()) + encode_message(GetRecords(())))
+            writers.append(writer)
+        await until(lambda: provider.doorkeeper.buffered_size_bytes >= len(writers) << 20)
+        received = await asyncio.wait_for(converse_once(provider), 5)
+        for writer in writers:
+            writer.transport.abort()
+        await provider.close()
+        assert provider.doorkeeper.buffered_size_bytes == 0
+        server.close()
+        return received
+
+    async def converse_once(provider: Provider) -> list[Message]:
+        received: list[Message] = []
+        server = await asyncio.start_server(
+            lambda reader, writer: provider.serve_stream(to_libp2p_bytes(PEER), reader, writer), "127.0.0.1", 0
+        )
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(encode_message(hello()) + encode_message(GetHead()))
+        decoder = FrameDecoder()
+        while len(received) < 2:
+            received += decoder.feed(await reader.read(1 << 16))
+        writer.transport.abort()
+        server.close()
+        return received
+
+    assert asyncio.run(main()) == [hello(), HeadReply(None)]
+
+
+def test_frames_that_are_never_whole_are_dropped_where_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many keys that nobody listed begin large frames; a listed one is still heard."""
+    monkeypatch.setattr(admission, "UNLISTED_BUFFERED_SIZE_BYTES_MAX", 1 << 20)
+
+    async def answer(_peer: PeerId, _message: Message) -> list[Message]:
+        return [PushReply(True, "")]
+
+    async def main() -> tuple[int, list[Message]]:
+        provider = Provider(hello(), Deadlines(), Traffic())
+        provider.handler, provider.doorkeeper.rules = answer, Rules(PEER, is_private=False)
+        numbers = itertools.count(1)
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await provider.serve_stream(to_libp2p_bytes(PeerId(bytes([next(numbers)]) * 32)), reader, writer)
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        ends = []
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(encode_message(hello()) + (1 << 20).to_bytes(4, "little") + bytes(200_000))
+            ends.append(asyncio.create_task(_read_to_end(reader)))
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        await until(lambda: sum(end.done() for end in ends) >= 15)
+        assert 0 < provider.doorkeeper.buffered_size_bytes <= 1 << 20
+        pushed = PushHead(bytes(limits.RECORD_SIZE_BYTES_MAX - 10))
+        received = await converse(Quick(provider), hello(), pushed)
+        await provider.close()
+        server.close()
+        return sum(end.done() for end in ends), received
+
+    closed, received = asyncio.run(main())
+    assert closed >= 15
+    assert received == [hello(), PushReply(True, "")]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it did not come to that")
+
+
+async def _read_to_end(reader: asyncio.StreamReader) -> None:
+    with contextlib.suppress(ConnectionResetError):
+        while await reader.read(1 << 16):
+            pass
+
+
+class Quick:
+    """A provider's streams, with the short deadlines under which a conversation ends by itself."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+
+    async def serve_stream(self, peer: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._provider._deadlines = QUICK
+        await self._provider.serve_stream(peer, reader, writer)
 
 
 def test_closing_ends_streams_that_are_being_served() -> None:

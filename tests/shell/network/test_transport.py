@@ -20,6 +20,7 @@ from pulsenet.wire.messages import (
     ChunkReply,
     GetChunks,
     GetHead,
+    GetRecords,
     HeadReply,
     Hello,
     Message,
@@ -141,11 +142,15 @@ def test_a_stranger_is_refused_before_any_work(make_node: Any) -> None:
         async with make_node("a") as a, make_node("b") as b:
             asked: list[PeerId] = []
 
-            def admit(peer_id: PeerId) -> bool:
-                asked.append(peer_id)
-                return False
+            class Rules:
+                def admits(self, peer_id: PeerId) -> bool:
+                    asked.append(peer_id)
+                    return False
 
-            b.transport.serve(answer_head, admit=admit)
+                def is_member(self, peer_id: PeerId) -> bool:
+                    return False
+
+            b.transport.serve(answer_head, rules=Rules())
             await a.meet(b)
             with pytest.raises(PeerRefusedError) as caught:
                 await a.transport.request(b.peer_id, GetHead(), 5)
@@ -231,7 +236,8 @@ def test_bytes_that_break_the_specification_close_the_stream_with_a_reason(
 
     async def main() -> None:
         async with make_node("a") as a, make_node("b") as b:
-            b.transport.serve(answer_head, on_violation=lambda peer, reason: violations.append((peer, reason)))
+            b.transport.serve(answer_head)
+            b.transport._provider.on_violation = lambda peer, reason: violations.append((peer, reason))
             await a.meet(b)
             hello = a.transport._hello
             reader, writer = await a.transport.p2pd.open_stream(b.peer_id, STREAM_NAME, 5)
@@ -522,5 +528,35 @@ def test_a_loopback_address_is_not_announced_to_a_public_swarm(make_node: Any) -
         async with make_node("a") as a:
             assert await a.transport.listen_addresses(private_too=False) == ()
             assert len(await a.transport.listen_addresses(private_too=True)) == 1
+
+    run(main())
+
+
+def test_a_peer_that_answers_with_rubbish_again_and_again_is_not_asked_any_more(make_node: Any) -> None:
+    """Strikes of replies and of what the machines found count together."""
+
+    async def main() -> None:
+        async with make_node("a") as a, make_node("b") as b:
+            asked = 0
+
+            async def answer(peer_id: PeerId, message: Message) -> list[Message]:
+                nonlocal asked
+                asked += 1
+                return [HeadReply(None)]
+
+            b.transport.serve(answer)
+            await a.meet(b)
+            for _ in range(4):
+                a.transport.strike(b.peer_id, "signature")
+            with pytest.raises(RemoteProtocolError, match="unexpected-message"):
+                await a.transport.request(b.peer_id, GetRecords(()), 5)
+            with pytest.raises(PeerUnavailableError, match="struck-out"):
+                await a.transport.request(b.peer_id, GetHead(), 5)
+            assert asked == 1
+            a.transport.serve(answer)
+            with pytest.raises(PeerRefusedError) as caught:
+                await b.transport.request(a.peer_id, GetHead(), 5)
+            assert caught.value.refusal.code == "struck-out"
+            assert asked == 1
 
     run(main())
