@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from networks import RUN_ID, bootstrap_address, find_free_port, make_network, run, wait_alone
@@ -233,8 +234,9 @@ def test_a_bootstrap_itself_may_be_the_first_one_up(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_bootstrap_that_comes_up_within_the_start_limit_is_joined(tmp_path: Path) -> None:
-    """A-NET-1: retried within the limit, and told once in one line."""
+@pytest.mark.parametrize("patience", [{"try_seconds": 30}, {"wait": True}], ids=["within a limit", "without one"])
+def test_a_bootstrap_that_comes_up_later_is_joined(tmp_path: Path, patience: dict[str, Any]) -> None:
+    """A-NET-1: retried, and told once in one line."""
 
     async def main() -> None:
         later = make_network(tmp_path, "later")
@@ -243,37 +245,15 @@ def test_a_bootstrap_that_comes_up_within_the_start_limit_is_joined(tmp_path: Pa
         await later.close()
         node = make_network(tmp_path, "node")
         told = asyncio.Queue[str]()
-        opening = asyncio.create_task(node.open([address], try_seconds=30, on_progress=told.put_nowait))
+        opening = asyncio.create_task(node.open([address], on_progress=told.put_nowait, **patience))
         try:
-            assert await told.get() == "no bootstrap answers yet (connection refused: 1): trying again"
+            assert "connection refused" in await told.get()
             await later.open([])
             assert (await opening)[0].is_connected
             assert told.empty()
         finally:
             opening.cancel()
             await node.close()
-            await later.close()
-
-    run(main())
-
-
-def test_waiting_for_a_bootstrap_that_comes_later(tmp_path: Path) -> None:
-    async def main() -> None:
-        later = make_network(tmp_path, "later")
-        await later.open([])
-        address = await bootstrap_address(tmp_path, "later", later)
-        await later.close()
-        waiting = make_network(tmp_path, "waiting")
-        told = asyncio.Queue[str]()
-        opening = asyncio.create_task(waiting.open([address], wait=True, on_progress=told.put_nowait))
-        try:
-            assert "connection refused" in await told.get()
-            await later.open([])
-            outcomes = await opening
-            assert outcomes[0].is_connected
-        finally:
-            opening.cancel()
-            await waiting.close()
             await later.close()
 
     run(main())

@@ -14,8 +14,8 @@ from pulsenet.training.callback import PulsenetCallback
 from pulsenet.training.daemon_exchange import DaemonExchange
 
 
-def make_trainer(folder: Path, callback: PulsenetCallback, *, steps: int = 12) -> Any:
-    """Return a Trainer whose data and weights are always the same, and which saves every sixth step."""
+def make_trainer(folder: Path, callback: PulsenetCallback, *, steps: int = 12, save_steps: int = 6) -> Any:
+    """Return a Trainer whose data and weights are always the same, and which saves every so many steps."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.LlamaConfig(vocab_size=16, num_key_value_heads=2, max_position_embeddings=16, **sizes)
@@ -26,7 +26,7 @@ def make_trainer(folder: Path, callback: PulsenetCallback, *, steps: int = 12) -
         per_device_train_batch_size=2,
         learning_rate=1e-3,
         lr_scheduler_type="constant",
-        save_steps=6,
+        save_steps=save_steps,
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from pulsenet.outer.settings import OuterSettings
 from pulsenet.training.exchange import Exchange
 from pulsenet.training.local_exchange import LocalExchange
 from pulsenet.training.outer_optimizer import OuterOptimizer, RoundReport
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "shell" / "rounds"))  # small_hf_trainer
 
 INNER_STEPS = 3
 

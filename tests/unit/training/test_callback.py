@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,8 @@ from pulsenet.training.local_exchange import LocalExchange
 pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
 transformers = pytest.importorskip("transformers")
 
+from small_hf_trainer import make_trainer  # noqa: E402 (only with transformers)
+
 from pulsenet.training.callback import (  # noqa: E402 (only with transformers)
     STATE_FILE,
     PulsenetCallback,
@@ -26,39 +27,10 @@ from pulsenet.training.callback import (  # noqa: E402 (only with transformers)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def make_trainer(folder: Path, callback: PulsenetCallback, *, steps: int = 12) -> Any:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=16,
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=16,
-    )
-    data = [{"input_ids": torch.arange(8) % 7 + i % 5, "labels": torch.arange(8) % 7 + i % 5} for i in range(64)]
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
-        max_steps=steps,
-        per_device_train_batch_size=2,
-        learning_rate=1e-3,
-        lr_scheduler_type="constant",
-        save_steps=5,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        logging_strategy="no",
-        seed=1,
-    )
-    model = transformers.LlamaForCausalLM(config)
-    return transformers.Trainer(model, arguments, train_dataset=data, callbacks=[callback])
-
-
 def test_rounds_run_under_the_trainer_and_resume_bit_by_bit(tmp_path: Path) -> None:
     """A-LOC-3 through the Trainer's own checkpoint, taken in the middle of a round."""
     swarm = LocalExchange(OuterSettings(inner_steps=4), 1)
-    whole = make_trainer(tmp_path, PulsenetCallback(swarm.member(0)))
+    whole = make_trainer(tmp_path, PulsenetCallback(swarm.member(0)), save_steps=5)
     whole.train()
     (callback,) = [one for one in whole.callback_handler.callbacks if isinstance(one, PulsenetCallback)]
     assert callback.sync is not None
@@ -68,7 +40,7 @@ def test_rounds_run_under_the_trainer_and_resume_bit_by_bit(tmp_path: Path) -> N
     rest = LocalExchange(OuterSettings(inner_steps=4), 1)
     rest.rounds = swarm.rounds[:1]
     resumed_callback = PulsenetCallback(rest.member(0))
-    resumed = make_trainer(tmp_path, resumed_callback)
+    resumed = make_trainer(tmp_path, resumed_callback, save_steps=5)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
     assert resumed_callback.sync is not None
     assert resumed_callback.sync.round_index == 3
@@ -82,16 +54,16 @@ def test_the_baseline_ddp_runs_under_the_trainer_and_resumes_bit_by_bit(tmp_path
     settings = OuterSettings(algorithm=Algorithm.DDP, inner_steps=4)
     swarm = LocalExchange(settings, 1)
     callback = PulsenetCallback(swarm.member(0))
-    whole = make_trainer(tmp_path, callback)
+    whole = make_trainer(tmp_path, callback, save_steps=5)
     whole.train()
     assert callback.sync is not None
     assert (callback.sync.round_index, callback.sync.counters.counted) == (12, 12)
-    plain = make_trainer(tmp_path / "plain", transformers.TrainerCallback())
+    plain = make_trainer(tmp_path / "plain", transformers.TrainerCallback(), save_steps=5)
     plain.train()
     rest = LocalExchange(settings, 1)
     rest.rounds = swarm.rounds[:10]
     resumed_callback = PulsenetCallback(rest.member(0))
-    resumed = make_trainer(tmp_path, resumed_callback)
+    resumed = make_trainer(tmp_path, resumed_callback, save_steps=5)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
     assert resumed_callback.sync is not None
     assert resumed_callback.sync.state_root == callback.sync.state_root
@@ -104,9 +76,11 @@ def test_the_baseline_ddp_runs_under_the_trainer_and_resumes_bit_by_bit(tmp_path
 
 def test_a_checkpoint_without_the_rounds_is_refused(tmp_path: Path) -> None:
     swarm = LocalExchange(OuterSettings(inner_steps=4), 1)
-    make_trainer(tmp_path, PulsenetCallback(swarm.member(0)), steps=5).train()
+    make_trainer(tmp_path, PulsenetCallback(swarm.member(0)), steps=5, save_steps=5).train()
     (tmp_path / "checkpoint-5" / STATE_FILE).unlink()
-    again = make_trainer(tmp_path, PulsenetCallback(LocalExchange(OuterSettings(inner_steps=4), 1).member(0)))
+    again = make_trainer(
+        tmp_path, PulsenetCallback(LocalExchange(OuterSettings(inner_steps=4), 1).member(0)), save_steps=5
+    )
     with pytest.raises(ConfigError, match=STATE_FILE):
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
 
