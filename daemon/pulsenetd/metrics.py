@@ -38,7 +38,7 @@ REASONS: Final = frozenset(
         # requests
         "timeout", "closed", "refused", "unreachable", "hedge",
         # hops and engines
-        "base_mismatch", "root_mismatch", "structure", "engine", "too-large",
+        "base_mismatch", "root_mismatch", "structure", "engine", "read_back", "too-large",
         # publishing
         "not_publisher", "superseded", "authorities", "behind", "diverged", "no_snapshot", "no_baseline", "no_base",
         "encode", "cut_short", "dropped", "too_slow", "other_base", "bad_changes",
@@ -63,6 +63,14 @@ TASKS: Final = frozenset({"queued", "leased", "done", "given_up"})
 """Tasks of the training process: as often as each was leased, and answered once."""
 SLICES: Final = frozenset({"summed", "failed", "astray"})
 """Slices that were summed here, sums that failed, and rounds whose slices led to another state than everybody's."""
+JOBS: Final = frozenset({"mix1", "mix2"})
+MIXES: Final = frozenset({"mixed", "part", "late", "lost", "over", "refused", "store"})
+"""What came of a mixing: somebody else's values, or why only the own ones."""
+DEBTS: Final = frozenset({"owed", "settled", "void", "forgotten"})
+"""Means that only the other side of a pair took: found out, made up for, found to be none, given up."""
+MIXING_ROUNDS: Final = frozenset({"listed", "unlisted"})
+MIXING_SLICES: Final = frozenset({"combined", "taken", "refused", "other-base"})
+"""Slices of global means: made here, taken from their owners, found bad, made from another mean than the own."""
 KINDS: Final = frozenset({*streams.KINDS.values(), "other"})
 """What bytes on streams are counted as."""
 BLOB_KINDS: Final = frozenset({"patch", "skip", "anchor", "contribution", "slice", "state", "other"})
@@ -102,6 +110,9 @@ class Metrics:
         self.p2pd_restarts = Counter(
             "pulsenet_p2pd_restarts", "Times p2pd was restarted, or failed to.", ["reason"], registry=self.registry
         )
+        self.store_damaged_chunks = Counter(
+            "pulsenet_store_damaged_chunks", "Chunks found damaged on disk and dropped.", registry=self.registry
+        )
         self.published = Counter("pulsenet_published_versions", "Versions committed here.", registry=self.registry)
         self.rollouts = Counter("pulsenet_rollouts", "Rollout batches by outcome.", ["outcome"], registry=self.registry)
         self.rollout_checks = Counter(
@@ -120,6 +131,25 @@ class Metrics:
         self.slices = Counter(
             "pulsenet_slices", "Slices of rounds: summed here, failed, led astray.", ["outcome"], registry=self.registry
         )
+        self.mixes = Counter(
+            "pulsenet_mixes", "Mixings by job and outcome.", ["job", "outcome"], registry=self.registry
+        )
+        self.mixed_parts = Counter(
+            "pulsenet_mixed_parts", "Parts in the means that were made here.", ["job"], registry=self.registry
+        )
+        self.mixing_rounds = Counter(
+            "pulsenet_mixing_rounds",
+            "Rounds opened, by whether a roster listed this node.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.mixing_slices = Counter(
+            "pulsenet_mixing_slices", "Slices of global means by outcome.", ["outcome"], registry=self.registry
+        )
+        self.debts = Counter(
+            "pulsenet_debts", "Means that one side of a pair took alone.", ["outcome"], registry=self.registry
+        )
+        self.rosters = Counter("pulsenet_rosters", "Rosters signed here.", registry=self.registry)
         self.update_seconds = Histogram(
             "pulsenet_update_seconds",
             "Seconds one stage of an update took.",
@@ -157,6 +187,19 @@ class Metrics:
             self.tasks.labels(closed(label, TASKS)).inc(value)
         elif name == "votes":
             self.votes.labels(closed(label, VOTES)).inc(value)
+        elif name == "mixes":
+            job, _, outcome = label.partition("-")
+            self.mixes.labels(closed(job, JOBS), closed(outcome, MIXES)).inc(value)
+        elif name == "mixed_parts":
+            self.mixed_parts.labels(closed(label, JOBS)).inc(value)
+        elif name == "mixing_rounds":
+            self.mixing_rounds.labels(closed(label, MIXING_ROUNDS)).inc(value)
+        elif name == "mixing_slices":
+            self.mixing_slices.labels(closed(label, MIXING_SLICES)).inc(value)
+        elif name == "debts":
+            self.debts.labels(closed(label, DEBTS)).inc(value)
+        elif name == "rosters":
+            self.rosters.inc(value)
         elif name == "slices":
             self.slices.labels(closed(label, SLICES)).inc(value)
         elif name.startswith("bytes_"):
@@ -182,7 +225,7 @@ class Metrics:
     def take_usage(self, usage: Usage) -> None:
         """Show what the store holds, and what is left of the disk."""
         self.set("store_bytes", usage.chunk_size_bytes)
-        self.set("store_damaged_chunks", usage.damaged_count)
+        self._advance(self.store_damaged_chunks, ("damaged",), usage.damaged_count)
         self.set("disk_free_bytes", usage.free_size_bytes)
 
     def take_restarts(self, restarts: Mapping[str, int]) -> None:
@@ -219,7 +262,6 @@ _GAUGES: Final = {
     "reachable": "1 when a peer dialled back on request, 0 when none could; NaN while nobody was asked.",
     "clock_offset_seconds": "Seconds this clock runs ahead of the median of the peers.",
     "store_bytes": "Bytes of blobs on disk.",
-    "store_damaged_chunks": "Chunks found damaged on disk and dropped, since the start.",
     "disk_free_bytes": "Bytes free where the data directory lies.",
     "round_index": "Rounds that led to the state of this trainer, or known as final on other nodes; -1 before.",
     "round_contributors": "Contributions that the newest round stepped here counts.",

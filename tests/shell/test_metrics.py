@@ -136,7 +136,7 @@ def test_what_the_store_holds_is_shown_beside_what_is_left_of_the_disk(tmp_path:
     metrics.take_usage(usage)
     assert usage.chunk_size_bytes == 1000
     assert metrics.registry.get_sample_value("pulsenet_store_bytes") == 1000.0
-    assert metrics.registry.get_sample_value("pulsenet_store_damaged_chunks") == 0.0
+    assert metrics.registry.get_sample_value("pulsenet_store_damaged_chunks_total") == 0.0
     assert metrics.registry.get_sample_value("pulsenet_disk_free_bytes") == float(usage.free_size_bytes)
     assert usage.free_size_bytes > 0
 
