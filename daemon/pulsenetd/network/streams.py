@@ -223,7 +223,7 @@ class FramedStream:
         kind = "other"
         try:
             message = self._decoder.next_message()
-            kind = KINDS.get(type(message), "other")
+            kind = "other" if message is None else KINDS.get(type(message), "other")
         finally:
             self._traffic.bytes["received", kind] += held_size_bytes - self._decoder.buffered_size_bytes
         if self._budget is not None and not self._budget.note_arriving(self._decoder.buffered_size_bytes):
