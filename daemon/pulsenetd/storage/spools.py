@@ -11,6 +11,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -76,7 +77,7 @@ class Spool:
 
     def remove(self) -> None:
         """Delete the file; records already read stay valid."""
-        self.path.unlink(missing_ok=True)
+        _remove(self.path)
 
     def _decode(self, place: _Place) -> Iterator[Changes]:
         data = self._data[place.offset_bytes : place.offset_bytes + place.size_bytes]
@@ -140,7 +141,7 @@ class SpoolWriter:
         except OSError:
             pass
         finally:
-            self._path.unlink(missing_ok=True)
+            _remove(self._path)
 
 
 class SpoolDirectory:
@@ -246,6 +247,12 @@ def write_unnamed(directory: Path, changes: Iterator[Changes], *, on_size: Calla
     except OSError as error:
         raise describe_os_error("write", path, error) from error
     finally:
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Delete a spool; what the disk will not let go is deleted at the next start, and no hop fails of it."""
+    with suppress(OSError):
         path.unlink(missing_ok=True)
 
 

@@ -103,6 +103,19 @@ def test_an_abandoned_spool_leaves_no_file(spools: SpoolDirectory, tmp_path: Pat
     assert not list((tmp_path / "spools").iterdir())
 
 
+def test_a_spool_that_cannot_be_deleted_fails_nothing(spools: SpoolDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by the fail points: a hop that was written and saved ended the node when its old spool would not go."""
+
+    def fail(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Path, "unlink", fail)
+    keep(spools, 1, 2, changes(0, (0, 0, 1)))
+    keep(spools, 2, 3, changes(0, (0, 1, 0)), size_bytes_max=0)
+    spools.begin(TABLE).abandon()
+    spools.clear()
+
+
 def test_a_damaged_spool_is_a_storage_error(spools: SpoolDirectory, tmp_path: Path) -> None:
     spool = keep(spools, 1, 2, changes(0, (0, 0, 1)))
     spool.path.write_bytes(bytes(spool.size_bytes))
