@@ -36,11 +36,17 @@ VALUES: Final = {
     ("pulsenet_wasted_inner_steps_total", "reason"): metrics.WASTES,
     ("pulsenet_slices_total", "outcome"): metrics.SLICES,
     ("pulsenet_votes_total", "outcome"): metrics.VOTES,
+    ("pulsenet_mixes_total", "job"): metrics.JOBS,
+    ("pulsenet_mixes_total", "outcome"): metrics.MIXES,
+    ("pulsenet_mixed_parts_total", "job"): metrics.JOBS,
+    ("pulsenet_mixing_rounds_total", "outcome"): metrics.MIXING_ROUNDS,
+    ("pulsenet_mixing_slices_total", "outcome"): metrics.MIXING_SLICES,
+    ("pulsenet_debts_total", "outcome"): metrics.DEBTS,
     ("pulsenet_update_seconds", "stage"): frozenset(metrics.STAGES),
     ("up", "job"): frozenset({"pulsenet"}),
     ("pulsenet_reachable", "role"): frozenset({"trainer", "inferencer", "seed"}),
 }
-"""Values a matcher may ask for; labels that are not here must not be asked for by value."""
+"""Values each label may have, as the code counts them; a new labelled series is added here and to docs/metrics.md."""
 
 
 def read_series() -> dict[str, frozenset[str]]:
