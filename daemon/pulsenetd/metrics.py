@@ -36,7 +36,7 @@ REASONS: Final = frozenset(
         "contribution-base", "contribution-header", "contribution-table", "slice-header", "scale", "members",
         "state-header", "state-truncated", "state-trailing", "state-slots",
         # requests
-        "timeout", "closed", "refused", "unreachable", "hedge",
+        "timeout", "closed", "refused", "unreachable", "hedge", "thin-upload",
         # hops and engines
         "base_mismatch", "root_mismatch", "structure", "engine", "read_back", "too-large",
         # publishing
@@ -132,10 +132,10 @@ class Metrics:
             "pulsenet_slices", "Slices of rounds: summed here, failed, led astray.", ["outcome"], registry=self.registry
         )
         self.mixes = Counter(
-            "pulsenet_mixes", "Mixings by job and outcome.", ["job", "outcome"], registry=self.registry
+            "pulsenet_mixes", "Mixings by kind and outcome.", ["mix", "outcome"], registry=self.registry
         )
         self.mixed_parts = Counter(
-            "pulsenet_mixed_parts", "Parts in the means that were made here.", ["job"], registry=self.registry
+            "pulsenet_mixed_parts", "Parts in the means that were made here.", ["mix"], registry=self.registry
         )
         self.mixing_rounds = Counter(
             "pulsenet_mixing_rounds",

@@ -72,6 +72,12 @@ def test_names_end_in_the_unit_of_their_row() -> None:
         assert name.strip("`").endswith("_total") == (kind == "counter"), name
 
 
+def test_no_label_is_one_that_scrapers_set() -> None:
+    """Prometheus would keep its own and call ours exported_job."""
+    for name, (_, labels) in read_exported().items():
+        assert not TARGET_LABELS & set(labels), name
+
+
 def test_every_label_is_known_here() -> None:
     labels = {(name, label) for name, (_, names) in read_exported().items() for label in names}
     assert labels == LISTED.keys() | REASONED, "add it to VALUES in exported.py"
