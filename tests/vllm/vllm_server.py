@@ -93,12 +93,16 @@ class Server:
         """Say whether the scheduler stands still."""
         return bool(self.ask("GET", "/is_paused")["is_paused"])
 
-    def stop(self) -> None:
-        """End the server and all that it started."""
+    def stop(self, patience_seconds: float = 20.0) -> None:
+        """End the server and all that it started.
+
+        Args:
+            patience_seconds: How long it may take by itself. One that waits for a dead engine never ends.
+        """
         pids = self.descendants()
         self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(20)
+            self.process.wait(patience_seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait(20)

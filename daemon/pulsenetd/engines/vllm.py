@@ -144,6 +144,8 @@ class SupervisedServer:
             elif self._silent_since is not None and now - self._silent_since > SILENCE_SECONDS_MAX:
                 self._note_death(f"has not answered for {SILENCE_SECONDS_MAX:.0f} s", now)
             elif self._gone_since is not None and now - self._gone_since > GONE_SECONDS_MAX:
+                # It waits for its engine for ever, and for that also when it is asked to end.
+                self._process.kill()
                 self._note_death("has lost its engine and does not end by itself", now)
         if self._process is None:
             if now < self._retry_at:

@@ -85,6 +85,9 @@ class Process(Protocol):
     def stop(self) -> None:
         """End it and everything it started. Blocks."""
 
+    def kill(self) -> None:
+        """The same at once: for one that will not end by itself."""
+
 
 class ServerProcess:
     """One life of a server and of every process it starts.
@@ -130,6 +133,10 @@ class ServerProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECONDS_MAX)
         # Also after an orderly end: a worker may have been left behind.
+        self.kill()
+
+    def kill(self) -> None:
+        """The same at once."""
         self._signal(signal.SIGKILL)
         self._process.wait()
 
@@ -151,12 +158,21 @@ class AdoptedProcess:
 
     def stop(self) -> None:
         """End it and everything it started. Blocks."""
+        self._signal(signal.SIGTERM)
         give_up_at = time.monotonic() + STOP_SECONDS_MAX
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, number)
-            while self.exit_code() is None and (number == signal.SIGKILL or time.monotonic() < give_up_at):
-                time.sleep(STOP_POLL_SECONDS)
+        while self.exit_code() is None and time.monotonic() < give_up_at:
+            time.sleep(STOP_POLL_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """The same at once."""
+        self._signal(signal.SIGKILL)
+        while self.exit_code() is None:
+            time.sleep(STOP_POLL_SECONDS)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
 
 
 def remember(path: Path, pid: int, port: int, arguments: ServerArguments) -> None:

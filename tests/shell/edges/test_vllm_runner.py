@@ -133,8 +133,10 @@ def test_an_engine_is_attached_and_follows(bench: Bench, node: Any, weights: Seq
     ]
     assert holds(bench.model, weights[2])
     assert bench.vllm.weight_label == "0.2"
-    assert bench.runner is not None
-    upstream = bench.runner.find_upstream()
+    runner = bench.runner
+    assert runner is not None
+    bench.wait(lambda: runner.find_upstream().version == Version(0, 2))  # noted once the node has confirmed it
+    upstream = runner.find_upstream()
     assert (upstream.url, upstream.version, upstream.read_label()) == ("http://127.0.0.1:1", Version(0, 2), "0.2")
     assert [times.changed_count > 0 for times in bench.times] == [True, True]
     assert bench.lost == []
@@ -230,13 +232,16 @@ class Process:
     def __init__(self) -> None:
         self.pid = 2**31 - 1  # no process has it
         self.code: int | None = None
-        self.is_stopped = False
+        self.is_stopped = self.is_killed = False
 
     def exit_code(self) -> int | None:
         return self.code
 
     def stop(self) -> None:
         self.is_stopped = True
+
+    def kill(self) -> None:
+        self.is_killed = True
 
 
 class Starts:
@@ -363,6 +368,7 @@ def test_a_server_whose_engine_died_gets_a_moment_to_end_by_itself(tmp_path: Pat
     starts.now += 1
     with pytest.raises(UnavailableError, match="started again in"):
         starts.server.url()
+    assert starts.processes[0].is_killed, "asked to end, it would wait as long"
     assert starts.processes[0].is_stopped
 
 

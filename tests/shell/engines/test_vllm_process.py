@@ -111,6 +111,23 @@ def test_a_server_is_ended_with_everything_it_started(
     assert log.read_text().startswith("dev 1 -m vllm.entrypoints.openai.api_server --model /base")
 
 
+def test_a_server_that_will_not_end_by_itself_is_killed_with_all_it_started(fake_python: str, tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    process = ServerProcess(["--stubborn"], python=fake_python, log=log)
+    worker = read_worker(log)
+    arguments = ServerArguments(["--model", "/base"])
+    remember(tmp_path / "vllm.json", process.pid, 8123, arguments)
+    found = recall(tmp_path / "vllm.json", arguments)
+    assert found is not None
+    process.kill()
+    assert process.exit_code() == -signal.SIGKILL
+    found[0].kill()
+    give_up_at = time.monotonic() + 10
+    while is_running(worker) and time.monotonic() < give_up_at:
+        time.sleep(0.01)
+    assert not is_running(worker)
+
+
 def test_a_server_that_ends_says_how(fake_python: str, tmp_path: Path) -> None:
     process = ServerProcess([], python=fake_python, log=tmp_path / "log")
     read_worker(tmp_path / "log")
