@@ -11,6 +11,9 @@ from pulsenet.node.events import EngineApplied, EngineFailed
 SWAP_SECONDS_MAX = 600.0
 """An engine that does not answer for this long is called failed; an engine that is loading may take minutes."""
 
+FAULTS = frozenset({"base_mismatch", "root_mismatch", "structure", "read_back", "decode"})
+"""Codes with which an engine's reason may begin; its other trouble is counted as ``engine``."""
+
 
 class EngineSwap:
     """The engine's version, apart from the mirror's. Pure.
@@ -73,7 +76,8 @@ class EngineSwap:
         self._retry_at = now + self._backoff_seconds(self._failure_count)
         held = "an unknown version" if event.version is None else f"version {event.version}"
         text = f"the engine did not take the update ({event.reason}); it holds {held}, trying again"
-        return [Count("rejected", "engine"), Log("warning", text)]
+        code = event.reason.partition(":")[0]
+        return [Count("rejected", code if code in FAULTS else "engine"), Log("warning", text)]
 
     def next_wake(self, now: float) -> float | None:
         """Return the next time at which a swap may become due."""

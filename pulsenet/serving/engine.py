@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +104,26 @@ class Engine(Protocol):
             IntegrityError: It does not; ``version`` is ``None`` now.
             LocalProtocolError: No version is held.
         """
+
+
+@runtime_checkable
+class SamplesWrites(Protocol):
+    """What an engine may offer besides: a read-back that is cheap enough for every update."""
+
+    def read_back_sample(self) -> None:
+        """Compare some of what was written last with what is served from; errors as :meth:`Engine.read_back`."""
+
+
+def read_back_update(engine: Engine) -> None:
+    """Look at what an update left behind: at a sample, if the engine offers that, or at everything.
+
+    Raises:
+        IntegrityError: The bits are others; ``version`` is ``None`` now.
+    """
+    if isinstance(engine, SamplesWrites):
+        engine.read_back_sample()
+    else:
+        engine.read_back()
 
 
 def apply_update(engine: Engine, update: EngineUpdate) -> None:

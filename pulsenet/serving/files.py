@@ -50,6 +50,7 @@ from pulsenet.serving.safetensors_format import (
     sync_path,
     write_safetensors,
 )
+from pulsenet.serving.samples import Sample, check_samples, take_samples
 from pulsenet.tensors.digest import compute_root, hash_tensor
 from pulsenet.tensors.params import ParameterTable, make_table
 
@@ -82,6 +83,9 @@ class FilesEngine:
         self._versions = directory / "versions"
         self._version: Version | None = None
         self._staged: _Staged | None = None
+        self._samples: list[Sample] = []
+        self._table: ParameterTable | None = None
+        """Both of the last update; none of what an earlier process left, which is hashed as a whole."""
         with _storage_errors(directory):
             self._versions.mkdir(parents=True, exist_ok=True)
             self._lock = _lock_directory(directory)
@@ -124,7 +128,7 @@ class FilesEngine:
             except BaseException:
                 shutil.rmtree(place, ignore_errors=True)
                 raise
-        self._staged = _Staged(place, update.version)
+        self._staged = _Staged(place, update.version, take_samples(update), update.table)
 
     def commit(self) -> None:
         """Lead ``current`` to the staged version; errors also ``StorageError``, and then the old version stays."""
@@ -140,6 +144,7 @@ class FilesEngine:
             sync_path(self._versions)
             self._switch(final)
             self._version = staged.version
+            self._samples, self._table = staged.samples, staged.table
             self._prune(final)
 
     def rollback(self) -> None:
@@ -158,6 +163,30 @@ class FilesEngine:
         if self._version != held:
             self._version = None
             raise IntegrityError(f"the files in {self.current} are no longer version {held}: load them in full")
+
+    def read_back_sample(self) -> None:
+        """Compare a sample of the last update with the files; see :meth:`Engine.read_back`."""
+        held = self._version
+        if held is None:
+            raise LocalProtocolError("no version is held: there is nothing to read back")
+        table = self._table
+        if table is None:
+            return
+        try:
+            with _storage_errors(self.directory):
+                path = self.current / WEIGHTS_NAME
+                places = {place.spec.name: place for place in read_header(path)}
+                _check_same_tensors(table, places)
+                mapping = map_file(path)
+
+            def count_other_bits(sample: Sample) -> int:
+                view = _view_place(mapping, places[table.tensors[sample.tensor_index].name])
+                return int(np.count_nonzero(view[sample.indices] != sample.bits))
+
+            check_samples(held, self._samples, count_other_bits)
+        except BaseException:
+            self._version = None
+            raise
 
     def _fill_records(self, update: RecordsUpdate) -> Callable[[Path], None]:
         """Check records against the current files, and return what writes their result into a directory."""
@@ -232,6 +261,8 @@ class _Staged:
 
     place: Path
     version: Version
+    samples: list[Sample]
+    table: ParameterTable
 
 
 def _fill_full(update: FullUpdate, directory: Path) -> None:

@@ -8,9 +8,10 @@ Read under the guard::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -26,6 +27,7 @@ from pulsenet.serving.engine import (
     check_root,
     require_staged,
 )
+from pulsenet.serving.samples import Sample, check_samples, take_samples
 from pulsenet.serving.targets import Target, compute_model_root, find_targets
 from pulsenet.serving.weights_lock import WeightsLock
 from pulsenet.tensors.params import ParameterTable
@@ -61,6 +63,8 @@ class InProcessEngine:
         """Root of ``version``."""
         self._table: ParameterTable | None = None
         self._staged: _Staged | None = None
+        self._samples: list[Sample] = []
+        """Of the last update."""
 
     @property
     def version(self) -> Version | None:
@@ -97,7 +101,7 @@ class InProcessEngine:
                 for changes in update.changes():
                     for target in targets[changes.tensor_index]:
                         _check_old_bits(target, changes)
-        self._staged = _Staged(update, targets)
+        self._staged = _Staged(update, targets, take_samples(update))
 
     def commit(self) -> None:
         """Write in place while no reader is inside; see :meth:`Engine.commit`.
@@ -121,6 +125,7 @@ class InProcessEngine:
                 self._undo(staged)
                 raise
             self._version, self._root, self._table = update.version, update.root, update.table
+            self._samples = staged.samples
             self._staged = None
 
     def rollback(self) -> None:
@@ -136,6 +141,20 @@ class InProcessEngine:
             targets = find_targets(self._model, self._table, vocabulary_size=self._vocabulary_size)
             check_root(version, self._root, compute_model_root(targets, self._table))
             self._version = version
+
+    def read_back_sample(self) -> None:
+        """Compare a sample of the last update with the model, beside its readers; see :meth:`Engine.read_back`."""
+        # Readers are not in the way, and one that generates for a minute would be in ours.
+        with torch.inference_mode(), self._lock.reading():
+            version, table = self._version, self._table
+            if version is None or table is None:
+                raise LocalProtocolError("no version is held: there is nothing to read back")
+            try:
+                targets = find_targets(self._model, table, vocabulary_size=self._vocabulary_size)
+                check_samples(version, self._samples, partial(_count_other_bits, targets))
+            except BaseException:
+                self._version = None
+                raise
 
     def _undo(self, staged: _Staged) -> None:
         """Put the old bits back everywhere, however far the writes came, and say the base is held if that is true."""
@@ -157,6 +176,8 @@ class _Staged:
 
     update: EngineUpdate
     targets: list[tuple[Target, ...]]
+    samples: list[Sample]
+    """What is read back after the commit, chosen while nobody waits."""
 
     def write(self) -> None:
         """Overwrite what the update changes."""
@@ -168,6 +189,11 @@ class _Staged:
         for tensor_index, copies in enumerate(self.targets):
             for target in copies:
                 target.write_bytes(self.update.tensor_bytes(tensor_index))
+
+
+def _count_other_bits(targets: Sequence[tuple[Target, ...]], sample: Sample) -> int:
+    """Return how many positions of a sample any copy of its tensor holds otherwise."""
+    return sum(target.count_other_bits(sample.indices, sample.bits) for target in targets[sample.tensor_index])
 
 
 def _check_old_bits(target: Target, changes: Changes) -> None:

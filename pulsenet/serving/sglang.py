@@ -122,6 +122,15 @@ class SglangEngine:
         self._files.read_back()
         self._version = held
 
+    def read_back_sample(self) -> None:
+        """Compare SGLang's label, and a sample of the files; see :meth:`Engine.read_back`."""
+        if self._version is None:
+            raise LocalProtocolError("no version is held: there is nothing to read back")
+        self._check_label()
+        held, self._version = self._version, None
+        self._files.read_back_sample()
+        self._version = held
+
     def _check_label(self) -> None:
         """Make sure that SGLang holds what it was given last."""
         label = self._routes.label()

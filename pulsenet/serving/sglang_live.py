@@ -138,6 +138,10 @@ class SglangControl:
         """Return the name of the weights."""
         return self._routes.label()
 
+    def is_sleeping(self) -> bool:
+        """SGLang does not say; memory that it released and took back is found by its old bits."""
+        return False
+
     def pause(self) -> None:
         """Put running requests back into the queue; their keys and values are dropped with the commit."""
         self._routes.pause()

@@ -38,7 +38,7 @@ from pulsenet.local.directories import RUN_NAME_DEFAULT, find_data_directory
 from pulsenet.local.protocol import RolloutsTaken, UpdateKind
 from pulsenet.local.rollouts import Sample, pack_rollouts
 from pulsenet.local.tasks import Task
-from pulsenet.serving.engine import Engine, FullUpdate, RecordsUpdate, apply_update
+from pulsenet.serving.engine import Engine, FullUpdate, RecordsUpdate, apply_update, read_back_update
 
 CONNECT_SECONDS_MAX: Final = 10.0
 TASKS_WAIT_SECONDS: Final = 10.0
@@ -78,7 +78,7 @@ class Subscriber:
         """Why the last update failed; ``None`` once one succeeded."""
 
     def step(self, timeout_seconds: float = 0.0) -> Version | None:
-        """Wait for one update and apply it; return its version, or ``None`` when the time is up.
+        """Wait for one update, apply it and read it back; return its version, or ``None`` when the time is up.
 
         An engine that fails is reported to the daemon before the error is raised; the next call asks for what the
         engine then needs, which is everything if it no longer knows its weights.
@@ -91,10 +91,14 @@ class Subscriber:
         if update is None:
             return None
         with update:
+            is_applied = False
             try:
                 self._apply(update)
+                is_applied = True
+                read_back_update(self._engine)
             except BaseException as error:
-                reason = name_failure(error)
+                is_other = is_applied and isinstance(error, IntegrityError)
+                reason = "read_back" if is_other else name_failure(error)
                 self.failures[reason] += 1
                 self.last_failure = error
                 self._confirm(ok=False, reason=f"{reason}: {error}")

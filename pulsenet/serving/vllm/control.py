@@ -58,6 +58,9 @@ class Control(Protocol):
     def label(self) -> str:
         """Return the name of the weights."""
 
+    def is_sleeping(self) -> bool:
+        """Say whether the engine stands still: asleep, without its weights maybe, or paused."""
+
     def pause(self) -> None:
         """Hold every request where it is and forget all cached keys and values."""
 
@@ -128,6 +131,10 @@ class HttpControl:
         """``GET /weight_info``, of an engine that lives: the server knows the label without it."""
         self._check_health()
         return str(self._call("GET", "/weight_info", timeout_seconds=PROBE_SECONDS_MAX).get("weight_version"))
+
+    def is_sleeping(self) -> bool:
+        """``GET /is_sleeping``, which vLLM affirms of a paused engine too."""
+        return self._call("GET", "/is_sleeping", timeout_seconds=PROBE_SECONDS_MAX).get("is_sleeping") is True
 
     def pause(self) -> None:
         """``POST /pause``: requests in flight are kept, caches dropped."""

@@ -125,6 +125,8 @@ class VllmEngine:
         self._is_paused_since: float | None = None
         self._pause_seconds = 0.0
         self._commit_seconds = 0.0
+        self._has_slept = False
+        """Whether the engine stood still for somebody else since it was compared last."""
         self._must_copy = False
         """Whether the ranks cannot open this process's memory by its descriptor."""
         self.directory = Path(directory)
@@ -146,9 +148,11 @@ class VllmEngine:
         """Look whether the engine is the one that was attached; find one again that an earlier node left.
 
         Raises:
-            UnavailableError: It does not answer, or was started again; ``version`` is ``None`` then.
+            UnavailableError: It does not answer, sleeps, or was started again; ``version`` is ``None`` then.
+            IntegrityError: It is found again, and a sample of its weights is not what was written last.
         """
         label = self._control.label()
+        self._look_for_sleep()
         if self._attached is None:
             self._find_again(label)
         elif label != self._attached.label:
@@ -213,8 +217,8 @@ class VllmEngine:
         if transaction.step is not Step.DONE:
             self._version = held if transaction.step is Step.REFUSED else None
             self._fail(transaction)
-        if isinstance(update, FullUpdate) and transaction.needs_pause:
-            # The memory is lent: a node that moved on would have changed it under the ranks.
+        if isinstance(update, FullUpdate):
+            # The memory is lent: a node that moved on would have changed it under the ranks that copied or compared.
             check_root(update.version, update.root, compute_region_root(update.table, update.region))
         self._version = update.version
         if self._on_times is not None:
@@ -236,19 +240,39 @@ class VllmEngine:
             raise LocalProtocolError("no version is held: there is nothing to read back")
         self.rollback()
         self.probe()
+        fault = self._order_alone(Order.READ_BACK)
+        if fault is not None:
+            self._forget()
+            raise IntegrityError(f"{fault.reason}: load the engine in full")
+
+    def _order_alone(self, order: Order) -> Fault | None:
+        """Give an order that belongs to no update, and return the first fault of any rank."""
         transaction = secrets.token_hex(8)
         self._close_left_open()
         self._control.open()
         try:
-            self._control.order(UpdateInfo(Order.READ_BACK, transaction, str(self.directory)).to_json())
-            answers = self._await_answers(transaction, Order.READ_BACK)
+            self._control.order(UpdateInfo(order, transaction, str(self.directory)).to_json())
+            answers = self._await_answers(transaction, order)
         finally:
             self._control.close(None)
-        for rank, answer in enumerate(answers):
-            fault = find_fault(rank, answer, Order.READ_BACK, transaction)
+        faults = (find_fault(rank, answer, order, transaction) for rank, answer in enumerate(answers))
+        return next((fault for fault in faults if fault is not None), None)
+
+    def _look_for_sleep(self) -> None:
+        """Doubt the weights of an engine that stood still for somebody else: sleep may have dropped them."""
+        if (self.directory / PAUSED_NAME).exists():
+            return  # for us
+        if self._control.is_sleeping():
+            self._has_slept, self._version = True, None
+            raise UnavailableError(
+                f"the engine at {self._control.url} sleeps or is paused: once it goes on, its weights are compared"
+            )
+        if self._has_slept:
+            self._version = None
+            fault = None if self._attached is None else self._order_alone(Order.DOUBT)
             if fault is not None:
-                self._forget()
-                raise IntegrityError(f"{fault.reason}: load the engine in full")
+                raise UnavailableError(fault.reason)
+            self._has_slept = False
 
     # One transaction
 
@@ -363,6 +387,8 @@ class VllmEngine:
             boots = tuple(answer.boot for answer in answers if answer is not None)
             self._attached = _Attached(table, boots, label)
             self._recover(answers)
+            if self._version is not None:
+                self.read_back()  # it may have slept while no node was there
 
     def _take_up(self, table: ParameterTable, answers: Sequence[Answer | None], transaction: str) -> _Attached:
         """Check what the ranks said to ATTACH, and put right what an earlier node left."""

@@ -46,6 +46,8 @@ class Order(StrEnum):
     """Compare a sample of what was written last with what is there."""
     COMPARE = "compare"
     """Compare all weights with a model directory, while the engine serves; nothing changes."""
+    DOUBT = "doubt"
+    """Believe nothing of the weights until they were compared or written as a whole: sleep may have dropped them."""
     WATCHDOG = "watchdog"
     """Nobody asked: the node was gone in the middle of an update."""
 

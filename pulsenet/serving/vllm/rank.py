@@ -159,12 +159,25 @@ class RankWeights:
             if order.size_bytes != self.map.table.layout_size_bytes:
                 raise StorageError(f"{order.size_bytes} bytes for {self.map.table.layout_size_bytes}", "damaged")
             staged = StagedUpdate(version, None, order.root)
-            if self.state is not State.READY or self.root != order.root:
-                staged.full = RegionTensors(self.map.table, data)
+            region = RegionTensors(self.map.table, data)
+            if self._holds(order.root, region, version):
+                staged.samples = [Sample.of_all(memory) for memory in self.map.memories]
+            else:
+                staged.full = region
                 staged.full_count = sum(window.element_count for _, _, window in self.map.walk())
         self._staged = staged
         if self.state is State.READY:
             self.state = State.STAGED
+
+    def _holds(self, root: str, region: RegionTensors, version: Version) -> bool:
+        """Say whether the weights are this version already; those of which nothing is known are compared."""
+        if self.state is not State.UNKNOWN:
+            return self.root == root
+        try:
+            attest(self.map, region, f"version {version}")
+        except IntegrityError:
+            return False
+        return True
 
     def _stage_records(self, order: UpdateInfo, version: Version, data: npt.NDArray[np.uint8]) -> StagedUpdate:
         base_version = parse_version(order.base_version)
@@ -242,7 +255,8 @@ class RankWeights:
             writes.old_bits = writes.memory.bits.gather(0, writes.positions)
         for writes in staged.writes:
             writes.memory.bits.scatter_(0, writes.positions, writes.new_bits)
-        self._samples = staged.samples
+        if staged.samples:
+            self._samples = staged.samples  # else nothing is written, and the ones before still hold
         for sample in self._samples:
             sample.check()
 
@@ -294,6 +308,17 @@ class RankWeights:
             self._drop()
             self.state, self.held, self.root = State.UNKNOWN, None, None
             raise
+
+    def doubt(self) -> None:
+        """Believe nothing of the weights any more; nothing is written.
+
+        Raises:
+            LocalProtocolError: An update is committed and not finished.
+        """
+        if self.state is State.COMMITTED:
+            raise LocalProtocolError("an update is committed and not finished")
+        self._drop()
+        self.state, self.held, self.root = State.UNKNOWN, None, None
 
     def compare(self, tensors: Tensors, what: str) -> None:
         """Compare everything this rank holds with ``tensors``, which are called ``what``; nothing changes.

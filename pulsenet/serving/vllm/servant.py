@@ -194,6 +194,8 @@ class RankServant:
                 return lambda: weights.compare(Checkpoint(Path(order.checkpoint), weights.map.table), order.checkpoint)
             case Order.COMMIT:
                 return weights.commit
+            case Order.DOUBT:
+                return weights.doubt
             case Order.FINISH:
                 return weights.finish
             case Order.ROLLBACK | Order.WATCHDOG:

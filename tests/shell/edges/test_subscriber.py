@@ -106,6 +106,38 @@ def test_a_failure_is_seen_by_both_sides_and_the_next_try_mends_it(
     assert node.asked == [None, Version(0, 0), Version(0, 0)]
 
 
+def test_bits_that_are_others_after_the_update_are_counted_and_handed_over_in_full(
+    serve: Serve, node: Any, weights: Sequence[Any], tmp_path: Path
+) -> None:
+    """A-APP-3: memory that is written to by somebody else, or weights that the model has moved."""
+    serve(tmp_path)
+    model = make_model()
+
+    class Undermined(InProcessEngine):
+        def commit(self) -> None:
+            super().commit()
+            if self.version == Version(0, 1):
+                model.weight.detach().view(torch.uint16)[0, 0] ^= 1
+
+    changed = weights[1].table.view(weights[1].region, weights[1].table.index_of("weight"))[0]
+    assert changed != weights[0].table.view(weights[0].region, weights[0].table.index_of("weight"))[0]
+    engine = Undermined(model)
+    node.staged = [weights[0].stage_full(), weights[1].stage_from(weights[0]), weights[2].stage_full()]
+    with attach(engine, data_dir=tmp_path) as subscriber:
+        subscriber.step()
+        with pytest.raises(IntegrityError, match=r"read back hold other bits than version 0\.1 wrote"):
+            subscriber.step()
+        assert engine.version is None
+        assert dict(subscriber.failures) == {"read_back": 1}
+        subscriber.step()
+    assert engine.version == Version(0, 2)
+    assert holds(model, weights[2])
+    failed = node.confirmations[1]
+    assert (failed.ok, failed.held) == (False, None)
+    assert failed.reason.startswith("read_back: ")
+    assert node.asked == [None, Version(0, 0), None]
+
+
 def test_another_structure_is_refused_and_named(
     serve: Serve, node: Any, weights: Sequence[Any], tmp_path: Path
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pulsenet.ids import Version
 from pulsenet.node.effects import Count, Log
 from pulsenet.node.engine_swap import SWAP_SECONDS_MAX, EngineSwap
@@ -72,6 +74,19 @@ def test_a_failing_engine_is_seen_and_tried_again_later_each_time() -> None:
     assert swap.due(v(2), is_done=True, now=6.0) == v(2)
     swap.handle(EngineApplied(v(2)), 7.0)
     assert swap.next_wake(7.0) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        ("read_back: 3 of 8 positions", "read_back"),
+        ("base_mismatch: records lead from 0.1", "base_mismatch"),
+        ("vLLM was started again", "engine"),
+        ("invented: by a process of this machine", "engine"),
+    ],
+)
+def test_why_an_engine_failed_is_counted(reason: str, code: str) -> None:
+    assert Count("rejected", code) in make(v(1)).handle(EngineFailed(None, reason), 0.0)
 
 
 def test_an_engine_that_never_answers_is_asked_again() -> None:

@@ -16,7 +16,7 @@ import torch
 from pulsenet.codec.changes import Changes
 from pulsenet.errors import IntegrityError, LocalProtocolError, PatchMismatchError, StructureError
 from pulsenet.ids import Digest, Version
-from pulsenet.serving.engine import Engine, FullUpdate, RecordsUpdate, apply_update
+from pulsenet.serving.engine import Engine, FullUpdate, RecordsUpdate, apply_update, read_back_update
 from pulsenet.serving.files import FilesEngine
 from pulsenet.serving.in_process import InProcessEngine
 from pulsenet.serving.safetensors_format import map_file, read_header
@@ -270,6 +270,26 @@ def test_damage_is_found_by_reading_back_and_mended_by_a_full_update(
         apply_update(subject.engine, make_records(versions[0], versions[1]))
     apply_update(subject.engine, versions[1])
     assert (subject.engine.version, subject.read()) == (Version(0, 1), content(versions[1]))
+
+
+def test_what_an_update_wrote_is_read_back_by_sample(
+    subject: Subject, versions: list[FullUpdate], make_records: MakeRecords
+) -> None:
+    """These tensors are small enough to be samples as a whole."""
+    with pytest.raises(LocalProtocolError, match="no version is held"):
+        read_back_update(subject.engine)
+    apply_update(subject.engine, versions[0])
+    read_back_update(subject.engine)
+    apply_update(subject.engine, make_records(versions[0], versions[1]))
+    read_back_update(subject.engine)
+    assert subject.engine.version == Version(0, 1)
+    subject.damage()
+    with pytest.raises(IntegrityError):
+        read_back_update(subject.engine)
+    assert subject.engine.version is None
+    apply_update(subject.engine, versions[2])
+    read_back_update(subject.engine)
+    assert subject.read() == content(versions[2])
 
 
 def test_nothing_of_an_update_is_needed_once_it_is_committed(subject: Subject, versions: list[FullUpdate]) -> None:

@@ -47,6 +47,7 @@ class FakeVllm:
         self.weight_label = "default"
         self.is_open = False
         self.is_paused = False
+        self.is_asleep = False
         self.asked: list[str] = []
         self.failing: dict[str, BaseException] = {}
         """What a call raises, by its name; before it does anything."""
@@ -101,6 +102,9 @@ class FakeVllm:
         if "label" in self.failing:
             raise self.failing["label"]
         return self.weight_label
+
+    def is_sleeping(self) -> bool:
+        return self.is_asleep or self.is_paused
 
     def pause(self) -> None:
         self._note("pause")

@@ -62,6 +62,9 @@ def test_each_call_is_one_request_to_its_route(control: HttpControl) -> None:
     REPLIES["/weight_info"] = 200, b'{"weight_version": "0.7"}'
     assert control.count_ranks() == 2
     assert control.label() == "0.7"
+    assert not control.is_sleeping()
+    REPLIES["/is_sleeping"] = 200, b'{"is_sleeping": true}'
+    assert control.is_sleeping()
     control.attach({"order": "attach"})
     control.open()
     control.order({"order": "stage"})
@@ -74,6 +77,8 @@ def test_each_call_is_one_request_to_its_route(control: HttpControl) -> None:
         ("GET", "/get_world_size", None),
         ("GET", "/health", None),
         ("GET", "/weight_info", None),
+        ("GET", "/is_sleeping", None),
+        ("GET", "/is_sleeping", None),
         ("POST", "/init_weight_transfer_engine", {"init_info": {"order": "attach"}}),
         ("POST", "/start_weight_update", None),
         ("POST", "/update_weights", {"update_info": {"order": "stage"}}),

@@ -469,6 +469,66 @@ def test_reading_back_asks_every_rank(swarm: Swarm, make_records: MakeRecords) -
     assert swarm.engine.version is None
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_an_engine_that_slept_is_compared_as_a_whole_before_it_counts(
+    is_lost: bool, swarm: Swarm, make_records: MakeRecords, fresh_bits: Any
+) -> None:
+    """A-APP-4: a deep sleep drops the weights, a light one keeps them; neither says so."""
+    apply_update(swarm.engine, swarm.versions[0])
+    apply_update(swarm.engine, make_records(swarm.versions[0], swarm.versions[1]))
+    swarm.vllm.is_asleep = True
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="sleeps or is paused"):
+            swarm.engine.probe()
+        assert swarm.engine.version is None
+    if is_lost:
+        with torch.no_grad():
+            swarm.vllm.servants[1]._weights._model.conv[0, 0] += 1
+    swarm.vllm.is_asleep = False
+    swarm.engine.probe()
+    assert swarm.engine.version is None
+    with pytest.raises(PatchMismatchError, match="an unknown version"):
+        apply_update(swarm.engine, make_records(swarm.versions[1], swarm.versions[2]))
+    del swarm.vllm.asked[:]
+    apply_update(swarm.engine, swarm.versions[1])
+    assert swarm.is_version(1, fresh_bits)
+    assert swarm.engine.version == Version(0, 1)
+    assert ("pause" in swarm.vllm.asked) is is_lost, "weights that are all there are not written again"
+    swarm.engine.probe()
+    swarm.engine.read_back()
+    assert swarm.engine.version == Version(0, 1)
+
+
+def test_an_engine_that_cannot_be_told_stays_doubted(swarm: Swarm, fresh_bits: Any) -> None:
+    apply_update(swarm.engine, swarm.versions[0])
+    swarm.vllm.is_asleep = True
+    with pytest.raises(UnavailableError, match="sleeps or is paused"):
+        swarm.engine.probe()
+    swarm.vllm.is_asleep = False
+    swarm.vllm.silent["doubt"] = 1
+    with pytest.raises(UnavailableError, match="rank 1 of the engine did not answer 'doubt'"):
+        swarm.engine.probe()
+    swarm.vllm.silent.clear()
+    swarm.engine.probe()
+    assert {servant.state for servant in swarm.vllm.servants} == {State.UNKNOWN}
+    apply_update(swarm.engine, swarm.versions[0])
+    assert swarm.is_version(0, fresh_bits)
+
+
+def test_an_engine_that_is_found_again_is_read_back_first(swarm: Swarm) -> None:
+    """Nobody was there to see it sleep."""
+    apply_update(swarm.engine, swarm.versions[1])
+    swarm.kill_node()
+    with torch.no_grad():
+        swarm.vllm.servants[1]._weights._model.norm.zero_()
+    swarm.start_node()
+    with pytest.raises(IntegrityError, match=r"rank 1: .* load the engine in full"):
+        swarm.engine.probe()
+    assert swarm.engine.version is None
+    swarm.engine.probe()
+    assert swarm.engine.version is None
+
+
 def test_an_engine_that_goes_while_it_compares_is_said_to_be_away(
     swarm: Swarm, make_records: MakeRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:

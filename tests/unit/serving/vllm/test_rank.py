@@ -376,6 +376,43 @@ def test_reading_back_finds_weights_that_changed_since(
     assert (bench.weights.state, bench.weights.held) == (State.UNKNOWN, None)
 
 
+def test_an_update_that_writes_nothing_keeps_what_is_read_back(
+    bench: Bench, versions: list[FullUpdate], make_records: MakeRecords
+) -> None:
+    bench.bring(versions[0])
+    bench.bring(make_records(versions[0], versions[1]))
+    update = versions[1]
+    bench.bring(RecordsUpdate(Version(0, 1), Version(0, 2), update.root, update.table, lambda: iter(())))
+    with torch.no_grad():
+        bench.model.norm += 1
+    with pytest.raises(IntegrityError, match="positions of norm read back"):
+        bench.weights.read_back()
+
+
+def test_weights_that_are_doubted_are_compared_and_written_only_if_they_differ(
+    bench: Bench, versions: list[FullUpdate], is_held: Callable[[int], bool]
+) -> None:
+    bench.bring(versions[1])
+    bench.stage_full(versions[2])
+    bench.weights.commit()
+    with pytest.raises(LocalProtocolError, match="not finished"):
+        bench.weights.doubt()
+    bench.weights.finish()
+    bench.weights.doubt()
+    assert (bench.weights.state, bench.weights.held, bench.weights.root) == (State.UNKNOWN, None, None)
+    bench.stage_full(versions[2])
+    assert bench.weights.changed_count == 0
+    bench.weights.commit()
+    bench.weights.finish()
+    assert (bench.weights.state, bench.weights.held) == (State.READY, Version(0, 2))
+    bench.weights.doubt()
+    bench.stage_full(versions[1])
+    assert bench.weights.changed_count > 0
+    bench.weights.commit()
+    bench.weights.finish()
+    assert is_held(1)
+
+
 def test_a_checkpoint_that_differs_is_refused_and_nothing_is_attached(
     tmp_path: Path, served_model: Any, versions: list[FullUpdate], states: list[Any]
 ) -> None:
