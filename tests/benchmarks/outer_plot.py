@@ -18,6 +18,12 @@ COLOURS: Final = {
     "ddp": "#57606a",
     "delayed": "#1a7f37",
     "unflushed": "#8250df",
+    "global_m1": "#cf222e",
+    "global_m1_local_m2": "#0969da",
+    "global_m1_local_m2_subset": "#8250df",
+    "local_m1_m2": "#1a7f37",
+    "global_m1_local_m2+momentum": "#54aeff",
+    "local_m1_m2+momentum": "#4ac26b",
 }
 LABELS: Final = {
     "pulseloco": "PULSELoCo",
@@ -25,6 +31,12 @@ LABELS: Final = {
     "ddp": "DDP",
     "delayed": "DiLoCo, delayed",
     "unflushed": "PULSELoCo, no flush",
+    "global_m1": "GlobalM1",
+    "global_m1_local_m2": "GlobalM1LocalM2",
+    "global_m1_local_m2_subset": "GlobalM1LocalM2, subset",
+    "local_m1_m2": "LocalM1M2",
+    "global_m1_local_m2+momentum": "GlobalM1LocalM2, momentum mixed",
+    "local_m1_m2+momentum": "LocalM1M2, momentum mixed",
 }
 
 Points = Sequence[tuple[float, float]]
@@ -116,15 +128,15 @@ def draw_plot(summary: Mapping[str, Any]) -> str:
 def _draw_losses(summary: Mapping[str, Any]) -> list[str]:
     rounds, losses, widths = summary["rounds"], summary["losses"], summary["losses_half_width"]
     values = [
-        loss + sign * _finite(width)
+        loss + sign * finite(width)
         for name, row in losses.items()
         for loss, width in zip(row, widths[name], strict=True)
         for sign in (-1, 1)
     ]
-    panel = Panel(0, "Held-out loss, nats", "rounds", (0, rounds[-1]), _widen(min(values), max(values)))
-    parts = panel.draw_frame(_ticks(0, rounds[-1]), _ticks(*panel.y_range), "{:g}".format)
+    panel = Panel(0, "Held-out loss, nats", "rounds", (0, rounds[-1]), widen(min(values), max(values)))
+    parts = panel.draw_frame(ticks(0, rounds[-1]), ticks(*panel.y_range), "{:g}".format)
     for name, row in losses.items():
-        half = [_finite(width) for width in widths[name]]
+        half = [finite(width) for width in widths[name]]
         lower = [(x, y - h) for x, y, h in zip(rounds, row, half, strict=True)]
         upper = [(x, y + h) for x, y, h in zip(rounds, row, half, strict=True)]
         parts.append(panel.draw_band(lower, upper, COLOURS[name]))
@@ -135,13 +147,13 @@ def _draw_losses(summary: Mapping[str, Any]) -> list[str]:
 def _draw_differences(summary: Mapping[str, Any]) -> list[str]:
     rounds, base = summary["rounds"], summary["losses"]["diloco"]
     means = [100 * mean / loss for (mean, _), loss in zip(summary["differences"], base, strict=True)]
-    half = [100 * _finite(width) / loss for (_, width), loss in zip(summary["differences"], base, strict=True)]
+    half = [100 * finite(width) / loss for (_, width), loss in zip(summary["differences"], base, strict=True)]
     lower = [(x, y - h) for x, y, h in zip(rounds, means, half, strict=True)]
     upper = [(x, y + h) for x, y, h in zip(rounds, means, half, strict=True)]
-    ends = _widen(min(-0.5, *(y for _, y in lower)), max(0.5, *(y for _, y in upper)))
+    ends = widen(min(-0.5, *(y for _, y in lower)), max(0.5, *(y for _, y in upper)))
     title = "PULSELoCo minus DiLoCo, % of the loss, 95 %"
     panel = Panel(PANEL_WIDTH, title, "rounds", (0, rounds[-1]), ends)
-    parts = panel.draw_frame(_ticks(0, rounds[-1]), _ticks(*ends), "{:g}".format)
+    parts = panel.draw_frame(ticks(0, rounds[-1]), ticks(*ends), "{:g}".format)
     parts.append(panel.draw_line([(0, 0), (rounds[-1], 0)], "#1f2328"))
     parts.append(panel.draw_band(lower, upper, COLOURS["pulseloco"]))
     parts.append(panel.draw_line(list(zip(rounds, means, strict=True)), COLOURS["pulseloco"]))
@@ -162,17 +174,17 @@ def _draw_received(summary: Mapping[str, Any]) -> list[str]:
     return parts + panel.draw_legend(names, is_low=True)
 
 
-def _finite(width: float) -> float:
+def finite(width: float) -> float:
     """Return no width where one seed gives no interval."""
     return width if np.isfinite(width) else 0.0
 
 
-def _widen(low: float, high: float) -> tuple[float, float]:
+def widen(low: float, high: float) -> tuple[float, float]:
     margin = 0.05 * (high - low) or 1.0
     return low - margin, high + margin
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def ticks(low: float, high: float) -> list[float]:
     """Return some round numbers from ``low`` to ``high``."""
     step = 10.0 ** np.floor(np.log10(high - low))
     step *= next(part for part in (0.1, 0.2, 0.5, 1.0) if (high - low) / (part * step) <= 6 or part == 1.0)
