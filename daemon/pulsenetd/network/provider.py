@@ -26,7 +26,9 @@ from pulsenet.wire.messages import (
     GetHead,
     GetHoldings,
     GetRecords,
+    GetRoster,
     GetRounds,
+    GetShares,
     GetTasks,
     HaveReply,
     HeadReply,
@@ -39,11 +41,14 @@ from pulsenet.wire.messages import (
     PushReceipt,
     PushReply,
     PushRollouts,
+    PushShare,
     PushTerm,
     PushVote,
     RecordsReply,
     Refusal,
+    RosterReply,
     RoundsReply,
+    SharesReply,
     TasksReply,
 )
 from pulsenetd.identity import from_libp2p_bytes
@@ -79,6 +84,9 @@ REPLY_TYPES: Final[dict[type[Message], type[Message]]] = {
     GetAggregates: AggregatesReply,
     GetTasks: TasksReply,
     GetHoldings: HoldingsReply,
+    GetRoster: RosterReply,
+    PushShare: PushReply,
+    GetShares: SharesReply,
 }
 """Every request, and what answers it; a :class:`Refusal` may answer any."""
 
