@@ -157,7 +157,9 @@ def _change(draw: random.Random, value: Any) -> Any:
             return [*value[:index], _change(draw, value[index]), *value[index + 1 :]]
         if what < 0.8:
             return value[:index] + value[index + 1 :]
-        return value[:index] + [value[index]] * draw.choice((2, 2, 70, 2000)) + value[index + 1 :]
+        # Many of something large would be memory of ours, not of the decoder that refuses it.
+        count = draw.choice((2, 2, 70, 2000)) if len(_pack(value[index])) < 200 else 2
+        return value[:index] + [value[index]] * count + value[index + 1 :]
     if isinstance(value, bytes) and draw.random() < 0.6:
         return draw.choice(PLAIN)(draw, value, [value])
     if type(value) is int and draw.random() < 0.6:

@@ -88,7 +88,8 @@ class RecordValidator:
         if len(record.value) > limits.DHT_RECORD_SIZE_BYTES_MAX:
             return "too-large"
         now = self._now()
-        if record.expiration_time > now + limits.DHT_EXPIRY_SECONDS_MAX:
+        # Asked so that NaN, which compares as false with every number, is refused too.
+        if not record.expiration_time <= now + limits.DHT_EXPIRY_SECONDS_MAX:
             return "expiry"
         place = self._get_place(record.key, now)
         if place is None:
@@ -117,7 +118,7 @@ class RecordValidator:
                 issued_at_ms = self._open_head(data, record.subkey, place.authority)
         except (RemoteProtocolError, TrustError) as error:
             return error.code
-        if abs(record.expiration_time - get_expiry(issued_at_ms)) > _EXPIRY_TOLERANCE_SECONDS:
+        if not abs(record.expiration_time - get_expiry(issued_at_ms)) <= _EXPIRY_TOLERANCE_SECONDS:
             return "expiry"
         return None
 

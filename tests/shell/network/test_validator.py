@@ -217,3 +217,12 @@ def test_hostile_msgpack_is_refused(validator: RecordValidator, authority: Ident
 
 def test_a_value_is_one_byte_string() -> None:
     assert unpack_value(msgpack.packb(b"abc")) == b"abc"
+
+
+@pytest.mark.parametrize("expiry", [float("nan"), float("inf"), -float("inf")])
+def test_an_expiry_that_is_no_time_is_refused(validator: RecordValidator, authority: Identity, expiry: float) -> None:
+    """A-AUTH-4: a number that compares as false with everything would outlive every record."""
+    true = head_record(authority)
+    assert validator.validate(true)
+    assert not validator.validate(replace(true, expiration_time=expiry))
+    assert validator.rejected == {"expiry": 1}
