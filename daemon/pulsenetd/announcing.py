@@ -10,6 +10,7 @@ from typing import Final
 
 from pulsenet.chain.records import JoinToken
 from pulsenet.chain.token import encode_token
+from pulsenet.outer.mixing.settings import ALGORITHM as GOSSIP
 from pulsenetd.config import Config
 from pulsenetd.engines.vllm_process import LOG_NAME
 from pulsenetd.identity import to_libp2p_text
@@ -79,7 +80,10 @@ def announce_start(
         return
     option = "" if settled.is_local else f'data_dir="{settled.data_directory}"'
     say("attach a training loop with two lines:")
-    if algorithm:
+    if algorithm == GOSSIP:
+        say(f"    mixer = pulsenet.training.join_mixing({option})")
+        say("    sync = GossipOptimizer(model, optimizer, mixer=mixer)  # then sync.step() after optimizer.step()")
+    elif algorithm:
         say(f"    exchange = pulsenet.training.join_rounds({option})")
         say("    sync = OuterOptimizer(model, optimizer, exchange=exchange)  # then sync.step() after optimizer.step()")
     else:

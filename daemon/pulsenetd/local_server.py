@@ -22,12 +22,14 @@ from pulsenet.errors import PulsenetError, RemoteProtocolError, StorageError, Un
 from pulsenet.ids import PeerId, Version
 from pulsenet.local import protocol
 from pulsenet.local.changed_parts import compute_size_bytes_max
+from pulsenet.local.mixing_protocol import MIXING_MESSAGE_TYPES
 from pulsenet.local.protocol import Frame, FrameReader, LocalMessage, PublishDone, PublishStatus
 from pulsenet.local.rounds_protocol import ROUNDS_MESSAGE_TYPES
 from pulsenet.local.shared_memory import Region
 from pulsenet.local.sockets import read_peer_uid, receive_part, socket_path, use_address
 from pulsenet.tensors.params import ParameterTable
-from pulsenetd.local_rounds import RoundsHook, RoundsSession
+from pulsenetd.local_mixing import MixingHook, make_rounds_session
+from pulsenetd.local_rounds import RoundsHook
 from pulsenetd.local_tasks import TasksHook, answer_tasks
 from pulsenetd.storage.disk import Disk, describe_os_error, make_directory
 from pulsenetd.storage.parts import PartQueue
@@ -86,7 +88,7 @@ class LocalHooks:
     on_status: Callable[[], Awaitable[Mapping[str, Any]]]
     tasks: TasksHook | None = None
     """``None`` on a node that neither trains nor serves."""
-    rounds: RoundsHook | None = None
+    rounds: RoundsHook | MixingHook | None = None
     """For a training process that takes part in rounds; ``None`` on a node that does not train."""
 
 
@@ -203,7 +205,7 @@ class _Session:
         self._link = link
         self._staged: tuple[int, StagedUpdate] | None = None
         self._publish: _Publish | None = None
-        self.rounds = RoundsSession(server._hooks.rounds, link, server._decode_table)
+        self.rounds = make_rounds_session(server._hooks.rounds, link, server._decode_table)
 
     async def run(self) -> None:
         first = await self._link.receive(FRAME_SECONDS_MAX)
@@ -245,7 +247,7 @@ class _Session:
             case protocol.GetStatus():
                 status = dict(await self._hooks.on_status())
                 await self._link.send(protocol.StatusReply(json.dumps(status, default=str)))
-            case message if isinstance(message, ROUNDS_MESSAGE_TYPES):
+            case message if isinstance(message, (*ROUNDS_MESSAGE_TYPES, *MIXING_MESSAGE_TYPES)):
                 await self.rounds.answer(frame)
             case _:
                 raise RemoteProtocolError("message-unexpected", type(frame.message).__name__)
@@ -451,13 +453,16 @@ class _Link:
         Raises:
             UnavailableError: It went away, or spoke out of turn.
         """
-        async with asyncio.TaskGroup() as tasks:
-            working = tasks.create_task(work)
-            watching = tasks.create_task(_wait_readable(self._connection))
-            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-            is_done = working.done()
-            working.cancel()
-            watching.cancel()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                working = tasks.create_task(work)
+                watching = tasks.create_task(_wait_readable(self._connection))
+                await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+                is_done = working.done()
+                working.cancel()
+                watching.cancel()
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None  # the work's own: this connection's to answer for
         if not is_done:
             raise UnavailableError("the process went away while it waited")
         return working.result()

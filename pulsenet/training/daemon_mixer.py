@@ -55,8 +55,8 @@ from pulsenet.training.publisher import Publisher
 from pulsenet.training.ranks import is_first_rank
 from pulsenet.training.snapshot import ComputeDtype
 
-LOCATE_SECONDS_MAX: Final = 60.0
-"""A run where nobody tells where it is within so long begins here."""
+LOCATE_SECONDS_MAX: Final = 960.0
+"""A daemon that cannot say so long where the run is, is taken for away; it waits itself for a state to begin from."""
 
 ROUND_SECONDS_MAX: Final = 30.0
 """A daemon that does not open a round by then is taken for away."""

@@ -10,8 +10,9 @@ from pulsenet import limits
 from pulsenet.chain.records import ALGORITHM_NONE, Descriptor
 from pulsenet.errors import ConfigError, RemoteProtocolError, UsageError
 from pulsenetd import config
+from pulsenetd.commands import run_mixing
 
-ALGORITHMS: Final = (ALGORITHM_NONE, "pulseloco", "diloco", "ddp")
+ALGORITHMS: Final = (ALGORITHM_NONE, "pulseloco", "diloco", "ddp", run_mixing.ALGORITHM)
 COMBINATIONS: Final = ("mean", "median", "trimmed")
 
 CONSTANTS: Final[tuple[tuple[str, type, str], ...]] = (
@@ -65,6 +66,7 @@ def add_options(create: argparse.ArgumentParser) -> None:
         create.add_argument(
             config.flag_name(name), type=kind, default=None, choices=choices, metavar=metavar, help=text
         )
+    run_mixing.add_options(create)
 
 
 def choose_algorithm(arguments: argparse.Namespace) -> tuple[str, tuple[tuple[str, int], ...]]:
@@ -77,16 +79,21 @@ def choose_algorithm(arguments: argparse.Namespace) -> tuple[str, tuple[tuple[st
     from pulsenet.outer.settings import Algorithm, Combination, OuterSettings
 
     given = {name: value for name, _, _ in CONSTANTS if (value := getattr(arguments, name)) is not None}
+    mixing = run_mixing.take_given(arguments)
     if arguments.algorithm == ALGORITHM_NONE:
-        if given or arguments.open_trainers:
-            flag = config.flag_name(next(iter(given), "open_trainers"))
+        if given or mixing or arguments.open_trainers:
+            flag = config.flag_name(next(iter((*given, *mixing)), "open_trainers"))
             raise UsageError(f"{flag}: a run without rounds has no such constant; give --algorithm pulseloco")
         return ALGORITHM_NONE, ()
-    for name, value in given.items():
+    for name, value in (*given.items(), *mixing.items()):
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"{config.flag_name(name)}: {value} is no finite number")
         if isinstance(value, int) and value > COUNT_MAX:
             raise UsageError(f"{config.flag_name(name)}: {value} is above {COUNT_MAX}")
+    if arguments.algorithm == run_mixing.ALGORITHM:
+        return run_mixing.ALGORITHM, run_mixing.choose_constants(given | mixing)
+    if mixing:
+        raise UsageError(f"{config.flag_name(next(iter(mixing)))} goes with --algorithm gossip")
     if arguments.algorithm == Algorithm.PULSELOCO:
         given.setdefault("flush_interval", FLUSH_INTERVAL)
         if given["flush_interval"] > 0:
@@ -119,6 +126,8 @@ def describe_algorithm(descriptor: Descriptor) -> dict[str, Any]:
         return shown
     shown["open_trainers_max"] = descriptor.open_trainers_max
     try:
+        if descriptor.algorithm == run_mixing.ALGORITHM:
+            return {**shown, **run_mixing.describe(descriptor.constants)}
         settings: Any = OuterSettings.from_constants(descriptor.algorithm, descriptor.constants)
         closing: Any = RoundSettings.of(descriptor)
     except (ConfigError, RemoteProtocolError):

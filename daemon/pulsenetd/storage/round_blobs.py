@@ -87,6 +87,12 @@ class RoundBlobs:
         """Return the size of a blob that was put here, if it is still kept for whoever names it."""
         return self._made.get(blob_id)
 
+    def hand_over(self, blob_id: Digest) -> None:
+        """Let a machine decide from now on how long a blob that was put here stays: until it releases it."""
+        with self._mutex:
+            self._made.pop(blob_id, None)
+            self._store.keep_blob(blob_id)
+
     def let_go(self) -> None:
         """A round is over: blobs put before the round before, which no record names by now, are deleted."""
         with self._mutex:

@@ -287,6 +287,12 @@ class Store:
                 if blob_id not in self._find_named_blobs():
                     self._delete_blobs([blob_id])
 
+    def keep_blob(self, blob_id: Digest) -> None:
+        """Keep a blob made here, through restarts, until it is released: no record names it, but durable state does."""
+        with self._mutex, self._database.transaction() as database:
+            database.execute("UPDATE blobs SET made_here = 0 WHERE blob_id = ?", (blob_id,))
+            self._uncommitted.discard(blob_id)
+
     # Retention
 
     def lease(self, digest: Digest, until: float) -> None:

@@ -1,0 +1,129 @@
+"""Blobs between a training process and the store, over its connection: put part by part, fetched part by part."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from typing import Any, Protocol, TypeVar
+
+from pulsenet.errors import RemoteProtocolError, StorageError
+from pulsenet.ids import Digest
+from pulsenet.local import rounds_protocol as local
+from pulsenet.local.protocol import Frame, LocalMessage
+from pulsenet.local.shared_memory import Region
+from pulsenetd.logs import logger
+from pulsenetd.metrics import Metrics
+from pulsenetd.storage.round_blobs import ReadPart, RoundBlobs
+
+Result = TypeVar("Result")
+
+
+class Link(Protocol):
+    """The connection of the process, as a session uses it."""
+
+    async def send(self, message: LocalMessage, *, descriptor: int | None = None) -> None:
+        """Send a frame."""
+
+    async def unless_closed(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run work that is cancelled if the process goes away."""
+
+
+class BlobTraffic:
+    """Answers what a session is asked about blobs.
+
+    Args:
+        link: The connection.
+        blobs: What this process puts and reads.
+        threads: Where blobs are written and read.
+        metrics: Where refusals are counted.
+        size_bytes_max: Of a blob.
+        on_damage: Told that a blob lost chunks, which are to be fetched again.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        blobs: RoundBlobs,
+        threads: Executor,
+        metrics: Metrics,
+        *,
+        size_bytes_max: int,
+        on_damage: Callable[[], None],
+    ) -> None:
+        self._link = link
+        self.blobs = blobs
+        self._threads = threads
+        self._metrics = metrics
+        self._size_bytes_max = size_bytes_max
+        self._on_damage = on_damage
+        self._refused_count = 0
+        """Parts that the disk refused since it took one."""
+
+    async def put(self, message: local.PutBlobPart, frame: Frame) -> None:
+        """Take the next bytes of a blob, and say so.
+
+        Raises:
+            RemoteProtocolError: ``handoff-size``, or what the memory or the blob breaks.
+        """
+        if not 1 <= message.size_bytes <= local.PART_SIZE_BYTES_MAX:
+            raise RemoteProtocolError("handoff-size", f"a part of {message.size_bytes} bytes")
+        region: Region | None = None
+        try:
+            region = opened = Region.open_snapshot(frame.take_descriptor(), message.size_bytes)
+            blob_id, size_bytes = await self.run(
+                lambda: self.blobs.put_part(opened.bytes, is_last=message.is_last, size_bytes_max=self._size_bytes_max),
+            )
+        except StorageError as error:
+            self._metrics.count("rejected", error.reason)
+            # The process tries again, for as long as the disk is full: said once, counted each time.
+            if not self._refused_count:
+                logger.warning("a blob of the training process was not taken: %s", error)
+            self._refused_count += 1
+            await self._link.send(local.BlobRefused(error.reason))
+        else:
+            if self._refused_count:
+                logger.info("blobs are taken again, after %d that were not", self._refused_count)
+                self._refused_count = 0
+            await self._link.send(local.BlobTaken(blob_id, size_bytes))
+        finally:
+            if region is not None:
+                region.close()
+
+    async def fetch(self, message: local.FetchBlobPart) -> None:
+        """Send bytes of a blob, or why not.
+
+        Raises:
+            RemoteProtocolError: ``handoff-size``.
+        """
+        if not 1 <= message.size_bytes_max <= local.PART_SIZE_BYTES_MAX:
+            raise RemoteProtocolError("handoff-size", f"a part of {message.size_bytes_max} bytes is asked for")
+        try:
+            part: ReadPart = await self.run(
+                lambda: self.blobs.read_part(message.blob_id, message.offset_bytes, message.size_bytes_max)
+            )
+        except StorageError as error:
+            self._metrics.count("rejected", error.reason)
+            if error.reason == "damaged":
+                logger.warning("a blob that the training process wants lost chunks on the disk")
+                self._on_damage()
+            await self._link.send(local.NoBlobPart(error.reason))
+            return
+        try:
+            await self._link.send(local.BlobPart(part.size_bytes, part.is_last), descriptor=part.descriptor)
+        finally:
+            os.close(part.descriptor)
+
+    def check_put(self, blob_id: Digest, size_bytes: int) -> None:
+        """Refuse a blob that this process did not put.
+
+        Raises:
+            RemoteProtocolError: ``not-found``.
+        """
+        if self.blobs.made_size_bytes(blob_id) != size_bytes:
+            raise RemoteProtocolError("not-found", f"no blob of {size_bytes} bytes with this id was put")
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Do work that blocks."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
