@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest
-from pulsenet.wire.chunks import ChunkList
+from pulsenet.wire.chunks import split_digests
 from pulsenet.wire.messages import HoldingsReply
 
 GIVEN_MAX = 65_536
 """Chunks remembered as given to somebody; the one given longest ago is forgotten beyond."""
+
+DIGESTS_AT_ONCE = 65_536
+"""Entries looked at together: whole bytes of flags, and little memory for a list of a million."""
 
 Flags = NDArray[np.bool_]
 """One flag for each entry of a chunk list."""
@@ -60,11 +62,8 @@ def make_holdings_reply(
     blob_id: Digest, encoded: bytes, has_chunk: Callable[[Digest], bool], was_given: Callable[[Digest], bool]
 ) -> HoldingsReply:
     """Return what a provider tells of a blob whose encoded chunk list it holds."""
-    digests = _digests_of(encoded)
-    return HoldingsReply(blob_id, pack_flags(map(has_chunk, digests)), pack_flags(map(was_given, digests)))
-
-
-@lru_cache(maxsize=8)
-def _digests_of(encoded: bytes) -> tuple[Digest, ...]:
-    """Return the digest of each entry; neighbours ask about the same few blobs again and again."""
-    return tuple([digest for _, digest in ChunkList.decode(encoded).entries])
+    held, given = bytearray(), bytearray()
+    for digests in split_digests(encoded, DIGESTS_AT_ONCE):
+        held += pack_flags(map(has_chunk, digests))
+        given += pack_flags(map(was_given, digests))
+    return HoldingsReply(blob_id, bytes(held), bytes(given))

@@ -50,7 +50,7 @@ from pulsenet.wire.messages import (
 from pulsenetd.driver import Driver, Handler, Post
 from pulsenetd.handlers.store import LEASE_SECONDS
 from pulsenetd.storage.store import Store
-from pulsenetd.view import NodeView, Responder
+from pulsenetd.view import TELL_PAUSE_RATIO, NodeView, Responder
 
 HERE = ("/ip4/10.0.0.1/tcp/1",)
 DATA = b"weights" * 100
@@ -154,6 +154,49 @@ def test_what_a_peer_reads_stays_until_it_is_through(node: Node, request_type: s
     assert node.store.is_complete(LIST.blob_id)
     node.store.sweep(node.now + LEASE_SECONDS + 1)
     assert not node.store.has_chunk(DIGEST)
+
+
+@pytest.mark.parametrize("asked", [GetChunkList(LIST.blob_id, 0), GetHoldings(LIST.blob_id)])
+def test_asking_once_a_minute_what_a_released_blob_consists_of_does_not_keep_it(node: Node, asked: Message) -> None:
+    node.store.put_chunk_list(LIST.blob_id, LIST.encode())
+    node.store.put_chunk(DIGEST, DATA)
+    node.ask(GetChunks((DIGEST,)))
+    node.store.release((LIST.blob_id,), (), node.now)
+    released_at = node.now
+    while node.store.has_chunk(DIGEST):
+        node.now += LEASE_SECONDS / 2
+        node.ask(asked)
+        node.store.sweep(node.now)
+    assert node.now == released_at + LEASE_SECONDS
+
+
+class CountingStore:
+    """A store that takes a second to say whether it holds a chunk."""
+
+    def __init__(self, node: Node) -> None:
+        self._node, self._store = node, node.store
+        self.count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def has_chunk(self, digest: Digest) -> bool:
+        self.count += 1
+        self._node.now += 1.0
+        return self._store.has_chunk(digest)
+
+
+def test_looking_at_many_chunks_takes_a_small_share_of_the_time_however_often_peers_ask(node: Node) -> None:
+    node.store.put_chunk_list(LIST.blob_id, LIST.encode())
+    counting = CountingStore(node)
+    node.view = NodeView(counting, node.trust, node.mesh, lambda: node.descriptors, lambda: node.now)  # type: ignore[arg-type]
+    nothing, all_of_it = (HoldingsReply(LIST.blob_id, held, b"\x00") for held in (b"\x00", b"\x80"))
+    assert node.ask(*[GetHoldings(LIST.blob_id)] * 50) == [nothing] * 50
+    assert counting.count == 1
+    node.store.put_chunk(DIGEST, DATA)
+    node.now += TELL_PAUSE_RATIO
+    assert node.ask(*[GetHoldings(LIST.blob_id)] * 50) == [all_of_it] * 50
+    assert counting.count == 2
 
 
 def test_what_is_not_held_is_not_leased(node: Node) -> None:

@@ -34,6 +34,7 @@ from pulsenetd.storage.disk import (
     make_directory,
     require_free_space,
 )
+from pulsenetd.storage.leases import Leases
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (digest BLOB PRIMARY KEY, type TEXT NOT NULL, encoded BLOB NOT NULL);
@@ -80,7 +81,7 @@ class Store:
         """How many chunk lists name a chunk, plus one while a writer holds it."""
         self._uncommitted: set[Digest] = set()
         """Blobs made by this process that no stored record names yet."""
-        self._leases: dict[Digest, float] = {}
+        self._leases = Leases()
         self._database = Database(directory / DATABASE_NAME, disk, _SCHEMA)
 
     @classmethod
@@ -298,7 +299,12 @@ class Store:
     def lease(self, digest: Digest, until: float) -> None:
         """Protect a blob, or the blobs a chunk belongs to, from release until this monotonic time."""
         with self._mutex:
-            self._leases[digest] = max(until, self._leases.get(digest, until))
+            self._leases.take(digest, until)
+
+    def lease_kept(self, blob_id: Digest, until: float) -> None:
+        """Protect a blob that was not released yet; asking what one consists of keeps none that was."""
+        with self._mutex:
+            self._leases.take_kept(blob_id, until)
 
     def release(self, blob_ids: Iterable[Digest], record_digests: Iterable[Digest], now: float) -> None:
         """Delete records at once, and blobs as soon as no lease protects them.
@@ -316,11 +322,11 @@ class Store:
     def sweep(self, now: float) -> int:
         """Delete released blobs whose leases have run out, and return how many went."""
         with self._mutex:
-            self._leases = {digest: until for digest, until in self._leases.items() if until > now}
             released = [
                 Digest(row[0]) for row in self._database.fetch_all("SELECT blob_id FROM blobs WHERE released = 1")
             ]
-            free = [blob_id for blob_id in released if not self._is_leased(blob_id)]
+            self._leases.advance(released, now)
+            free = [blob_id for blob_id in released if not self._is_leased(blob_id, now)]
             self._delete_blobs(free)
             return len(free)
 
@@ -413,11 +419,8 @@ class Store:
                     del self._references[digest]
                     self._chunks.remove(digest)
 
-    def _is_leased(self, blob_id: Digest) -> bool:
-        if blob_id in self._leases:
-            return True
-        chunk_list = self.chunk_list(blob_id)
-        return chunk_list is not None and any(digest in self._leases for _, digest in chunk_list.entries)
+    def _is_leased(self, blob_id: Digest, now: float) -> bool:
+        return self._leases.protect(blob_id, lambda: [digest for _, digest in self._require_list(blob_id).entries], now)
 
     def _require_list(self, blob_id: Digest) -> ChunkList:
         chunk_list = self.chunk_list(blob_id)

@@ -18,6 +18,7 @@ from pulsenet.ids import Digest, PeerId, RunId, Version, compute_digest
 from pulsenet.wire.chunks import ChunkList
 from pulsenetd.errors import DirectoryLockedError
 from pulsenetd.storage.disk import Data, Disk
+from pulsenetd.storage.leases import RELEASED_SECONDS_MAX
 from pulsenetd.storage.store import Store
 
 MEBIBYTE = 1 << 20
@@ -254,6 +255,35 @@ def test_a_lease_on_the_blob_or_one_of_its_chunks_delays_the_release(store: Stor
     assert store.is_complete(blob_id)
     assert store.sweep(now=25.0) == 1
     assert store.chunk(chunk) is None
+
+
+def test_a_released_blob_is_not_kept_for_ever_by_who_comes_back_every_minute(store: Store) -> None:
+    blob_id = write_blob(store, noise(100))
+    ((_, chunk),) = store.chunk_list(blob_id).entries  # type: ignore[union-attr]
+    store.lease(chunk, until=60.0)
+    store.release([blob_id], [], now=0.0)
+    now = 0.0
+    while store.chunk_list(blob_id) is not None:
+        now += 30.0
+        store.lease(chunk, until=now + 60.0)
+        store.sweep(now)
+        assert now <= RELEASED_SECONDS_MAX
+    assert now == RELEASED_SECONDS_MAX
+
+
+def test_asking_what_a_released_blob_consists_of_protects_nothing(store: Store) -> None:
+    blob_id = write_blob(store, noise(100))
+    store.lease_kept(blob_id, until=60.0)
+    store.release([blob_id], [], now=0.0)
+    for now in (20.0, 40.0, 59.0):
+        store.lease_kept(blob_id, until=now + 60.0)
+        assert store.sweep(now) == 0
+    assert store.sweep(60.0) == 1
+    again = write_blob(store, noise(100))
+    store.sweep(61.0)
+    store.lease_kept(again, until=100.0)
+    store.release([again], [], now=62.0)
+    assert store.sweep(99.0) == 0
 
 
 def test_a_release_that_a_lease_delayed_is_done_at_the_next_start(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest
-from pulsenet.node.holdings import GIVEN_MAX, Given, pack_flags, unpack_flags
+from pulsenet.node.holdings import DIGESTS_AT_ONCE, GIVEN_MAX, Given, make_holdings_reply, pack_flags, unpack_flags
+from pulsenet.wire.chunks import ChunkList
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 16, 1000])
@@ -46,3 +47,15 @@ def test_flags_are_booleans_of_their_own() -> None:
     assert flags.dtype == np.bool_
     flags[0] = False
     assert unpack_flags(b"\xff", 8)[0]
+
+
+@pytest.mark.parametrize("count", [0, 5, 8, DIGESTS_AT_ONCE, DIGESTS_AT_ONCE + 3])
+def test_a_reply_has_a_flag_for_each_entry_however_many_there_are(count: int) -> None:
+    digests = [Digest(number.to_bytes(32, "big")) for number in range(count)]
+    chunk_list = ChunkList(tuple((7, digest) for digest in digests))
+    held = set(digests[::3])
+    reply = make_holdings_reply(
+        chunk_list.blob_id, chunk_list.encode(), held.__contains__, lambda digest: digest[-1] == 1
+    )
+    assert unpack_flags(reply.held, count).tolist() == [place % 3 == 0 for place in range(count)]
+    assert unpack_flags(reply.given, count).tolist() == [place % 256 == 1 for place in range(count)]
