@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
+from typing import Final
 
 from pulsenet.chain.records import EpochRecord
 from pulsenet.chain.signing import decode_signed, encode_signed
@@ -20,8 +21,10 @@ from pulsenet.node.verdicts import RoundPush
 from pulsenet.wire.messages import (
     ExchangeHave,
     GetAggregates,
+    GetChunkList,
     GetChunks,
     GetHoldings,
+    GetRecords,
     GetRounds,
     GetTasks,
     Message,
@@ -34,12 +37,27 @@ from pulsenet.wire.messages import (
     PushRollouts,
     PushTerm,
     PushVote,
+    Refusal,
     TasksReply,
 )
 from pulsenet.wire.schema import decode_value
 from pulsenetd.driver import Driver
 from pulsenetd.handlers.store import LEASE_SECONDS
 from pulsenetd.storage.store import Store
+
+
+READING: Final = (GetChunks, GetChunkList, GetRecords)
+"""Requests that read much from the disk, which the loop does not wait for."""
+
+TOLD_MAX: Final = 64
+"""Blobs whose last answer about their chunks is kept; one has 128 KiB at most."""
+
+TELL_PAUSE_RATIO: Final = 20.0
+"""An answer is given again for so many times as long as it took to find."""
+
+TELL_SECONDS_MAX: Final = 0.2
+TELL_RETRY_MS: Final = 1_000
+"""How long a question waits while another is looked at; then it is sent away for a while."""
 
 
 class NodeView:
@@ -65,6 +83,9 @@ class NodeView:
         self._monotonic = monotonic
         self._given = Given()
         self._given_mutex = threading.Lock()
+        self._told: dict[Digest, tuple[Message, float]] = {}
+        """What was answered about a blob's chunks, and until when that is answered again."""
+        self._telling = threading.Lock()
 
     def newest_head(self) -> bytes | None:
         """Return the newest accepted head."""
@@ -86,11 +107,31 @@ class NodeView:
                 yield encode_signed(signed)
 
     def chunk_list(self, blob_id: Digest) -> bytes | None:
-        """Return a blob's chunk list and keep the blob while it is being read."""
+        """Return a blob's chunk list and keep the blob while it is being read, unless it was released."""
         data = self._store.chunk_list_bytes(blob_id)
         if data is not None:
-            self._store.lease(blob_id, self._monotonic() + LEASE_SECONDS)
+            self._store.lease_kept(blob_id, self._monotonic() + LEASE_SECONDS)
         return data
+
+    def holdings(self, blob_id: Digest) -> Message:
+        """Return which chunks of a blob are here. Looking at a million takes half a second: a reply is given again
+        for as long as keeps that work to a small share of the time."""
+        begun = self._monotonic()
+        told = self._told.get(blob_id)
+        if told is not None and begun < told[1]:
+            return told[0]
+        if not self._telling.acquire(timeout=TELL_SECONDS_MAX):
+            return Refusal("busy", "the chunks of another blob are being looked at", TELL_RETRY_MS)
+        try:
+            (reply,) = respond(GetHoldings(blob_id), self)
+            ended = self._monotonic()
+            self._told.pop(blob_id, None)
+            self._told[blob_id] = reply, ended + TELL_PAUSE_RATIO * (ended - begun)
+            if len(self._told) > TOLD_MAX:
+                del self._told[next(iter(self._told))]
+        finally:
+            self._telling.release()
+        return reply
 
     def chunk(self, digest: Digest) -> bytes | None:
         """Return a verified chunk and keep its blobs while they are being read."""
@@ -171,8 +212,10 @@ class Responder:
                 return [await self._answer_round(peer_id, request)]
             case _:
                 pass
-        if isinstance(request, GetChunks | GetHoldings):
-            loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        if isinstance(request, GetHoldings):
+            return [await loop.run_in_executor(self._threads, self._view.holdings, request.blob_id)]
+        if isinstance(request, READING):
             return await loop.run_in_executor(self._threads, respond, request, self._view)
         return respond(request, self._view)
 
