@@ -11,7 +11,11 @@ import pytest
 from pulsenet.node.engine_swap import EngineSwap
 from pulsenet.node.fetch import Fetcher
 from pulsenet.node.trainer import Trainer
+from pulsenet.testing import world
+from pulsenet.testing.checkers import SimulationError
 from pulsenet.testing.disk import FailingStore
+from pulsenet.testing.paper import PaperSizes
+from pulsenet.testing.spread import PaperWorld
 from pulsenet.testing.story import Plan, play
 
 SEEDS = range(20)
@@ -69,3 +73,25 @@ def test_a_version_that_falls_while_the_mirror_is_built_anew(monkeypatch: pytest
     reached = "is_done or (self._goal is not None and mirror >= self._goal)"
     plant(monkeypatch, EngineSwap, "due", ("mirror <= self.version", "mirror == self.version"), (reached, "True"))
     assert "back to" in find_violation()
+
+
+def fetch_to_a_slow_disk() -> str:
+    """Let one node fetch 200 chunks, each of which may take its disk seconds; return the violation, if any."""
+    swarm = PaperWorld(1, PaperSizes(patch=200 * 1_000, chunk=1_000))
+    swarm.add_node("trainer", "trainer")
+    swarm.add_node("reader", "inferencer")
+    try:
+        for _ in range(2):
+            swarm.publish_and_wait()
+            swarm.run_until(swarm.is_settled, 200.0)
+    except SimulationError as error:
+        return str(error)
+    return "none"
+
+
+def test_a_fetcher_that_asks_for_more_than_its_buffers_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blobs of the stories have a few chunks: this takes many, and a disk that is slower than the network."""
+    monkeypatch.setattr(world, "WORK_SECONDS_MAX", 5.0)
+    assert fetch_to_a_slow_disk() == "none"
+    plant(monkeypatch, Fetcher, "_ask_chunks", ("CHUNKS_IN_FLIGHT_MAX - self.chunks_in_flight", "CHUNKS_IN_FLIGHT_MAX"))
+    assert "chunks in flight" in fetch_to_a_slow_disk()
