@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Final
 
@@ -23,8 +24,8 @@ class ClockOffset:
         self._samples: dict[PeerId, float] = {}
 
     def add(self, peer_id: PeerId, *, ahead_seconds: float, round_trip_seconds: float) -> None:
-        """Take one measurement; the newest of each peer counts."""
-        if round_trip_seconds > ROUND_TRIP_SECONDS_MAX:
+        """Take one measurement; the newest of each peer counts, if it is a number."""
+        if round_trip_seconds > ROUND_TRIP_SECONDS_MAX or not math.isfinite(ahead_seconds):
             return
         self._samples.pop(peer_id, None)
         self._samples[peer_id] = ahead_seconds

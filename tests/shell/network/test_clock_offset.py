@@ -43,6 +43,18 @@ def test_three_peers_correct_the_clock_and_one_liar_moves_nothing() -> None:
     assert "corrected" in offset.warning
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_liar_whose_time_is_no_number_moves_nothing(value: float) -> None:
+    """No order holds among numbers of which one is NaN, so no median does."""
+    for place in range(4):
+        told = [600.0, 601.0, 602.0]
+        told.insert(place, value)
+        offset = measured(*told)
+        assert offset.ahead_seconds == offset.correction_seconds == 601.0
+        assert "601.0 s ahead" in (offset.warning or "")
+    assert measured(value).ahead_seconds is None
+
+
 def test_one_or_two_peers_only_cause_a_warning() -> None:
     offset = measured(-600.0, -600.0)
     assert offset.correction_seconds == 0.0
