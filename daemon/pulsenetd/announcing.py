@@ -64,7 +64,10 @@ def announce_start(
         say("announcing   nothing: a public run does not pass on private addresses; give --announce to be found")
     say(f"run          {settled.run_name} {settled.token.run_id.hex()}")
     say(f"metrics      {metrics_url}/metrics")
-    if not settled.is_local:
+    if settled.token.secret and not settled.is_local:
+        # What is said here ends in a journal that others may read.
+        say(f"join token   not said here, for it holds the run's secret: 'pulsenet run show {settled.run_name}' prints it")
+    elif not settled.is_local:
         say(f"join token   {encode_token(make_token(settled, announced, listening))}")
     if config.role == "inferencer" and config.engine == "files":
         place = config.engine_dir or settled.data_directory / "weights"
