@@ -108,7 +108,7 @@ def test_every_public_module_and_class_says_what_it_is() -> None:
 
 def test_only_the_configuration_reads_the_environment() -> None:
     # The edges look up where the daemon lives; commands start processes and find directories.
-    allowed = ("daemon/pulsenetd/app.py", "daemon/pulsenetd/commands/", "pulsenet/local/directories.py")
+    allowed = ("daemon/pulsenetd/process.py", "daemon/pulsenetd/commands/", "pulsenet/local/directories.py")
     allowed = (*allowed, "daemon/pulsenetd/demo/")
     readers = [
         name

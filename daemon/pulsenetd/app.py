@@ -1,12 +1,10 @@
-"""One node: built, run until it is told to stop, taken down with nothing left behind."""
+"""One node: built, run until it is cancelled, taken down with nothing left behind."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import secrets
-import signal
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +17,14 @@ from pulsenet.chain.records import ALGORITHM_NONE, Descriptor
 from pulsenet.ids import PeerId
 from pulsenet.local.sockets import socket_path
 from pulsenet.wire.messages import Message
-from pulsenetd import chores, logs
+from pulsenetd import chores
 from pulsenetd.admin import AdminServer
 from pulsenetd.announcing import NODE_FILE, announce_start
 from pulsenetd.blob_kinds import BlobKinds
 from pulsenetd.chores import DirectoryReader, LinkWatch, RunFileKeeper, repeat
 from pulsenetd.config import Config
 from pulsenetd.driver import Driver
+from pulsenetd.errors import first_cause
 from pulsenetd.handlers.network import NetworkHandlers
 from pulsenetd.handlers.reporting import Ledger
 from pulsenetd.handlers.store import StoreHandlers
@@ -44,7 +43,8 @@ from pulsenetd.network.transport import Transport
 from pulsenetd.roles import Role, build_role
 from pulsenetd.rollouts import Rollouts
 from pulsenetd.rounds_part import shape_of
-from pulsenetd.startup import Settled, settle, take_up_rounds
+from pulsenetd.service_manager import ServiceManager
+from pulsenetd.startup import Settled, take_up_rounds
 from pulsenetd.storage.store import Store
 from pulsenetd.trust_state import open_trust
 from pulsenetd.view import NodeView, Responder
@@ -64,66 +64,6 @@ REPORTED_FIELDS: Final = ("applied_version", "latest_seen_version", "version_lag
 TRAINER_SECONDS_MAX: Final = 30.0
 """A trainer takes a rollout batch, or leases tasks, within so many seconds."""
 
-STOP_SECONDS_MAX: Final = 8.0
-"""A node leaves within 10 s of SIGTERM; what is not done by then is redone at the next start."""
-
-
-def run_node(config: Config) -> int:
-    """Run a node until SIGINT, SIGTERM or SIGHUP (its terminal closed); return its exit code."""
-    import uvloop
-
-    logs.set_up(config.log_level, as_json=config.log_json)
-    settled = settle(config, os.environ, say=_say, now_ms=lambda: int(time.time() * 1000))
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_run_until_signal(config, settled))
-    finally:
-        settled.lock.release()
-
-
-async def _run_until_signal(config: Config, settled: Settled) -> int:
-    node = Node(config, settled)
-    work = asyncio.create_task(node.run())
-    loop = asyncio.get_running_loop()
-    received: list[int] = []
-
-    def stop(number: int) -> None:
-        if received:
-            node.leave_now(128 + number)  # the second signal means: at once
-        received.append(number)
-        logger.info("stopping; a second signal ends the node at once")
-        work.cancel()
-        # Not a timer of the loop: it has to fire even where the loop stands still or is gone.
-        limit = threading.Timer(STOP_SECONDS_MAX, node.leave_now, (128 + number,))
-        limit.daemon = True
-        limit.start()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Under nohup or in the background of a script, the shell has decided that a signal does not count.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, stop, number)
-    try:
-        await work
-    except asyncio.CancelledError:
-        if not received:
-            raise
-    except BaseExceptionGroup as group:
-        raise _pick(group) from group
-    return 128 + received[0] if received else 0
-
-
-def _pick(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first cause: a node has one reason to die, and the operator wants that one."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def _say(text: str) -> None:
-    """Print a line for the person who started the node."""
-    print(text, flush=True)
-
 
 class _PartChangedError(Exception):
     """The descriptor gives this node another part in the rounds than its machines were built for."""
@@ -135,11 +75,15 @@ class Node:
     Args:
         config: What the operator chose.
         settled: Run, directory and key.
+        manager: Told when the node serves, and that it lives.
+        say: Prints a line for the person who started the node.
     """
 
-    def __init__(self, config: Config, settled: Settled) -> None:
+    def __init__(self, config: Config, settled: Settled, manager: ServiceManager, say: Callable[[str], None]) -> None:
         self._config = config
         self._settled = settled
+        self._manager = manager
+        self._say = say
         self._monotonic: Callable[[], float] = time.monotonic
         self._heartbeat_at = time.monotonic()
         self._metrics = Metrics()
@@ -158,7 +102,7 @@ class Node:
         """Start, work until cancelled, stop."""
         loop = asyncio.get_running_loop()
         settled, article = self._settled, "an" if self._config.role == "inferencer" else "a"
-        _say(f"starting {article} {self._config.role} of run {settled.run_name} in {settled.data_directory}")
+        self._say(f"starting {article} {self._config.role} of run {settled.run_name} in {settled.data_directory}")
         store = await loop.run_in_executor(self._disk_thread, self._open_store)
         try:
             await self._run_with_store(store)
@@ -238,7 +182,7 @@ class Node:
                 try:
                     await self._serve(role, live, admin if is_first else None)
                 except BaseExceptionGroup as group:
-                    if not isinstance(_pick(group), _PartChangedError):
+                    if not isinstance(first_cause(group), _PartChangedError):
                         raise
                     logger.info("the owner changed this node's part in the rounds: its machines are built anew")
                 finally:
@@ -384,6 +328,7 @@ class Node:
         self._metrics.set("clock_offset_seconds", self._directory.clock_offset.ahead_seconds or 0.0)
         self._metrics.take_traffic(self._network.transport.traffic)
         self._metrics.take_restarts(self._network.supervisor.restarts)
+        self._manager.beat(self._ledger.describe())
 
     def _take_up(self) -> bool:
         """Give the run that lives on this machine rounds, now that a training process asks for them."""
@@ -496,5 +441,6 @@ class Node:
             listening=self._local_addresses,
             metrics_url=admin.url,
             algorithm="" if descriptor is None or descriptor.algorithm == ALGORITHM_NONE else descriptor.algorithm,
-            say=_say,
+            say=self._say,
         )
+        self._manager.ready()

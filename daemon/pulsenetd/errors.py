@@ -50,3 +50,11 @@ def exit_code(error: BaseException) -> int:
         if isinstance(error, error_type):
             return code
     return 1
+
+
+def first_cause(group: BaseException) -> BaseException:
+    """Return the first cause in a group of errors: a node has one reason to die, and the operator wants that one."""
+    error = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -24,7 +24,8 @@ REASONS: Final = frozenset(
         "rollouts-value", "rollouts-metadata", "token", "wrong-type", "wrong-run", "signature", "untrusted", "rollback",
         "expired", "future", "fork", "epoch", "revision-unknown", "revision-gap", "term", "table", "mismatch",
         "wire-version", "not-admitted", "not-found", "range", "unexpected", "busy", "starting", "storage",
-        "unavailable", "too-many-streams", "struck-out", "peer-id", "bad-chunk", "duplicate", "rate", "queue", "replay", "staleness",
+        "unavailable", "too-many-streams", "struck-out", "peer-id", "bad-chunk", "duplicate", "rate", "queue",
+        "replay", "staleness",
         # tables, patches and anchors (spec-codec)
         "table-too-large", "table-decode", "table-invalid", "table-not-canonical", "patch-varint", "patch-truncated",
         "patch-magic", "patch-version", "patch-form", "patch-table", "patch-block", "patch-size", "patch-count",
@@ -81,7 +82,7 @@ RESTARTS: Final = frozenset({"died", "hung", "failed", "stuck"})
 DISK_REASONS: Final = ("enospc", "readonly", "memory", "damaged", "locked", "io")
 """Reasons that the disk refuses for."""
 STAGES: Final = ("fetch", "decode", "verify", "stage", "pause", "apply", "encode", "commit")
-DIRECTIONS: Final = ("received", "sent")
+DIRECTIONS: Final = frozenset({"received", "sent"})
 
 
 class Metrics:
@@ -92,64 +93,12 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library's, without annotations
         self.registry = CollectorRegistry()
         self._taken: dict[tuple[str, ...], int] = {}
-        self._gauges: dict[str, Gauge] = {}
-        for name, text in _GAUGES.items():
-            self._gauges[name] = Gauge(f"pulsenet_{name}", text, registry=self.registry)
+        self._gauges = {name: Gauge(f"pulsenet_{name}", text, registry=self.registry) for name, text in _GAUGES.items()}
+        self._counters = {
+            name: Counter(f"pulsenet_{name}", text, list(labels), registry=self.registry)
+            for name, (text, labels) in COUNTERS.items()
+        }
         self.peers = Gauge("pulsenet_peers", "Peers by kind.", ["kind"], registry=self.registry)
-        self.bytes = Counter(
-            "pulsenet_bytes", "Payload bytes moved between peers.", ["direction", "kind"], registry=self.registry
-        )
-        self.blob_bytes = Counter(
-            "pulsenet_blob_bytes", "Bytes of chunks by kind of blob.", ["direction", "kind"], registry=self.registry
-        )
-        self.wasted_bytes = Counter(
-            "pulsenet_wasted_bytes", "Bytes received that helped nobody.", ["reason"], registry=self.registry
-        )
-        self.rejected = Counter("pulsenet_rejected", "Refused inputs.", ["reason"], registry=self.registry)
-        self.retries = Counter("pulsenet_retries", "Requests sent again.", ["reason"], registry=self.registry)
-        self.p2pd_restarts = Counter(
-            "pulsenet_p2pd_restarts", "Times p2pd was restarted, or failed to.", ["reason"], registry=self.registry
-        )
-        self.store_damaged_chunks = Counter(
-            "pulsenet_store_damaged_chunks", "Chunks found damaged on disk and dropped.", registry=self.registry
-        )
-        self.published = Counter("pulsenet_published_versions", "Versions committed here.", registry=self.registry)
-        self.rollouts = Counter("pulsenet_rollouts", "Rollout batches by outcome.", ["outcome"], registry=self.registry)
-        self.rollout_checks = Counter(
-            "pulsenet_rollout_checks", "Samples whose logprobs were recomputed.", ["outcome"], registry=self.registry
-        )
-        self.tasks = Counter("pulsenet_tasks", "Tasks for inferencers by outcome.", ["outcome"], registry=self.registry)
-        self.contributions = Counter(
-            "pulsenet_contributions", "Own contributions by fate.", ["fate"], registry=self.registry
-        )
-        self.wasted_inner_steps = Counter(
-            "pulsenet_wasted_inner_steps", "Inner steps that no round counts.", ["reason"], registry=self.registry
-        )
-        self.votes = Counter(
-            "pulsenet_votes", "Candidacies, and votes refused, of an authority.", ["outcome"], registry=self.registry
-        )
-        self.slices = Counter(
-            "pulsenet_slices", "Slices of rounds: summed here, failed, led astray.", ["outcome"], registry=self.registry
-        )
-        self.mixes = Counter(
-            "pulsenet_mixes", "Mixings by kind and outcome.", ["mix", "outcome"], registry=self.registry
-        )
-        self.mixed_parts = Counter(
-            "pulsenet_mixed_parts", "Parts in the means that were made here.", ["mix"], registry=self.registry
-        )
-        self.mixing_rounds = Counter(
-            "pulsenet_mixing_rounds",
-            "Rounds opened, by whether a roster listed this node.",
-            ["outcome"],
-            registry=self.registry,
-        )
-        self.mixing_slices = Counter(
-            "pulsenet_mixing_slices", "Slices of global means by outcome.", ["outcome"], registry=self.registry
-        )
-        self.debts = Counter(
-            "pulsenet_debts", "Means that one side of a pair took alone.", ["outcome"], registry=self.registry
-        )
-        self.rosters = Counter("pulsenet_rosters", "Rosters signed here.", registry=self.registry)
         self.update_seconds = Histogram(
             "pulsenet_update_seconds",
             "Seconds one stage of an update took.",
@@ -159,53 +108,37 @@ class Metrics:
         )
         # A series that appears with its first count shows no increase by it; alerts wait for these.
         for reason in sorted(RESTARTS):
-            self.p2pd_restarts.labels(reason)
+            self._child("p2pd_restarts", reason)
         for reason in DISK_REASONS:
-            self.rejected.labels(reason)
+            self._child("rejected", reason)
 
     def set(self, name: str, value: float) -> None:
         """Set a gauge of :data:`_GAUGES`; the name is ours, so an unknown one is a programming error."""
         self._gauges[name].set(value)
 
-    def count(self, name: str, label: str, value: float = 1.0) -> None:
-        """Add to a counter named by a core machine's ``Count`` effect."""
-        if name == "rejected":
-            self.rejected.labels(closed(label, REASONS)).inc(value)
-        elif name == "wasted_bytes":
-            self.wasted_bytes.labels(closed(label, REASONS)).inc(value)
-        elif name == "retries":
-            self.retries.labels(closed(label, REASONS)).inc(value)
-        elif name == "contributions":
-            self.contributions.labels(closed(label, FATES)).inc(value)
-        elif name == "wasted_inner_steps":
-            self.wasted_inner_steps.labels(closed(label, WASTES)).inc(value)
-        elif name == "rollouts":
-            self.rollouts.labels(closed(label, ROLLOUTS)).inc(value)
-        elif name == "rollout_checks":
-            self.rollout_checks.labels(closed(label, CHECKS)).inc(value)
-        elif name == "tasks":
-            self.tasks.labels(closed(label, TASKS)).inc(value)
-        elif name == "votes":
-            self.votes.labels(closed(label, VOTES)).inc(value)
-        elif name == "mixes":
-            job, _, outcome = label.partition("-")
-            self.mixes.labels(closed(job, JOBS), closed(outcome, MIXES)).inc(value)
-        elif name == "mixed_parts":
-            self.mixed_parts.labels(closed(label, JOBS)).inc(value)
-        elif name == "mixing_rounds":
-            self.mixing_rounds.labels(closed(label, MIXING_ROUNDS)).inc(value)
-        elif name == "mixing_slices":
-            self.mixing_slices.labels(closed(label, MIXING_SLICES)).inc(value)
-        elif name == "debts":
-            self.debts.labels(closed(label, DEBTS)).inc(value)
-        elif name == "rosters":
-            self.rosters.inc(value)
-        elif name == "slices":
-            self.slices.labels(closed(label, SLICES)).inc(value)
-        elif name.startswith("bytes_"):
-            self.bytes.labels(name.removeprefix("bytes_"), closed(label, KINDS)).inc(value)
+    def count(self, name: str, label: str = "", value: float = 1.0) -> None:
+        """Add to a counter, named as a core machine's ``Count`` effect does.
+
+        Args:
+            name: Of :data:`COUNTERS`, or ``bytes_`` and a direction.
+            label: Value of its label, or two of them joined by ``-``; ignored where it has none.
+            value: How much more.
+        """
+        direction = name.removeprefix("bytes_")
+        if direction != name:
+            self._child("bytes", direction, label).inc(value)
+        elif len(COUNTERS[name][1]) == 2:
+            first, _, second = label.partition("-")
+            self._child(name, first, second).inc(value)
         else:
-            raise KeyError(f"no counter is named {name}")
+            self._child(name, label).inc(value)
+
+    def _child(self, name: str, *labels: str) -> Counter:
+        """Return one series of a counter; a label that is not of its closed set is ``other``."""
+        allowed = COUNTERS[name][1].values()
+        if not allowed:
+            return self._counters[name]
+        return self._counters[name].labels(*(closed(one, known) for one, known in zip(labels, allowed, strict=True)))
 
     def observe(self, stage: str, seconds: float) -> None:
         """Record how long one stage of an update took."""
@@ -215,26 +148,26 @@ class Metrics:
     def take_traffic(self, traffic: Traffic) -> None:
         """Carry what the streams counted since the last call into the counters."""
         for (direction, kind), total in list(traffic.bytes.items()):
-            self._advance(self.bytes.labels(direction, closed(kind, KINDS)), ("bytes", direction, kind), total)
+            self._advance("bytes", (direction, kind), total)
         for (direction, kind), total in list(traffic.blob_bytes.items()):
-            counter = self.blob_bytes.labels(direction, closed(kind, BLOB_KINDS))
-            self._advance(counter, ("blob_bytes", direction, kind), total)
+            self._advance("blob_bytes", (direction, kind), total)
         for reason, total in list(traffic.rejected.items()):
-            self._advance(self.rejected.labels(closed(reason, REASONS)), ("rejected", reason), total)
+            self._advance("rejected", (reason,), total)
 
     def take_usage(self, usage: Usage) -> None:
         """Show what the store holds, and what is left of the disk."""
         self.set("store_bytes", usage.chunk_size_bytes)
-        self._advance(self.store_damaged_chunks, ("damaged",), usage.damaged_count)
+        self._advance("store_damaged_chunks", (), usage.damaged_count)
         self.set("disk_free_bytes", usage.free_size_bytes)
 
     def take_restarts(self, restarts: Mapping[str, int]) -> None:
         """Carry what the supervisor counted since the last call into the counter."""
         for reason, total in list(restarts.items()):
-            self._advance(self.p2pd_restarts.labels(closed(reason, RESTARTS)), ("restarts", reason), total)
+            self._advance("p2pd_restarts", (reason,), total)
 
-    def _advance(self, counter: Counter, source: tuple[str, ...], total: int) -> None:
-        counter.inc(total - self._taken.get(source, 0))
+    def _advance(self, name: str, labels: tuple[str, ...], total: int) -> None:
+        source = (name, *labels)
+        self._child(name, *labels).inc(total - self._taken.get(source, 0))
         self._taken[source] = total
 
     def text(self) -> bytes:
@@ -246,6 +179,31 @@ def closed(label: str, allowed: frozenset[str]) -> str:
     """Return ``label`` if it belongs to the closed set, else ``other``."""
     return label if label in allowed else "other"
 
+
+COUNTERS: Final[Mapping[str, tuple[str, Mapping[str, frozenset[str]]]]] = {
+    # name: (what it counts, label: the values it may have)
+    "bytes": ("Payload bytes moved between peers.", {"direction": DIRECTIONS, "kind": KINDS}),
+    "blob_bytes": ("Bytes of chunks by kind of blob.", {"direction": DIRECTIONS, "kind": BLOB_KINDS}),
+    "wasted_bytes": ("Bytes received that helped nobody.", {"reason": REASONS}),
+    "rejected": ("Refused inputs.", {"reason": REASONS}),
+    "retries": ("Requests sent again.", {"reason": REASONS}),
+    "p2pd_restarts": ("Times p2pd was restarted, or failed to.", {"reason": RESTARTS}),
+    "store_damaged_chunks": ("Chunks found damaged on disk and dropped.", {}),
+    "published_versions": ("Versions committed here.", {}),
+    "rollouts": ("Rollout batches by outcome.", {"outcome": ROLLOUTS}),
+    "rollout_checks": ("Samples whose logprobs were recomputed.", {"outcome": CHECKS}),
+    "tasks": ("Tasks for inferencers by outcome.", {"outcome": TASKS}),
+    "contributions": ("Own contributions by fate.", {"fate": FATES}),
+    "wasted_inner_steps": ("Inner steps that no round counts.", {"reason": WASTES}),
+    "votes": ("Candidacies, and votes refused, of an authority.", {"outcome": VOTES}),
+    "slices": ("Slices of rounds: summed here, failed, led astray.", {"outcome": SLICES}),
+    "mixes": ("Mixings by kind and outcome.", {"mix": JOBS, "outcome": MIXES}),
+    "mixed_parts": ("Parts in the means that were made here.", {"mix": JOBS}),
+    "mixing_rounds": ("Rounds opened, by whether a roster listed this node.", {"outcome": MIXING_ROUNDS}),
+    "mixing_slices": ("Slices of global means by outcome.", {"outcome": MIXING_SLICES}),
+    "debts": ("Means that one side of a pair took alone.", {"outcome": DEBTS}),
+    "rosters": ("Rosters signed here.", {}),
+}
 
 _GAUGES: Final = {
     "applied_version": "Number of the version in use: confirmed by the engine, or committed; -1 before the first.",

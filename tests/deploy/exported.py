@@ -20,33 +20,17 @@ TARGET_LABELS: Final = frozenset({"job", "instance", "role", "run"})
 """What a scrape configuration adds."""
 
 VALUES: Final = {
+    **{
+        (f"pulsenet_{name}_total", label): values
+        for name, (_, labels) in metrics.COUNTERS.items()
+        for label, values in labels.items()
+    },
     ("pulsenet_peers", "kind"): frozenset(PEER_KINDS),
-    ("pulsenet_bytes_total", "kind"): metrics.KINDS,
-    ("pulsenet_bytes_total", "direction"): frozenset(metrics.DIRECTIONS),
-    ("pulsenet_blob_bytes_total", "kind"): metrics.BLOB_KINDS,
-    ("pulsenet_blob_bytes_total", "direction"): frozenset(metrics.DIRECTIONS),
-    ("pulsenet_p2pd_restarts_total", "reason"): metrics.RESTARTS,
-    ("pulsenet_rejected_total", "reason"): metrics.REASONS,
-    ("pulsenet_wasted_bytes_total", "reason"): metrics.REASONS,
-    ("pulsenet_retries_total", "reason"): metrics.REASONS,
-    ("pulsenet_rollouts_total", "outcome"): metrics.ROLLOUTS,
-    ("pulsenet_rollout_checks_total", "outcome"): metrics.CHECKS,
-    ("pulsenet_tasks_total", "outcome"): metrics.TASKS,
-    ("pulsenet_contributions_total", "fate"): metrics.FATES,
-    ("pulsenet_wasted_inner_steps_total", "reason"): metrics.WASTES,
-    ("pulsenet_slices_total", "outcome"): metrics.SLICES,
-    ("pulsenet_votes_total", "outcome"): metrics.VOTES,
-    ("pulsenet_mixes_total", "mix"): metrics.JOBS,
-    ("pulsenet_mixes_total", "outcome"): metrics.MIXES,
-    ("pulsenet_mixed_parts_total", "mix"): metrics.JOBS,
-    ("pulsenet_mixing_rounds_total", "outcome"): metrics.MIXING_ROUNDS,
-    ("pulsenet_mixing_slices_total", "outcome"): metrics.MIXING_SLICES,
-    ("pulsenet_debts_total", "outcome"): metrics.DEBTS,
     ("pulsenet_update_seconds", "stage"): frozenset(metrics.STAGES),
     ("up", "job"): frozenset({"pulsenet"}),
     ("pulsenet_reachable", "role"): frozenset({"trainer", "inferencer", "seed"}),
 }
-"""Values each label may have, as the code counts them; a new labelled series is added here and to docs/metrics.md."""
+"""Values each label may have."""
 
 
 def read_series() -> dict[str, frozenset[str]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pulsenetd import app, cli, keeper
+from pulsenetd import cli, keeper, process
 from pulsenetd.config import Config
 from pulsenetd.demo import orchestrator
 
@@ -21,7 +21,7 @@ def test_a_node_is_run_with_the_resolved_configuration(monkeypatch: pytest.Monke
         seen.append(config)
         return 143
 
-    monkeypatch.setattr(app, "run_node", run_node)
+    monkeypatch.setattr(process, "run_node", run_node)
     monkeypatch.setenv("PULSENET_METRICS_PORT", "9100")
     assert cli.main(["join", "--role", "seed", "--allow-uid", "1000", "--allow-uid", "1001"]) == 143
     (config,) = seen
@@ -30,7 +30,7 @@ def test_a_node_is_run_with_the_resolved_configuration(monkeypatch: pytest.Monke
 
 def test_what_follows_two_dashes_is_for_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Config] = []
-    monkeypatch.setattr(app, "run_node", lambda config: seen.append(config) or 0)
+    monkeypatch.setattr(process, "run_node", lambda config: seen.append(config) or 0)
     words = ["join", "--role", "inferencer", "--engine", "vllm"]
     assert cli.main([*words, "--serve", "--", "--model", "/base", "--port", "8000"]) == 0
     assert cli.main([*words, "--engine-url", "http://127.0.0.1:8000"]) == 0

@@ -27,3 +27,10 @@ from pulsenetd import errors as node_errors
 )
 def test_exit_codes_are_the_documented_ones(error: Exception, code: int) -> None:
     assert node_errors.exit_code(error) == code
+
+
+def test_of_a_group_within_a_group_the_first_cause_counts() -> None:
+    cause = errors.StorageError("full")
+    group = BaseExceptionGroup("tasks", [BaseExceptionGroup("more", [cause, KeyError("x")]), RuntimeError("y")])
+    assert node_errors.first_cause(group) is cause
+    assert node_errors.first_cause(cause) is cause

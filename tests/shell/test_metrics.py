@@ -222,6 +222,20 @@ def test_no_peer_invents_a_fate() -> None:
     assert metrics.registry.get_sample_value("pulsenet_contributions_total", {"fate": "counted"}) == 1.0
 
 
+def test_counters_of_two_labels_and_of_none_are_counted_by_name() -> None:
+    metrics = Metrics()
+    metrics.count("mixes", "mix1-mixed")
+    metrics.count("mixes", "mix1-other-thing")
+    metrics.count("mixes", "mix1")
+    metrics.count("mixing_slices", "other-base", 2.0)
+    metrics.count("rosters", "ignored")
+    value = metrics.registry.get_sample_value
+    assert value("pulsenet_mixes_total", {"mix": "mix1", "outcome": "mixed"}) == 1.0
+    assert value("pulsenet_mixes_total", {"mix": "mix1", "outcome": "other"}) == 2.0
+    assert value("pulsenet_mixing_slices_total", {"outcome": "other-base"}) == 2.0
+    assert value("pulsenet_rosters_total") == 1.0
+
+
 def test_a_counter_nobody_declared_is_our_own_error() -> None:
     with pytest.raises(KeyError):
         Metrics().count("surprise", "x")

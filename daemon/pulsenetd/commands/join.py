@@ -37,6 +37,6 @@ def _join(arguments: argparse.Namespace) -> int:
 
         logs.set_up(resolved.config.log_level, as_json=resolved.config.log_json)
         return keeper.keep(sys.argv[1:])
-    from pulsenetd import app
+    from pulsenetd import process
 
-    return app.run_node(resolved.config)
+    return process.run_node(resolved.config)

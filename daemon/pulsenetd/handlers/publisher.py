@@ -139,7 +139,7 @@ class PublisherHandlers:
             decode_value(Manifest, record.payload).kind for record in effect.records if record.type == Manifest.TYPE
         )
         if not effect.is_standby:
-            self._metrics.published.inc()
+            self._metrics.count("published_versions")
         if kind is not Kind.ANCHOR:
             self._metrics.set("patch_density_ratio", encoded.changed_count / max(encoded.element_count, 1))
             self._metrics.set("patch_compression_ratio", encoded.raw_size_bytes / max(encoded.encoded_size_bytes, 1))

@@ -101,6 +101,14 @@ class Ledger:
         seen_at = self._seen_at.get(number)
         return None if seen_at is None else now - seen_at
 
+    def describe(self) -> str:
+        """Return in a few words where the node is, for whoever supervises it."""
+        fields = self.fields
+        number, lag = fields.get("applied_version"), fields.get("version_lag")
+        version = "no version" if number is None else f"version {number}"
+        behind = "" if lag is None else f", {lag} behind"
+        return f"{fields.get('phase', 'starting')}: {version}{behind}, {fields.get('peers_connected', 0)} peers"
+
     async def _count(self, effect: Count, post: Post) -> None:
         self._metrics.count(effect.name, effect.label, effect.value)
 
