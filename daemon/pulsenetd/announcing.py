@@ -66,7 +66,7 @@ def announce_start(
     say(f"metrics      {metrics_url}/metrics")
     if settled.token.secret and not settled.is_local:
         # What is said here ends in a journal that others may read.
-        say(f"join token   not said here, for it holds the run's secret: 'pulsenet run show {settled.run_name}' prints it")
+        say(f"join token   not said, for it holds the run's secret: 'pulsenet run show {settled.run_name}' prints it")
     elif not settled.is_local:
         say(f"join token   {encode_token(make_token(settled, announced, listening))}")
     if config.role == "inferencer" and config.engine == "files":
