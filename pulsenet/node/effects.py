@@ -163,6 +163,15 @@ class SendRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """Stop receiving the chunks of a request: somebody else brings them sooner. What is under way may still be told."""
+
+    request_id: int
+    peer_id: PeerId
+    blob_id: Digest
+
+
+@dataclass(frozen=True, slots=True)
 class DialPeer:
     """Try to reach a peer; answered by ``PeerConnected`` or ``PeerLost``."""
 
@@ -354,6 +363,7 @@ Effect = (
     | DropSnapshot
     | RefuseSnapshot
     | SendRequest
+    | CancelRequest
     | DialPeer
     | AnnounceHead
     | AnnounceHave
@@ -399,6 +409,7 @@ EXECUTION_ORDER: dict[type[Effect], int] = {
     RestoreState: 1,
     ShowToMachines: 2,
     SendRequest: 2,
+    CancelRequest: 2,
     DialPeer: 2,
     AnnounceHead: 2,
     AnnounceHave: 2,

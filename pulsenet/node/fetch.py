@@ -14,7 +14,7 @@ from typing import Protocol
 
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest, PeerId, compute_digest
-from pulsenet.node.effects import Count, Effect, SendRequest, StoreChunk, StoreChunkList, StrikePeer
+from pulsenet.node.effects import CancelRequest, Count, Effect, SendRequest, StoreChunk, StoreChunkList, StrikePeer
 from pulsenet.node.events import ChunkStored, Event, ReplyReceived, RequestDone, RequestFailed, StoreFailed
 from pulsenet.node.list_fetch import GRACE_SECONDS, BlobWant, ListFetcher, ListOutcome, open_list
 from pulsenet.node.sharing import Sharing
@@ -255,6 +255,9 @@ class Fetcher:
             effects += self.set_wants(self._lost_wants)
         effects += self._lists.pump(now)
         effects += self._sharing.ask_around(now)
+        for request_id in self._sharing.find_late(now):
+            late = self._end(request_id)
+            effects += [CancelRequest(request_id, late.peer_id, late.blob_id), Count("retries", "thin-upload")]
         for blob in self._blobs.values():
             if self._sharing.has_open(blob.blob_id):
                 effects += self._ask_chunks(blob, now)

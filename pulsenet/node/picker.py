@@ -67,6 +67,7 @@ class Picker:
         self._held: dict[PeerId, Flags] = {}
         self._given: dict[PeerId, Flags] = {}
         self._whole: set[PeerId] = set()
+        self._answer_counts: dict[PeerId, int] = {}
         self._keys = np.frombuffer(b"".join(self._digests), np.uint64)[::4] if self._digests else np.zeros(0, np.uint64)
         self._own_key = np.uint64(draw(1 << 62)) if own_id is None else _key_of(own_id)
         self._lonely_since = np.zeros(len(self._digests))
@@ -102,6 +103,7 @@ class Picker:
         given = unpack_flags(reply.given, self.entry_count)[self._places]
         before = (self._held.get(peer_id), self._given.get(peer_id))
         self._held[peer_id], self._given[peer_id] = held, given
+        self._answer_counts[peer_id] = self._answer_counts.get(peer_id, 0) + 1
         (self._whole.add if held.all() else self._whole.discard)(peer_id)
         return any(old is None or not np.array_equal(old, new) for old, new in zip(before, (held, given), strict=True))
 
@@ -118,6 +120,10 @@ class Picker:
     def is_whole_at(self, peer_id: PeerId) -> bool:
         """Say whether the peer told that it holds every chunk."""
         return peer_id in self._whole
+
+    def count_answers(self, peer_id: PeerId) -> int:
+        """Return how often the peer told what it holds."""
+        return self._answer_counts.get(peer_id, 0)
 
     def may_help(self, peer_id: PeerId) -> bool:
         """Say whether the peer told of an open chunk."""

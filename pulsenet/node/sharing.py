@@ -1,8 +1,7 @@
 """Whom to ask for the chunks of each wanted blob, so that the publisher pays for few of them.
 
 Other readers come first, the publisher last: it is asked for what no reader that can be asked holds, in turns
-(:mod:`pulsenet.node.picker`). Where readers upload too little, it helps out: one chunk at a time, for a reader
-that stands still or would get more than twice as much of the publisher as of all others together. That is
+(:mod:`pulsenet.node.picker`). Where readers upload too little, it helps out (:mod:`pulsenet.node.relief`). That is
 counted, so that an operator sees why a publisher pays for its readers.
 """
 
@@ -17,26 +16,20 @@ from pulsenet.node.events import Event
 from pulsenet.node.holdings import Flags
 from pulsenet.node.holdings_fetch import HoldingsFetcher, Missing
 from pulsenet.node.list_fetch import BlobWant
-from pulsenet.node.picker import SETTLE_SECONDS, Picker
+from pulsenet.node.picker import SETTLE_SECONDS, TURNS_MAX, Picker
+from pulsenet.node.relief import Help, Relief
 from pulsenet.node.sources import Claim, Source, Sources
 from pulsenet.node.transfers import Transfer, Transfers
 from pulsenet.node.windows import Meter
 from pulsenet.wire.chunks import ChunkList
 
-RELIEF_SECONDS = 5.0
-"""A blob is open for so long before the publisher helps out."""
-
-RELIEF_RATIO = 2.0
-"""The publisher helps where it alone is so much faster than all other sources together."""
-
-STILL_SECONDS = 1.0
-"""A reader to whom nothing comes for so long stands still."""
-
-RELIEF_TOLD_SECONDS = 30.0
-"""How long after it the help is told as a shortfall."""
-
 FIRST_CHUNKS = 2
 """Chunks asked of a reader whose pace is unknown: it may have a thin uplink."""
+
+FIRST_TURN_CHUNKS = 1
+TURN_GROWTH = 4
+"""Chunks asked of the publisher in turn after its first answer, and how many times more after each further one: it
+tells what it gave to others only after they have asked, and in the first second all ask at once."""
 
 IN_FLIGHT_SECONDS = 3.0
 IN_FLIGHT_MIN = 8
@@ -53,6 +46,8 @@ class _Share:
     want: BlobWant
     picker: Picker
     opened_at: float | None = None
+    turn_count: int = 0
+    """Chunks asked of the publisher in turn."""
 
 
 @dataclass(slots=True)
@@ -68,7 +63,18 @@ class _Plan:
     publisher_room: int = 1 << 20
     is_publisher_free: bool = True
     """Whether the publisher may be asked for anything; otherwise for what nobody else can give."""
-    is_relief: bool = False
+    help: Help | None = None
+    """Given when the publisher helps out."""
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether the publisher may be asked for more than is asked for at a time."""
+        return self.help is not None and self.help.is_beyond
+
+    @property
+    def is_publisher_first(self) -> bool:
+        """Whether readers are asked only for what they bring sooner."""
+        return self.help is not None and self.help.seconds is not None
 
 
 class Sharing:
@@ -90,10 +96,8 @@ class Sharing:
         self._holdings = HoldingsFetcher(sources, take_request_id)
         self._shares: dict[Digest, _Share] = {}
         self._pace = Meter()
-        self._readers_pace = Meter()
+        self._relief = Relief(transfers)
         self._turn_seconds = 1.0
-        self._moved_at = float("-inf")
-        self._relieved_at = float("-inf")
         self._look_at = float("-inf")
         self._now = 0.0
         self.publisher_size_bytes = 0
@@ -123,7 +127,8 @@ class Sharing:
         )
         picker.open(open_now)
         known = self._shares.get(blob_id)
-        self._shares[blob_id] = _Share(want, picker, None if known is None else known.opened_at)
+        opened_at, turn_count = (None, 0) if known is None else (known.opened_at, known.turn_count)
+        self._shares[blob_id] = _Share(want, picker, opened_at, turn_count)
 
     def put_back(self, digest: Digest, blob_ids: Iterable[Digest]) -> None:
         """A chunk can be asked for again, for these blobs."""
@@ -166,14 +171,14 @@ class Sharing:
 
     def note_chunk(self, transfer: Transfer, size_bytes: int, now: float) -> None:
         """A good chunk came."""
-        self._moved_at = now
         share = self._shares.get(transfer.blob_id)
-        if share is not None and share.want.publisher == transfer.peer_id:
+        is_publisher = share is not None and share.want.publisher == transfer.peer_id
+        self._relief.note_chunk(transfer, self._sources.get(transfer.peer_id) if is_publisher else None, now)
+        if is_publisher:
             self.publisher_size_bytes += size_bytes
             self._turn_seconds += (now - transfer.began_at - self._turn_seconds) / 4
         else:
             self.reader_size_bytes += size_bytes
-            self._readers_pace.note(1.0, now)
         self._pace.note(1.0, now)
 
     def ask_around(self, now: float) -> list[Effect]:
@@ -197,7 +202,17 @@ class Sharing:
     @property
     def shortfall(self) -> str:
         """Why the publisher helps out: ``thin-upload``, or empty."""
-        return "thin-upload" if self._now < self._relieved_at + RELIEF_TOLD_SECONDS else ""
+        return "thin-upload" if self._relief.is_told(self._now) else ""
+
+    def find_late(self, now: float) -> list[int]:
+        """Return requests to other readers to call back: the publisher brings sooner what they owe."""
+        late: list[int] = []
+        for share in self._shares.values():
+            plan = self._plan(share, now)
+            publisher = None if share.want.publisher is None else self._sources.get(share.want.publisher)
+            if plan.help is not None and publisher is not None:
+                late += self._relief.find_late(publisher, plan.help, len(share.picker), now)
+        return list(dict.fromkeys(late))
 
     # Choosing
 
@@ -205,21 +220,20 @@ class Sharing:
         """Return whom to ask for which chunks of a blob, at most ``room``; they count as asked for from now on."""
         share = self._shares[blob_id]
         plan = self._plan(share, now)
-        if plan.is_shared:
-            room = min(room, self._compute_room(now))
+        level = min(room, self._compute_room(now)) if plan.is_shared else room
 
         def rank(source: Source) -> int:
             if source.peer_id == share.want.publisher:
-                return Claim.UNKNOWN if plan.is_shared else Claim.HOLDS
+                return Claim.UNKNOWN if plan.is_shared and not plan.is_publisher_first else Claim.HOLDS
+            if plan.is_publisher_first:
+                return Claim.UNKNOWN
             if share.picker.may_help(source.peer_id):
                 return Claim.HOLDS
             return share.want.claim_of(source)
 
         for source in self._sources.candidates(blob_id, now, rank):
             is_publisher = source.peer_id == share.want.publisher
-            is_new = plan.is_shared and not is_publisher and not source.window.chunks_per_second
-            here = min(room, source.room_chunks, plan.publisher_room if is_publisher else room)
-            here = min(here, FIRST_CHUNKS - source.chunks_in_flight) if is_new else here
+            here = self._count_here(source, plan, room if is_publisher and plan.is_beyond else level, is_publisher)
             if here <= 0 or not share.want.may_ask(source):
                 continue
             if is_publisher:
@@ -231,11 +245,25 @@ class Sharing:
             skip = {digest for each in self._transfers if each.peer_id == source.peer_id for digest in each.awaited}
             chosen = share.picker.choose(allowed, here, in_order=not plan.readers, skip=skip)
             if chosen:
-                if is_publisher and plan.is_relief:
-                    self._relieved_at = now
+                if is_publisher and plan.help is not None:
+                    self._relief.note_helped(now)
+                elif is_publisher and not plan.is_publisher_free:
+                    share.turn_count += len(chosen)
                 return source, chosen
         self._look_at = now + BLOCKED_SECONDS if plan.is_shared else self._look_at
         return None
+
+    @staticmethod
+    def _count_here(source: Source, plan: _Plan, room: int, is_publisher: bool) -> int:
+        """Return how many chunks may be asked of a source now."""
+        if is_publisher:
+            return min(room, source.room_chunks, plan.publisher_room)
+        pace = source.window.chunks_per_second
+        if plan.help is not None and plan.help.seconds is not None:
+            is_soon = pace > 0 and source.expect_seconds(pace) < plan.help.seconds
+            return min(room, source.room_chunks) if is_soon else 0
+        is_new = plan.is_shared and not pace
+        return min(room, source.room_chunks, FIRST_CHUNKS - source.chunks_in_flight if is_new else room)
 
     def _compute_room(self, now: float) -> int:
         """Return how much more to ask for, of all sources together: what comes in a few seconds.
@@ -289,24 +317,40 @@ class Sharing:
         ]
         if want.publisher is None or not (is_whole_there or plan.readers):
             return plan
-        if self._needs_relief(share, now):
-            plan.publisher_room, plan.is_relief = 1, True
+        plan.help = self._judge(share, others, now)
+        if plan.help is not None:
+            plan.publisher_room = plan.help.chunk_count
         elif is_whole_there:
             picker.note_held(now)
             plan.publisher_room = 0
         else:
             plan.is_publisher_free = False
+            plan.publisher_room = self._count_turn(share, plan)
         return plan
+
+    def _judge(self, share: _Share, others: list[Source], now: float) -> Help | None:
+        publisher = None if share.want.publisher is None else self._sources.get(share.want.publisher)
+        if publisher is None or not publisher.can_be_asked(share.want.manifest.blob_id, now):
+            return None
+        assert share.opened_at is not None
+        known = [each for each in others if share.picker.knows(each.peer_id)]
+        return self._relief.judge(
+            publisher,
+            open_seconds=now - share.opened_at,
+            reader_count=len(known),
+            open_count=len(share.picker),
+            now=now,
+        )
+
+    def _count_turn(self, share: _Share, plan: _Plan) -> int:
+        """Return how many chunks may be asked of the publisher in turn before it tells again what it gave."""
+        assert share.want.publisher is not None
+        answers = share.picker.count_answers(share.want.publisher)
+        if not answers or len(plan.readers) < TURNS_MAX:
+            return plan.publisher_room
+        allowed = FIRST_TURN_CHUNKS * TURN_GROWTH ** min(answers - 1, 8)
+        return max(allowed - share.turn_count, 0) if answers < 8 else plan.publisher_room
 
     def _find_lonely(self, share: _Share, plan: _Plan, now: float) -> Flags:
         assert share.want.publisher is not None
         return share.picker.at_publisher(share.want.publisher, plan.holders, plan.readers, self._turn_seconds, now)
-
-    def _needs_relief(self, share: _Share, now: float) -> bool:
-        assert share.opened_at is not None
-        publisher = None if share.want.publisher is None else self._sources.get(share.want.publisher)
-        if publisher is None or publisher.chunks_in_flight or now < share.opened_at + RELIEF_SECONDS:
-            return False
-        if all(transfer.is_stalled for transfer in self._transfers) and now >= self._moved_at + STILL_SECONDS:
-            return True
-        return publisher.window.chunks_per_second > RELIEF_RATIO * self._readers_pace.per_second(now)

@@ -15,7 +15,7 @@ from pulsenet import limits
 from pulsenet.chain.records import Have, Kind, Manifest
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.machine import Draw
-from pulsenet.node.windows import Window
+from pulsenet.node.windows import Peak, Window
 
 SOURCES_MAX = 128
 """Sources remembered at once; the shell connects to far fewer outbound."""
@@ -66,6 +66,8 @@ class Source:
     requests_in_flight: int = 0
     chunks_in_flight: int = 0
     window: Window = field(default_factory=Window)
+    peak: Peak = field(default_factory=Peak)
+    """Of one request at a time; measured of publishers alone."""
     tells_holdings: bool = True
     """Whether it answers which chunks of a blob it holds; older nodes do not."""
     strikes: float = 0.0

@@ -21,6 +21,9 @@ MEASURE_SECONDS = 0.25
 PACE_WEIGHT = 0.25
 """A slower measurement counts so much against what is known; a faster one counts at once."""
 
+PEAK_HALVES_SECONDS = 60.0
+"""In so much time a peak is forgotten by half."""
+
 
 class Window:
     """The pace of one provider, and from it the chunks it may owe. Pure."""
@@ -54,6 +57,24 @@ class Window:
         """It failed or stands still: ask half as much."""
         self.chunks = max(self.chunks // 2, 1)
         self.chunks_per_second /= 2
+
+
+class Peak:
+    """The fastest pace seen lately: about what a provider can do for one reader when nobody else asks it. Pure."""
+
+    __slots__ = ("_at", "_pace")
+
+    def __init__(self) -> None:
+        self._pace = 0.0
+        self._at = 0.0
+
+    def note(self, pace: float, now: float) -> None:
+        """So fast it was."""
+        self._pace, self._at = max(self.per_second(now), pace), now
+
+    def per_second(self, now: float) -> float:
+        """Return the peak as far as it counts at ``now``; 0 if none was ever seen."""
+        return self._pace * math.exp2(-max(now - self._at, 0.0) / PEAK_HALVES_SECONDS)
 
 
 class Meter:

@@ -149,6 +149,11 @@ class Exchange:
             delay_seconds = world.network.way_seconds(sender, request.peer_id, world.clock.now)
             world.links.send(sender, request.peer_id, request.message, self._arrive, delay_seconds=delay_seconds)
 
+    def cancel(self) -> None:
+        """The asker wants no answer any more: what its provider has not begun to send is not sent."""
+        if self.is_open:
+            self._end()
+
     def _arrive(self) -> bool | None:
         receiver = self._world.nodes.get(self._request.peer_id)
         if receiver is None or not receiver.is_up:
@@ -228,6 +233,7 @@ class Exchange:
 
     def _end(self) -> None:
         self._is_over = True
+        self._node.exchanges.pop((self._machine, self._request.request_id), None)
         receiver = self._world.nodes.get(self._request.peer_id)
         if receiver is not None and receiver.is_up:
             # The asker's acknowledgement frees the slot.

@@ -16,6 +16,7 @@ from pulsenet.node.effects import (
     EXECUTION_ORDER,
     AnnounceHave,
     AnnounceHead,
+    CancelRequest,
     Count,
     DialPeer,
     DropPreparation,
@@ -42,7 +43,7 @@ from pulsenet.node.published import STATE_KEY
 from pulsenet.node.respond import Push, respond
 from pulsenet.node.trainer import Trainer
 from pulsenet.testing.disk import FailingStore
-from pulsenet.testing.exchange import Slots
+from pulsenet.testing.exchange import Exchange, Slots
 from pulsenet.testing.fakes import Chance, FakeDirectory, FakeStore, make_sign, verify
 from pulsenet.testing.hands import WORK_TYPES, Hands, Work
 from pulsenet.testing.network import Network
@@ -157,6 +158,8 @@ class SimNode:
         self.machines: dict[str, Machine] = {}
         self.timers: dict[str, float] = {}
         """When each machine wants to be woken."""
+        self.exchanges: dict[tuple[str, int], Exchange] = {}
+        """Requests for chunks under way, by machine and request."""
         self.follower: Inferencer | None = None
         self.trainer: Trainer | None = None
         self.mesh: Mesh | None = None
@@ -205,6 +208,7 @@ class SimNode:
         self.machines = {}
         self.timers = {}
         self.writing = {}
+        self.exchanges = {}
         self.follower = self.trainer = self.mesh = None
 
     def _make_follower(self, mesh: Mesh) -> Inferencer:
@@ -295,6 +299,9 @@ class SimNode:
         match effect:
             case SendRequest():
                 self._world.send(self, machine, effect)
+            case CancelRequest(request_id):
+                if (machine, request_id) in self.exchanges:
+                    self.exchanges[machine, request_id].cancel()
             case SetTimer(at):
                 self._world.set_timer(self, machine, at)
             case DialPeer():

@@ -17,6 +17,7 @@ from pulsenet.node.coordinator import Coordinator
 from pulsenet.node.effects import (
     EXECUTION_ORDER,
     ApplyAggregate,
+    CancelRequest,
     CheckContribution,
     Count,
     Effect,
@@ -314,6 +315,8 @@ class RoundsNode:
         match effect:
             case SendRequest():
                 self._world.send(self, machine, effect)
+            case CancelRequest():
+                pass  # lines are no bottleneck here: what was asked for arrives, and is ignored
             case SetTimer(at):
                 self.timers[machine] = at
             case ShowToMachines(event):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pulsenet.testing.checkers import BuffersStayWithinLimits, VersionsOnlyRise
+from pulsenet.ids import PeerId
+from pulsenet.testing.checkers import BuffersStayWithinLimits, Checker, Swarm, VersionsOnlyRise
 from pulsenet.testing.links import MEGABIT, Link, draw_home_link
 from pulsenet.testing.node import SimNode
 from pulsenet.testing.paper import PaperHands, PaperSizes
@@ -20,6 +21,18 @@ FORMING_SECONDS = 90.0
 CHECKERS = (VersionsOnlyRise, BuffersStayWithinLimits)
 
 
+class Shortfalls(Checker):
+    """Remembers who told its operator that readers upload too little."""
+
+    def __init__(self) -> None:
+        self.told: set[PeerId] = set()
+
+    def check_node(self, swarm: Swarm, node: SimNode) -> None:
+        """Read what the node reported last."""
+        if node.reports.get("fetch_shortfall"):
+            self.told.add(node.peer_id)
+
+
 class PaperWorld(World):
     """A swarm whose weights exist on paper only.
 
@@ -30,7 +43,8 @@ class PaperWorld(World):
     """
 
     def __init__(self, seed: int, sizes: PaperSizes, *, scale: float = 1.0) -> None:
-        super().__init__(seed, anchor_interval=1_000, checkers=CHECKERS, scale=scale)
+        self.shortfalls = Shortfalls()
+        super().__init__(seed, anchor_interval=1_000, checkers=(*CHECKERS, lambda: self.shortfalls), scale=scale)
         self.sizes = sizes
 
     def make_hands(self, node: SimNode) -> PaperHands:
@@ -54,6 +68,8 @@ class Spread:
     received_payloads: float
     """Content of chunks all readers received for one reader, in units of the payload: above 1 is waste."""
     event_count: int
+    told_count: int = 0
+    """Readers whose status named a shortfall on the way; the reduced model has no status."""
 
 
 def compute_bound_seconds(payload_size_bytes: float, publisher: Link, readers: list[Link]) -> float:
@@ -103,6 +119,7 @@ def measure_spread(
     world.run_for(FORMING_SECONDS)
     sent_before = world.links.meter_of(trainer.peer_id).sent_content_size_bytes
     received_before = sum(world.links.meter_of(node.peer_id).received_content_size_bytes for node in readers)
+    world.shortfalls.told.clear()
     events_before = world.event_count
     world.publish_and_wait()
     began = world.clock.now
@@ -119,5 +136,6 @@ def measure_spread(
         bound_seconds=compute_bound_seconds(payload_size_bytes * scale, publisher, lines),
         publisher_payloads=sent / payload_size_bytes,
         received_payloads=received / payload_size_bytes / reader_count,
+        told_count=len(world.shortfalls.told),
         event_count=world.event_count - events_before,
     )

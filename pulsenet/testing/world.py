@@ -37,7 +37,7 @@ from pulsenet.testing.network import CALM, Faults, Network
 from pulsenet.testing.node import SimNode, address_of
 from pulsenet.testing.outline import outline
 from pulsenet.testing.weights import change_region, make_region
-from pulsenet.wire.messages import Message, PeerAddress
+from pulsenet.wire.messages import GetChunks, Message, PeerAddress
 
 WALL_START_MS = 1_700_000_000_000
 """Unix time at which every simulation begins."""
@@ -313,7 +313,10 @@ class World:
 
     def send(self, node: SimNode, machine: str, request: SendRequest) -> None:
         """Carry a request to its receiver and the replies back."""
-        Exchange(self, node, machine, request).start()
+        exchange = Exchange(self, node, machine, request)
+        exchange.start()
+        if isinstance(request.message, GetChunks):
+            node.exchanges[machine, request.request_id] = exchange
 
     def dial(self, node: SimNode, dial: DialPeer) -> None:
         """Try to connect two nodes."""

@@ -11,7 +11,7 @@ import pytest
 from pulsenet.chain.signing import encode_signed
 from pulsenet.errors import RemoteProtocolError, UnavailableError
 from pulsenet.ids import Digest, PeerId
-from pulsenet.node.effects import AnnounceHave, AnnounceHead, DialPeer, SendRequest, StrikePeer
+from pulsenet.node.effects import AnnounceHave, AnnounceHead, CancelRequest, DialPeer, SendRequest, StrikePeer
 from pulsenet.node.events import (
     Event,
     HeadSeen,
@@ -47,6 +47,7 @@ class FakeNetwork:
     def __init__(self) -> None:
         self.replies: list[Message] = []
         self.error: Exception | None = None
+        self.hangs = False
         self.outcomes: list[DialOutcome] = []
         self.announced: list[Any] = []
         self.strikes: list[tuple[PeerId, str]] = []
@@ -55,6 +56,8 @@ class FakeNetwork:
     async def request(self, peer_id: PeerId, message: Message, seconds: float, take: Callable[[Message], None]) -> None:
         for reply in self.replies:
             take(reply)
+        if self.hangs:
+            await asyncio.Event().wait()
         self.fail()
 
     def strike(self, peer_id: PeerId, code: str) -> None:
@@ -121,6 +124,27 @@ def test_a_failed_request_is_told_with_its_stable_reason(scene: Scene, error: Ex
     scene.execute(SendRequest(5, PEER, GetChunks((Digest(b"a" * 32),)), 1.0))
     assert isinstance(scene.posted[0], ReplyReceived), "what came before the failure still counts"
     assert scene.posted[1:] == [RequestFailed(5, PEER, reason)]
+
+
+def test_a_request_for_chunks_that_is_called_back_ends_and_tells_nothing_more(scene: Scene) -> None:
+    scene.network.hangs = True
+    scene.network.replies = [ChunkReply(Digest(b"a" * 32), b"data")]
+    request = SendRequest(8, PEER, GetChunks((Digest(b"a" * 32), Digest(b"b" * 32)), BLOB), 1.0)
+
+    async def main() -> bool:
+        download = asyncio.create_task(scene.table[SendRequest](request, scene.posted.append))
+        await asyncio.sleep(0)
+        for other in (CancelRequest(9, PEER, BLOB), CancelRequest(8, PEER, Digest(b"c" * 32))):
+            await scene.table[CancelRequest](other, scene.posted.append)
+            await asyncio.sleep(0)
+            assert not download.done()
+        await scene.table[CancelRequest](CancelRequest(8, PEER, BLOB), scene.posted.append)
+        await asyncio.wait([download])
+        await scene.table[CancelRequest](CancelRequest(8, PEER, BLOB), scene.posted.append)
+        return download.cancelled()
+
+    assert asyncio.run(main())
+    assert scene.posted == [ReplyReceived(8, PEER, scene.network.replies[0])]
 
 
 def test_a_question_about_rounds_that_is_refused_says_why_and_for_how_long(scene: Scene) -> None:

@@ -1,12 +1,49 @@
-"""Fifty readers on home lines feed one another: the publisher sends a version a few times, and little is sent twice."""
+"""Readers on home lines feed one another: the publisher sends a version a few times, and little is sent twice."""
 
 from __future__ import annotations
 
-from pulsenet.testing.spread import measure_spread
+import pytest
+
+from pulsenet.testing.links import MEGABIT, Link
+from pulsenet.testing.spread import Spread, measure_spread
+
+CHUNK_SIZE_BYTES = 4_000
+SCALE = 250.0
+"""A chunk is 1 MB on the wire."""
+
+
+def spread_to_home_lines(seed: int, megabytes: int) -> Spread:
+    """Fifty readers; lines of 20 to 1,000 Mb/s down and 5 to 100 up, the publisher's 1,000."""
+    return measure_spread(
+        seed, 50, payload_size_bytes=megabytes * CHUNK_SIZE_BYTES, chunk_size_bytes=CHUNK_SIZE_BYTES, scale=SCALE
+    )
 
 
 def test_the_publisher_sends_a_version_at_most_five_times_to_fifty_readers() -> None:
-    """20 MB in 20 chunks; lines of 20 to 1,000 Mb/s down and 5 to 100 up, the publisher's 1,000 (A-PEER-2)."""
-    measured = measure_spread(1, 50, payload_size_bytes=20 * 4_000, chunk_size_bytes=4_000, scale=250.0)
+    """A-PEER-2: 20 MB in 20 chunks."""
+    measured = spread_to_home_lines(1, megabytes=20)
     assert 1.0 <= measured.publisher_payloads <= 5.0
     assert measured.received_payloads <= 1.25
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("seed", "megabytes"), [(2, 20), (3, 20), (4, 20), (1, 100), (2, 100)])
+def test_fifty_readers_of_other_draws_cost_the_publisher_as_little(seed: int, megabytes: int) -> None:
+    measured = spread_to_home_lines(seed, megabytes)
+    assert measured.publisher_payloads <= 5.0
+    assert measured.received_payloads <= 1.25
+
+
+def test_where_uplinks_are_thin_the_publisher_gives_what_it_can_and_status_says_so() -> None:
+    """20 MB to twelve readers with 1 Mb/s up take minutes over their uplinks, and seconds over the publisher's."""
+    measured = measure_spread(
+        1,
+        12,
+        payload_size_bytes=20 * CHUNK_SIZE_BYTES,
+        chunk_size_bytes=CHUNK_SIZE_BYTES,
+        scale=SCALE,
+        draw_link=lambda _: Link(up_rate=MEGABIT, down_rate=100 * MEGABIT, delay_seconds=0.01),
+    )
+    assert measured.all_seconds <= 20.0
+    assert measured.received_payloads <= 1.25
+    assert measured.told_count == 12

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from pulsenet.chain.signing import encode_signed
 from pulsenet.errors import RemoteProtocolError, UnavailableError
-from pulsenet.node.effects import AnnounceHave, AnnounceHead, DialPeer, Effect, SendRequest, StrikePeer
+from pulsenet.ids import Digest, PeerId
+from pulsenet.node.effects import AnnounceHave, AnnounceHead, CancelRequest, DialPeer, Effect, SendRequest, StrikePeer
 from pulsenet.node.events import (
     Event,
     HeadSeen,
@@ -38,11 +40,14 @@ class NetworkHandlers:
     def __init__(self, network: Network, broadcast: Callable[[Event], None]) -> None:
         self._network = network
         self._broadcast = broadcast
+        self._downloads: dict[tuple[int, PeerId, Digest | None], asyncio.Task[object]] = {}
+        """Requests for chunks under way. Machines number theirs apart, but none wants another's blob."""
 
     def table(self) -> dict[type[Effect], Handler]:
         """Return the handlers by effect."""
         return {
             SendRequest: self._send_request,
+            CancelRequest: self._cancel_request,
             DialPeer: self._dial_peer,
             AnnounceHead: self._announce_head,
             AnnounceHave: self._announce_have,
@@ -50,6 +55,26 @@ class NetworkHandlers:
         }
 
     async def _send_request(self, effect: SendRequest, post: Post) -> None:
+        if not isinstance(effect.message, GetChunks):
+            await self._exchange(effect, post)
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        key = (effect.request_id, effect.peer_id, effect.message.blob_id)
+        self._downloads[key] = task
+        try:
+            await self._exchange(effect, post)
+        finally:
+            if self._downloads.get(key) is task:
+                del self._downloads[key]
+
+    async def _cancel_request(self, effect: CancelRequest, post: Post) -> None:
+        # The stream is aborted with the task, so that the provider's slot is free for others at once.
+        task = self._downloads.get((effect.request_id, effect.peer_id, effect.blob_id))
+        if task is not None:
+            task.cancel()
+
+    async def _exchange(self, effect: SendRequest, post: Post) -> None:
         request_id, peer_id = effect.request_id, effect.peer_id
 
         def take(reply: Message) -> None:

@@ -14,7 +14,7 @@ import pytest
 from pulsenet import limits
 from pulsenet.chain.records import Have, Kind, Manifest
 from pulsenet.ids import Digest, PeerId, RunId, Version, compute_digest
-from pulsenet.node.effects import Count, Effect, SendRequest, StoreChunk, StoreChunkList, StrikePeer
+from pulsenet.node.effects import CancelRequest, Count, Effect, SendRequest, StoreChunk, StoreChunkList, StrikePeer
 from pulsenet.node.events import ChunkStored, Event, ReplyReceived, RequestDone, RequestFailed, StoreFailed
 from pulsenet.node.fetch import CHUNKS_IN_FLIGHT_MAX, UNAVAILABLE_SECONDS, Fetcher
 from pulsenet.node.holdings import make_holdings_reply
@@ -932,3 +932,27 @@ def test_readers_that_fetch_the_same_blob_take_chunks_of_one_another() -> None:
     assert not set(asked) & set(half.chunks)
     progress = bench.fetcher.progress()
     assert (progress.publisher_size_bytes, progress.reader_size_bytes) == (20 * 1024, 20 * 1024)
+
+
+def test_what_slow_readers_owe_is_called_back_where_the_publisher_is_quick() -> None:
+    blob = make_blob(payload(40 * 1024), 1024)
+    slow = peers(3)
+    providers = {PUBLISHER: Provider({blob.blob_id: blob})}
+    providers |= {peer_id: Provider({blob.blob_id: blob}, change=delay_chunks) for peer_id in slow}
+    bench = Bench(providers)
+    bench.want(blob)
+    bench.run(blob)
+    assert bench.fetcher.is_whole(blob.blob_id)
+    assert bench.now <= 15.0
+    cancelled = [effect for effect in bench.log if isinstance(effect, CancelRequest)]
+    assert {effect.peer_id for effect in cancelled} == set(slow)
+    assert {effect.blob_id for effect in cancelled} == {blob.blob_id}
+    assert bench.count("retries", "thin-upload") == len(cancelled)
+    bench.run_for(100.0)
+    assert bench.fetcher.chunks_in_flight == 0, "what comes late is ignored"
+    assert bench.strikes() == []
+
+
+def delay_chunks(answer: Answer) -> Answer:
+    """Let every chunk take a minute, as if over a thin uplink."""
+    return [(delay + 60.0 if isinstance(reply, ChunkReply) else delay, reply) for delay, reply in answer]

@@ -13,13 +13,8 @@ from pulsenet.node.events import ReplyReceived
 from pulsenet.node.holdings import pack_flags
 from pulsenet.node.list_fetch import BlobWant, SliceChoice
 from pulsenet.node.picker import SETTLE_SECONDS
-from pulsenet.node.sharing import (
-    IN_FLIGHT_MIN,
-    RELIEF_SECONDS,
-    RELIEF_TOLD_SECONDS,
-    STILL_SECONDS,
-    Sharing,
-)
+from pulsenet.node.relief import CALL_BACK_SECONDS, RELIEF_SECONDS, RELIEF_TOLD_SECONDS, STILL_SECONDS
+from pulsenet.node.sharing import IN_FLIGHT_MIN, Sharing
 from pulsenet.node.sources import Sources
 from pulsenet.node.transfers import Transfer, Transfers
 from pulsenet.wire.chunks import ChunkList
@@ -95,6 +90,7 @@ class Bench:
             transfer = self.transfers[request_id]
             for digest in tuple(transfer.awaited):
                 self.transfers.stop_awaiting(transfer, digest)
+                transfer.good_count += 1
                 self.sources.note_chunk(peer_id, now)
                 self.sharing.note_chunk(transfer, 1000, now)
             self.transfers.end(request_id)
@@ -209,26 +205,92 @@ def test_the_publisher_helps_a_reader_that_stands_still_and_that_is_told() -> No
     assert bench.sharing.shortfall == ""
 
 
-def test_the_publisher_helps_where_it_is_much_faster_than_all_readers_together() -> None:
-    bench = Bench(PEERS[0])
+def test_in_the_first_second_readers_that_know_many_others_ask_the_publisher_for_one_chunk() -> None:
+    """What it gave to others it tells only after they have asked."""
+    bench = Bench(*PEERS[:4])
+    bench.ask_around(0.0)
+    for peer_id in PEERS[:4]:
+        bench.tell(peer_id, (), 0.1)
+    bench.tell(PUBLISHER, range(40), 0.1)
+    asked = [len(chunks) for peer_id, chunks in bench.choose_all(0.1) if peer_id == PUBLISHER]
+    assert asked == [1]
+    bench.finish(PUBLISHER, 0.3)
+    assert bench.choose_all(0.3) == []
+    bench.ask_around(0.7)
+    bench.tell(PUBLISHER, range(40), 0.7, given=(0, 1))
+    choice = bench.choose(0.7)
+    assert choice is not None
+    assert choice[0] == PUBLISHER
+    assert len(choice[1]) == 3
+    assert not choice[1] & {0, 1}
+
+
+def make_thin(bench: Bench) -> float:
+    """Let the publisher be quick, and a reader that owes all else bring nothing; return when help begins."""
     bench.ask_around(0.0)
     bench.tell(PUBLISHER, range(40), 0.1)
     bench.tell(PEERS[0], range(40), 0.1)
+    for peer_id in tuple(bench.questions):
+        bench.tell(peer_id, (), 0.1)
+    assert {peer_id for peer_id, _ in bench.choose_all(0.1)} == {PEERS[0]}
+    choice = bench.choose(60.0)
+    assert choice is not None
+    assert (choice[0], len(choice[1])) == (PUBLISHER, 1), "its pace is unknown so far"
+    now = 60.1
+    bench.finish(PUBLISHER, now)
+    return now
+
+
+def test_where_the_uplinks_of_readers_are_thin_the_publisher_brings_what_it_can() -> None:
+    bench = Bench(PEERS[0])
+    now = make_thin(bench)
+    owed = {DIGESTS.index(digest) for transfer in bench.transfers for digest in transfer.awaited}
+    assert owed
+    asked = bench.choose_all(now)
+    assert {peer_id for peer_id, _ in asked} == {PUBLISHER}, "a reader whose pace is unknown is asked for nothing more"
+    assert sum(len(chunks) for _, chunks in asked) > 1
+    assert bench.sharing.shortfall == "thin-upload"
+    while asked:
+        now += 0.1
+        bench.finish(PUBLISHER, now)
+        asked = bench.choose_all(now)
+    assert bench.sharing.publisher_size_bytes == 1000 * (40 - len(owed))
+    late = bench.sharing.find_late(now)
+    assert [bench.transfers[request_id].peer_id for request_id in late] == [PEERS[0]] * len(late)
+    for request_id in late:
+        bench.sharing.put_back(bench.transfers.end(request_id)[1][0], [BLOB])
+    choice = bench.choose(now)
+    assert choice is not None
+    assert choice[0] == PUBLISHER
+    assert choice[1] <= owed
+
+
+def test_a_reader_that_brings_a_chunk_before_the_publisher_would_have_brought_all_is_asked_too() -> None:
+    bench = Bench(*PEERS[:2])
+    now = make_thin(bench)
+    bench.ask_around(now)
+    bench.tell(PEERS[1], range(40), now)
+    source = bench.sources.get(PEERS[1])
+    assert source is not None
+    source.window.chunks_per_second = 1.0
+    assert {peer_id for peer_id, _ in bench.choose_all(now)} == {PUBLISHER, PEERS[1]}
+
+
+def test_where_readers_bring_enough_nothing_is_called_back_and_the_publisher_is_spared() -> None:
+    bench = Bench(*PEERS[:4])
+    bench.ask_around(0.0)
+    for peer_id in (PUBLISHER, *PEERS[:4]):
+        bench.tell(peer_id, range(40), 0.1)
     publisher = bench.sources.get(PUBLISHER)
     assert publisher is not None
-    publisher.window.chunks_per_second = 10.0
-    for now in (0.2, 1.2, 2.2, 3.2, 4.2, 5.2):
-        bench.choose(now)
-        bench.finish(PEERS[0], now + 0.5)
-    assert bench.sharing.reader_size_bytes > 0
-    assert bench.sharing.publisher_size_bytes == 0
-    bench.choose_all(5.8)
-    assert [transfer.peer_id for transfer in bench.transfers].count(PUBLISHER) == 1
-    bench.finish(PUBLISHER, 5.9)
-    assert bench.sharing.publisher_size_bytes == 1000
-    publisher.window.chunks_per_second = 0.5
-    bench.choose_all(6.0)
-    assert PUBLISHER not in [transfer.peer_id for transfer in bench.transfers]
+    publisher.peak.note(10.0, 0.1)
+    for step in range(4):
+        assert PUBLISHER not in {peer_id for peer_id, _ in bench.choose_all(4.0 + step)}
+        for peer_id in PEERS[:4]:
+            bench.finish(peer_id, 4.9 + step)
+    assert bench.sharing.reader_size_bytes == 32_000
+    assert PUBLISHER not in {peer_id for peer_id, _ in bench.choose_all(8.0)}
+    assert bench.sharing.find_late(8.0 + CALL_BACK_SECONDS) == []
 
 
 def test_parts_of_a_blob_are_not_shared() -> None:

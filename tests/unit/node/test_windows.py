@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pulsenet.node.windows import WINDOW_CHUNKS_MAX, WINDOW_CHUNKS_START, Meter, Window
+from pulsenet.node.windows import PEAK_HALVES_SECONDS, WINDOW_CHUNKS_MAX, WINDOW_CHUNKS_START, Meter, Peak, Window
 
 
 def deliver(window: Window, per_second: float, seconds: float, start: float = 0.0) -> float:
@@ -76,3 +76,14 @@ def test_a_meter_follows_a_steady_pace_and_forgets() -> None:
     for step in range(1, 601):
         meter.note(0.0, 60.0 + step / 10)
     assert meter.per_second(120.0) < 0.01
+
+
+def test_a_peak_is_the_fastest_pace_and_is_forgotten_slowly() -> None:
+    peak = Peak()
+    assert peak.per_second(5.0) == 0.0
+    peak.note(8.0, 10.0)
+    peak.note(2.0, 10.0)
+    assert peak.per_second(10.0) == 8.0
+    assert peak.per_second(10.0 + PEAK_HALVES_SECONDS) == 4.0
+    peak.note(5.0, 10.0 + PEAK_HALVES_SECONDS)
+    assert peak.per_second(10.0 + PEAK_HALVES_SECONDS) == 5.0
