@@ -62,6 +62,7 @@ class Config:
     engine_url: str = _option("", "vLLM or SGLang on this machine to attach to, http://127.0.0.1:PORT", metavar="URL")
     serve: tuple[str, ...] = _option((), "start vLLM; its arguments follow after '--'", kind="rest")
     engine_python: str = _option("", "interpreter that has vLLM, for --serve (default: this one)", kind="path")
+    engine_reload: bool = _option(False, "let vLLM load versions from disk where it cannot be patched", kind="flag")
     openai_port: int = _option(0, "serve vLLM's OpenAI API with weight versions on this port; 0: off", kind="port")
     openai_host: str = _option("127.0.0.1", "address of the OpenAI API", metavar="HOST")
     companions: str = _option("", "model directory whose other files are copied beside the weights", kind="path")
@@ -309,6 +310,10 @@ def _check_together(config: Config, origins: Mapping[str, str]) -> None:
         refuse("engine_url", "goes with --engine vllm or sglang")
     if config.engine != "vllm" and config.serve:
         refuse("serve", "goes with --engine vllm")
+    if config.engine_reload and not (config.engine == "vllm" and (config.serve or config.companions)):
+        refuse(
+            "engine_reload", "goes with --engine vllm, and --companions, the model directory, unless --serve says it"
+        )
     if config.openai_port and config.engine != "vllm":
         refuse("openai_port", "goes with --engine vllm")
     if not config.openai_host:

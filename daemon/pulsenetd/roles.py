@@ -34,7 +34,7 @@ from pulsenet.wire.messages import PeerAddress
 from pulsenetd.config import Config
 from pulsenetd.driver import Handler
 from pulsenetd.engines.openai_server import OpenAiServer
-from pulsenetd.engines.vllm import VllmRunner, make_server
+from pulsenetd.engines.vllm import VllmRunner, find_reload_model, make_server
 from pulsenetd.handlers.follower import FollowerHandlers
 from pulsenetd.handlers.publisher import PublisherHandlers
 from pulsenetd.handlers.reporting import Ledger
@@ -375,6 +375,7 @@ class FollowerRole:
             self._openai = OpenAiServer(parts.config.openai_host, parts.config.openai_port, self._vllm.find_upstream)
         self._vllm.start()
 
+            reload_from=find_reload_model(parts.config.engine_reload, parts.config.companions, parts.config.serve),
     def _run_disk_engine(self, directory: Path) -> None:
         engine, name = self._open_disk_engine(directory), self._parts.config.engine
         if engine is None:

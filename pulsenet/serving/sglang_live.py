@@ -138,6 +138,10 @@ class SglangControl:
         """Return the name of the weights."""
         return self._routes.label()
 
+    def reload(self, place: Path) -> None:
+        """:class:`~pulsenet.serving.sglang.SglangEngine` does that."""
+        raise UnavailableError("an SGLang that cannot be patched is kept current by SglangEngine")
+
     def is_sleeping(self) -> bool:
         """SGLang does not say; memory that it released and took back is found by its old bits."""
         return False

@@ -165,6 +165,11 @@ def test_waits_that_are_nested_are_taken() -> None:
             },
             "flag --serve: goes with --engine vllm",
         ),
+        ({"engine_reload": True}, "flag --engine-reload: goes with --engine vllm"),
+        (
+            {"engine": "vllm", "engine_url": "http://127.0.0.1:1", "engine_reload": True},
+            "flag --engine-reload: .*--companions",
+        ),
         ({"openai_port": "8001"}, "flag --openai-port: goes with --engine vllm"),
         ({"openai_host": ""}, "flag --openai-host: no address"),
         ({"serve": ("--model", "/base")}, "flag --serve: goes with --engine vllm"),

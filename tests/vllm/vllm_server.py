@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-START_SECONDS_MAX = 240.0
+START_SECONDS_MAX = 480.0
 REQUEST_SECONDS_MAX = 120.0
 
 

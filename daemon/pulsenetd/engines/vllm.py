@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from pulsenet import limits
-from pulsenet.errors import PulsenetError, StorageError, UnavailableError
+from pulsenet.errors import ConfigError, PulsenetError, StorageError, StructureError, UnavailableError
 from pulsenet.ids import Version
 from pulsenet.local.client import Client
 from pulsenet.local.protocol import UpdateKind
@@ -18,6 +18,7 @@ from pulsenet.serving.files import FilesEngine
 from pulsenet.serving.subscriber import Subscriber
 from pulsenet.serving.vllm.control import Control, EngineGoneError, HttpControl
 from pulsenet.serving.vllm.engine import UpdateTimes, VllmEngine
+from pulsenet.serving.vllm.reload import ReloadEngine
 from pulsenet.serving.vllm.stamps import MIDDLEWARE
 from pulsenetd.engines.openai_upstream import Upstream
 from pulsenetd.engines.vllm_process import (
@@ -212,6 +213,8 @@ class VllmRunner:
         on_ready: Told whether the engine answers and holds a version, whenever that changes.
         on_lost: Told why, when an engine that held a version turns out to hold it no longer.
         make_control: Reaches an engine by its URL.
+        reload_from: The model directory that vLLM was started from, if it may load versions from disk where its
+            weights cannot be patched.
     """
 
     def __init__(
@@ -223,6 +226,7 @@ class VllmRunner:
         on_ready: Callable[[bool], None],
         on_lost: Callable[[str], None],
         make_control: Callable[[str], Control] = HttpControl,
+        reload_from: Path | None = None,
     ) -> None:
         self._data_directory = data_directory
         self._server = server
@@ -230,10 +234,11 @@ class VllmRunner:
         self._on_ready = on_ready
         self._on_lost = on_lost
         self._make_control = make_control
+        self._reload_from = reload_from
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self.run, name="vllm-engine", daemon=True)
         self._client: Client | None = None
-        self._engine: VllmEngine | None = None
+        self._engine: VllmEngine | ReloadEngine | None = None
         self._control: Control | None = None
         self._url = ""
         self._told = ""
@@ -307,7 +312,23 @@ class VllmRunner:
         self._server.note_healthy()
         if self._client is None:
             self._client = Client.connect(self._data_directory, timeout_seconds=CONNECT_SECONDS_MAX)
-        Subscriber(self._client, engine, on_update=_say_applied).step(UPDATE_WAIT_SECONDS)
+        try:
+            Subscriber(self._client, engine, on_update=_say_applied).step(UPDATE_WAIT_SECONDS)
+        except StructureError as error:
+            if self._reload_from is None or isinstance(engine, ReloadEngine):
+                raise
+            logger.warning("vLLM cannot be patched and loads each version from disk instead: %s", error)
+            self._turn_to_reloading(engine, self._reload_from)
+
+    def _turn_to_reloading(self, engine: VllmEngine, model: Path) -> None:
+        """Go on with an engine that is loaded instead of patched."""
+        control = self._control
+        assert control is not None
+        engine.close()
+        self._engine = None
+        self._engine = ReloadEngine(
+            control, engine.directory, model, on_times=self._on_times, on_survey=_say_how_much_is_compared
+        )
 
     def _note_ready(self, is_ready: bool) -> None:
         if is_ready is not self._is_ready:
@@ -322,7 +343,7 @@ class VllmRunner:
         elif self._upstream is None or (self._upstream.url, self._upstream.version) != (self._url, version):
             self._upstream = Upstream(self._url, version, self._control.label)
 
-    def _reach(self, url: str) -> VllmEngine:
+    def _reach(self, url: str) -> VllmEngine | ReloadEngine:
         """Return the engine at a URL; a server that was started anew may have another port."""
         if self._engine is not None and url != self._url:
             if self._engine.version is not None:
@@ -337,6 +358,11 @@ class VllmRunner:
 
 def _say_applied(version: Version) -> None:
     logger.info("vLLM serves version %s", version)
+
+
+def _say_how_much_is_compared(compared_count: int, element_count: int) -> None:
+    share = 100 * compared_count / element_count
+    logger.info("after each load %.0f %% of vLLM's weights are compared with the files; it packs the others", share)
 
 
 def write_checkpoint(data_directory: Path, model: str) -> Path | None:
@@ -388,6 +414,20 @@ def check_server(url: str, serve: Sequence[str]) -> None:
         ServerArguments(serve)
     elif url:
         HttpControl(url)
+
+
+def find_reload_model(is_allowed: bool, companions: str, serve: Sequence[str]) -> Path | None:
+    """Return the model directory beside whose files versions are written for vLLM to load; ``None`` if it may not.
+
+    Raises:
+        ConfigError: It is no directory of this machine.
+    """
+    if not is_allowed:
+        return None
+    model = Path(companions or ServerArguments(serve).model)
+    if not model.is_dir():
+        raise ConfigError(f"--engine-reload needs a model directory, and {model} is none: name it with --companions")
+    return model
 
 
 def make_server(

@@ -84,16 +84,22 @@ class RegionTensors:
 Tensors = Checkpoint | RegionTensors
 
 
+def find_differing(mapped: EngineMap, tensors: Tensors) -> list[str]:
+    """Return the names of the tensors whose bits differ from what the map reaches, in the table's order."""
+    differing: dict[str, None] = {}
+    for tensor_index, target, source in walk_views(mapped, tensors):
+        if not torch.equal(target, source.to(target.device)):
+            differing[mapped.table.tensors[tensor_index].name] = None
+    return list(differing)
+
+
 def attest(mapped: EngineMap, tensors: Tensors, what: str) -> None:
     """Compare everything the map reaches with ``tensors``, which are called ``what``; nothing is written.
 
     Raises:
         IntegrityError: The message names the tensors whose bits differ.
     """
-    differing: dict[str, None] = {}
-    for tensor_index, target, source in walk_views(mapped, tensors):
-        if not torch.equal(target, source.to(target.device)):
-            differing[mapped.table.tensors[tensor_index].name] = None
+    differing = find_differing(mapped, tensors)
     if differing:
         raise IntegrityError(f"the engine holds other bits than {what} for tensors: {describe_names(differing)}")
 

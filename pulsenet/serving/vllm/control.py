@@ -7,6 +7,7 @@ import json
 import select
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
@@ -14,6 +15,8 @@ from pulsenet.errors import ConfigError, UnavailableError
 
 REQUEST_SECONDS_MAX: Final = 120.0
 """One order's time: a full update of a large model is written inside one request."""
+RELOAD_SECONDS_MAX: Final = 1800.0
+"""A large model is read from disk inside one request."""
 PROBE_SECONDS_MAX: Final = 5.0
 HEALTH_SECONDS: Final = 1.0
 """An answer that takes longer is waited for as long as the engine lives: how often that is looked at."""
@@ -54,6 +57,9 @@ class Control(Protocol):
 
     def set_label(self, label: str) -> None:
         """Name the weights."""
+
+    def reload(self, place: Path) -> None:
+        """Let the engine load a model directory as it did when it started. Slow."""
 
     def label(self) -> str:
         """Return the name of the weights."""
@@ -126,6 +132,11 @@ class HttpControl:
     def set_label(self, label: str) -> None:
         """``POST /update_weight_version``."""
         self._call("POST", "/update_weight_version", {"new_version": label})
+
+    def reload(self, place: Path) -> None:
+        """``POST /collective_rpc``: each worker's ``reload_weights``."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(place)}}
+        self._call("POST", "/collective_rpc", body, timeout_seconds=RELOAD_SECONDS_MAX)
 
     def label(self) -> str:
         """``GET /weight_info``, of an engine that lives: the server knows the label without it."""

@@ -48,6 +48,10 @@ class Order(StrEnum):
     """Compare all weights with a model directory, while the engine serves; nothing changes."""
     DOUBT = "doubt"
     """Believe nothing of the weights until they were compared or written as a whole: sleep may have dropped them."""
+    SURVEY = "survey"
+    """Draw the map, and find which tensors lie as published: of an engine that is loaded instead of patched."""
+    LOOK = "look"
+    """Draw the map anew, and compare those tensors with a model directory."""
     WATCHDOG = "watchdog"
     """Nobody asked: the node was gone in the middle of an update."""
 
@@ -100,7 +104,7 @@ class Answer:
     reason: str = ""
     """The same for people: cause and next step."""
     changed_count: int = 0
-    """Positions of this rank that the update writes."""
+    """Positions of this rank that the update writes; after SURVEY, elements that lie as published."""
     seconds: float = 0.0
     windows: tuple[tuple[int, int, tuple[int, ...], tuple[int, ...]], ...] = ()
     """After ATTACH: (tensor index, source offset, sizes, source strides) of all that this rank holds."""

@@ -26,8 +26,8 @@ from pulsenet.errors import (
     StructureError,
 )
 from pulsenet.ids import Version, compute_digest
-from pulsenet.serving.engine import check_records
-from pulsenet.serving.vllm.attest import Checkpoint, RegionTensors, Tensors, attest, overwrite
+from pulsenet.serving.engine import check_records, describe_names
+from pulsenet.serving.vllm.attest import Checkpoint, RegionTensors, Tensors, attest, find_differing, overwrite
 from pulsenet.serving.vllm.exchange import State, UpdateInfo, parse_version
 from pulsenet.serving.vllm.map import EngineMap, LoadWeights, Memory, trace_map
 from pulsenet.tensors.params import ParameterTable
@@ -88,6 +88,10 @@ class RankWeights:
         self._staged: StagedUpdate | None = None
         self._samples: list[Sample] = []
         """Of the last commit."""
+        self._plain: frozenset[str] = frozenset()
+        """Tensors that lie as published in an engine that is loaded instead of patched."""
+        self.plain_count = 0
+        """Their elements on this rank."""
 
     @property
     def changed_count(self) -> int:
@@ -138,6 +142,31 @@ class RankWeights:
         self._addresses = tuple(memory.address for memory in mapped.memories)
         if self.state is State.NEW:
             self.state = State.READY
+
+    def survey(self, mapped: EngineMap, open_checkpoint: Callable[[ParameterTable], Checkpoint]) -> None:
+        """Find what lies as published, of an engine that holds the checkpoint; it is not attached by that.
+
+        Once in the worker's life: later, a load that went wrong would pass for weights that are packed.
+        """
+        if self.plain_count:
+            return
+        differing = set(find_differing(mapped, open_checkpoint(mapped.table)))
+        names = {mapped.table.tensors[index].name for index, _, _ in mapped.walk()}
+        self._plain = frozenset(names - differing)
+        table = mapped.table
+        self.plain_count = sum(
+            window.element_count for index, _, window in mapped.walk() if table.tensors[index].name in self._plain
+        )
+
+    def look(self, mapped: EngineMap, tensors: Tensors) -> None:
+        """Compare what was found to lie as published.
+
+        Raises:
+            IntegrityError: The bits differ; the message names the tensors.
+        """
+        differing = [name for name in find_differing(mapped, tensors) if name in self._plain]
+        if differing:
+            raise IntegrityError(f"the engine loaded other bits than the files hold: {describe_names(differing)}")
 
     def stage(self, order: UpdateInfo, path: Path) -> None:
         """Read and check an update, and hold it ready; nothing is written.

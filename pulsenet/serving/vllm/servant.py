@@ -41,7 +41,8 @@ from pulsenet.serving.vllm.map import EngineMap
 from pulsenet.serving.vllm.rank import RankWeights
 from pulsenet.tensors.params import ParameterTable
 
-READING_ORDERS: Final = frozenset({Order.ATTACH, Order.STAGE, Order.READ_BACK, Order.COMPARE})
+DRAWING_ORDERS: Final = frozenset({Order.ATTACH, Order.SURVEY, Order.LOOK})
+READING_ORDERS: Final = frozenset({*DRAWING_ORDERS, Order.STAGE, Order.READ_BACK, Order.COMPARE})
 
 Work = Callable[[], None]
 
@@ -124,17 +125,17 @@ class RankServant:
             print(f"pulsenet: an order cannot be answered: {error}", flush=True)
             return
         self.directory = directory
-        if order.order is Order.ATTACH:
+        if order.order in DRAWING_ORDERS:
             self.engine_url = order.engine_url
         self.wait()
         if order.order not in READING_ORDERS:
             self._carry_out(order, started_at, self._find_work(order, directory))
             return
         mapped: EngineMap | None = None
-        if order.order is Order.ATTACH:
+        if order.order in DRAWING_ORDERS:
             # The loader is the model's own code and may not run beside a step.
             try:
-                mapped = self._draw(directory)
+                mapped = self._draw(directory, must_be_patchable=order.order is Order.ATTACH)
             except Exception as error:
                 self._answer(order, started_at, error)
                 return
@@ -169,8 +170,8 @@ class RankServant:
         self.wait()
         self._thread.shutdown()
 
-    def _draw(self, directory: Path) -> EngineMap:
-        obstacle = self._find_obstacle()
+    def _draw(self, directory: Path, *, must_be_patchable: bool) -> EngineMap:
+        obstacle = self._find_obstacle() if must_be_patchable else ""
         if obstacle:
             raise StructureError(obstacle)
         table = ParameterTable.decode((directory / TABLE_NAME).read_bytes())
@@ -186,6 +187,12 @@ class RankServant:
                 return lambda: weights.attach(
                     mapped, lambda table: Checkpoint(self._find_checkpoint() if place is None else place, table)
                 )
+            case Order.SURVEY:
+                assert mapped is not None
+                return lambda: weights.survey(mapped, lambda table: Checkpoint(self._find_checkpoint(), table))
+            case Order.LOOK:
+                assert mapped is not None
+                return lambda: weights.look(mapped, Checkpoint(Path(order.checkpoint), mapped.table))
             case Order.STAGE:
                 return lambda: weights.stage(order, memory)
             case Order.READ_BACK:
@@ -237,7 +244,7 @@ class RankServant:
                 root=weights.root,
                 code="" if error is None else name_fault(error),
                 reason="" if error is None else str(error) or type(error).__name__,
-                changed_count=weights.changed_count,
+                changed_count=weights.plain_count if order.order is Order.SURVEY else weights.changed_count,
                 seconds=self._monotonic() - started_at,
                 windows=windows,
             )

@@ -24,6 +24,7 @@ from pulsenetd.engines.vllm import (
     SupervisedServer,
     VllmRunner,
     check_server,
+    find_reload_model,
     make_server,
     write_checkpoint,
 )
@@ -84,7 +85,7 @@ class Bench:
         self.vllm = FakeVllm([make_servant(self.model, 0, 1, self.checkpoint, boot=f"boot{self.boot_count}")])
         return self.vllm
 
-    def start(self, server: Any = None) -> None:
+    def start(self, server: Any = None, reload_from: Path | None = None) -> None:
         self.runner = VllmRunner(
             self.path,
             server or AttachedServer("http://127.0.0.1:1"),
@@ -92,6 +93,7 @@ class Bench:
             on_ready=self.ready.append,
             on_lost=self.lost.append,
             make_control=lambda url: _Route(self),
+            reload_from=reload_from,
         )
         self.runner.start()
 
@@ -192,6 +194,37 @@ def test_a_refused_update_is_confirmed_as_failed_and_tried_again(
     assert bench.runner is not None
     with pytest.raises(UnavailableError):
         bench.runner.find_upstream()
+
+
+def test_an_engine_that_cannot_be_patched_loads_versions_if_it_may(
+    bench: Bench, node: Any, weights: Sequence[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A restart is tried with patches first: the new engine may be of another kind."""
+    caplog.set_level("INFO")
+    bench.vllm.servants[0]._find_obstacle = lambda: "the model uses latent attention"
+    node.staged = [weights[0].stage_full(), weights[0].stage_full(), weights[2].stage_from(weights[0])]
+    bench.start(reload_from=bench.checkpoint)
+    bench.wait(lambda: len(node.confirmations) == 3 and bench.ready[-1:] == [True])
+    assert [(item.version, item.ok) for item in node.confirmations] == [
+        (Version(0, 0), False),
+        (Version(0, 0), True),
+        (Version(0, 2), True),
+    ]
+    assert node.confirmations[0].reason.startswith("structure: rank 0: the model uses latent attention")
+    assert holds(bench.model, weights[2])
+    assert bench.vllm.asked.count("reload") == 2
+    assert "loads each version from disk instead: rank 0: the model uses latent attention" in caplog.text
+    assert "100 % of vLLM's weights are compared" in caplog.text
+    bench.start_vllm()
+    bench.wait(lambda: "started again" in "".join(bench.lost))
+
+
+def test_a_model_directory_is_needed_to_load_versions(tmp_path: Path) -> None:
+    assert find_reload_model(False, "/none", ()) is None
+    assert find_reload_model(True, str(tmp_path), ("--model", "/none")) == tmp_path
+    assert find_reload_model(True, "", ("--model", str(tmp_path))) == tmp_path
+    with pytest.raises(ConfigError, match="org/model is none: name it with --companions"):
+        find_reload_model(True, "", ("--model", "org/model"))
 
 
 def test_an_engine_that_refuses_an_update_serves_applications_on_what_it_holds(

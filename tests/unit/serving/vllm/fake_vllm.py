@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from pulsenet.errors import UnavailableError
 from pulsenet.serving.vllm.rank import RankWeights
@@ -96,6 +97,11 @@ class FakeVllm:
     def set_label(self, label: str) -> None:
         self._note("set_label")
         self.weight_label = label
+
+    def reload(self, place: Path) -> None:
+        self._note("reload")
+        for servant in self.servants:
+            servant._weights._model.load_weights(load_file(place / "model.safetensors").items())  # type: ignore[operator]
 
     def label(self) -> str:
         self.asked.append("label")

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +73,7 @@ def test_each_call_is_one_request_to_its_route(control: HttpControl) -> None:
     control.close("0.8")
     control.close(None)
     control.set_label("0.8")
+    control.reload(Path("/versions/0.9"))
     control.resume()
     assert SEEN == [
         ("GET", "/get_world_size", None),
@@ -86,6 +88,7 @@ def test_each_call_is_one_request_to_its_route(control: HttpControl) -> None:
         ("POST", "/finish_weight_update", {"weight_version": "0.8"}),
         ("POST", "/finish_weight_update", {"weight_version": None}),
         ("POST", "/update_weight_version", {"new_version": "0.8"}),
+        ("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "/versions/0.9"}}),
         ("POST", "/resume", None),
     ]
 
