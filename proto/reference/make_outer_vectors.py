@@ -10,6 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pulse_reference_outer as reference
+from blake3 import blake3
+from pulse_reference_codec import encode_table
 
 ONE, HALF, THIRD = 0x3F800000, 0x3F000000, 0x3E99999A
 SPECIALS = [0x00000000, 0x80000000, 0x00000001, 0x807FFFFF, 0x00800000, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0xFFC00001]
@@ -107,6 +109,33 @@ def run_history(fields):
     return {"rounds": reference.history(fields["tensor"], fields["rounds"], *flush)}
 
 
+def run_pairs(fields):
+    members = [bytes.fromhex(member) for member in fields["members"]]
+    groups = reference.pairs(bytes.fromhex(fields["seed"]), fields["round_index"], fields["job"], members)
+    return {"groups": [[member.hex() for member in group] for group in groups]}
+
+
+def run_mixing(fields):
+    members = [bytes.fromhex(member) for member in fields["members"]]
+    seed = bytes.fromhex(fields["seed"])
+    return {
+        "rounds": reference.mixing_history(*reference.MIXING_KINDS[fields["variant"]], seed, members, fields["rounds"])
+    }
+
+
+def run_mixing_blob(fields):
+    joint = [[f"{digit}/{name}", "F32", shape] for digit in fields["vectors"] for name, shape in fields["tensors"]]
+    blob = reference.mixing_blob(
+        blake3(encode_table(joint)).digest(),
+        fields["job"],
+        bytes.fromhex(fields["base_root"]),
+        fields["round_index"],
+        fields["contributor_count"],
+        fields["values"],
+    )
+    return {"blob": blob.hex()}
+
+
 def run_self_test(fields):
     theta, momentum, residual, delta = reference.self_test_input()
     packed = {
@@ -128,6 +157,9 @@ OPERATIONS = {
     "state-anchor": run_state_anchor,
     "ddp-state": run_ddp_state,
     "history": run_history,
+    "pairs": run_pairs,
+    "mixing": run_mixing,
+    "mixing-blob": run_mixing_blob,
     "self-test": run_self_test,
 }
 
@@ -255,6 +287,39 @@ def history_vectors():
     yield vector("history-flush", "history", fields, "The same, and in even rounds all of it passes, cut.")
 
 
+def mixing_vectors():
+    members = [f"{17 * key % 256:02x}" * 32 for key in range(1, 8)]
+    for job, count, round_index in ((1, 7, 0), (2, 7, 0), (1, 6, 0), (1, 6, 1), (2, 1, 5), (2, 2, 2**40)):
+        fields = {"seed": "5a" * 32, "round_index": round_index, "job": job, "members": members[:count]}
+        odd = "Of an odd number one is alone." if count % 2 else "Everybody has a partner."
+        yield vector(f"pairs-{count}-job{job}-round{round_index}", "pairs", fields, odd)
+    state, rounds = 7, []
+    for _ in range(4):
+        deltas = []
+        for _ in range(3):
+            row = []
+            for _ in range(4):
+                state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+                row += fp32(((state >> 40) - 2**23) * 2.0**-26)
+            deltas.append(row)
+        rounds.append(deltas)
+    for variant in reference.MIXING_KINDS:
+        fields = {"variant": variant, "seed": "c3" * 32, "members": members[:3], "rounds": rounds}
+        yield vector(
+            f"mixing-{variant.replace('_', '-')}", "mixing", fields, "Three trainers, so one is alone in pairs."
+        )
+    fields = {
+        "tensors": [["a", [2, 2]], ["b", []]],
+        "vectors": [2, 3],
+        "job": 2,
+        "base_root": "00" * 32,
+        "round_index": 9,
+        "contributor_count": 3,
+        "values": [fp32(1.0, -0.0, 0.1, -3e-40), fp32(2.5), fp32(0.5, 0.0, -0.3, 7.0), fp32(-1.0)],
+    }
+    yield vector("mixing-blob", "mixing-blob", fields, "A mean of three: pseudo-gradients, then momenta.")
+
+
 def other_vectors():
     rates = {"learning_rate": reference.LEARNING_RATE, "momentum_factor": reference.MOMENTUM_FACTOR}
     values = {
@@ -293,6 +358,7 @@ def main(folder):
         *settle_vectors(),
         *reduce_vectors(),
         *history_vectors(),
+        *mixing_vectors(),
         *other_vectors(),
     ]
     names = [item["name"] for item in vectors]

@@ -14,6 +14,12 @@ NAN = 0x7FC00000
 INFINITY = 0x7F800000
 SIGN = 0x80000000
 BLOCK_ELEMENTS = 1 << 20
+MIXING_KINDS = {
+    "diloco": ("none", "global"),
+    "global_m1": ("global", "none"),
+    "global_m1_local_m2": ("global", "pair"),
+    "local_m1_m2": ("pair", "pair"),
+}
 
 
 def is_nan(bits):
@@ -289,6 +295,62 @@ SPECIALS = [0x00000001, 0x807FFFFF, 0x00800000, 0x80000000, 0x00000000, 0x3F8080
 LASTS = [0x00018000, 0x00000007, 0x00000005, 0x00000009]
 SCALES = [0x3F800000, 0x3E99999A, 0x3F400000]
 LEARNING_RATE, MOMENTUM_FACTOR = 0x3F333333, 0x3F666666
+
+
+def pairs(seed, round_index, job, members):
+    """Members in the order of a digest; neighbours are partners, lower key first."""
+    head = b"pulsenet mixing pairs 1" + struct.pack("<I", len(seed)) + seed + struct.pack("<QB", round_index, job)
+    order = sorted(members, key=lambda member: blake3(head + member).digest())
+    return [sorted(order[start : start + 2]) for start in range(0, len(order), 2)]
+
+
+def mixing_history(mix1, mix2, seed, members, rounds):
+    """Rounds of gossip on one tensor that starts at 1: ``none``, ``global`` or ``pair`` for each job.
+
+    A round lists by how much each member's inner steps move its master down. Returns z and v of each after each round.
+    """
+    count = len(rounds[0][0])
+    iterates = {member: [0x3F800000] * count for member in members}
+    momenta = {member: [0] * count for member in members}
+
+    def mix(kind, job, round_index, vectors):
+        if kind == "none":
+            return vectors
+        groups = [members] if kind == "global" else pairs(seed, round_index, job, members)
+        mixed = {}
+        for group in groups:
+            found = mean({member: (None, vectors[member], 0x3F800000) for member in group}, count)[1]
+            mixed.update(dict.fromkeys(group, found))
+        return mixed
+
+    found = []
+    for round_index, deltas in enumerate(rounds):
+        mixed = mix(mix1, 1, round_index, iterates)
+        gradients = {}
+        for member, delta in zip(members, deltas, strict=True):
+            local = [subtract(z, d) for z, d in zip(iterates[member], delta, strict=True)]
+            gradients[member] = [subtract(z, t) for z, t in zip(iterates[member], local, strict=True)]
+        gradients = mix(mix2, 2, round_index, gradients)
+        for member in members:
+            iterates[member], momenta[member] = step(
+                mixed[member], momenta[member], gradients[member], LEARNING_RATE, MOMENTUM_FACTOR
+            )
+        found.append([[iterates[member], momenta[member]] for member in members])
+    return found
+
+
+def mixing_blob(table_digest, job, base_root, round_index, contributors, values):
+    """Whole vectors of less than 32 elements a tensor: no plane is long enough to be compressed.
+
+    values: of each tensor of the joint table. Numbers stay below 64.
+    """
+    blob = b"PLSM" + bytes([1, job, 0, 0]) + table_digest + base_root
+    blob += struct.pack("<QIII", round_index, 0, 1, contributors)
+    for tensor in values:
+        planes = [bytes(value >> shift & 0xFF for value in tensor) for shift in (0, 8, 16, 24)]
+        body = b"".join(bytes([len(plane) << 1]) + plane for plane in planes)
+        blob += bytes([3, 0, len(body)]) + body
+    return blob + bytes([0, len(values), sum(map(len, values))])
 
 
 def self_test_input():

@@ -11,12 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pulsenet.ids import Digest
+from pulsenet.ids import Digest, PeerId
 from pulsenet.outer.checks import compute_norm, compute_scales
 from pulsenet.outer.contribution import Contribution, Entries
 from pulsenet.outer.flush import FlushPlan, TensorFlush
 from pulsenet.outer.gate import correct_delta, gate_entries
 from pulsenet.outer.inner_state import Slot, decode_slots, encode_slots
+from pulsenet.outer.mixing.mean import mean_entries
+from pulsenet.outer.mixing.pairing import match_members
+from pulsenet.outer.mixing.payload import MixingHeader, decode_part, encode_part, make_job_table
+from pulsenet.outer.mixing.settings import Job, MixingKind, MixingSettings, MixingVariant
+from pulsenet.outer.mixing.step import compute_gradient, step_mixed
 from pulsenet.outer.optimizer import step_nesterov
 from pulsenet.outer.reduce import Counted, reduce_mean, reduce_median, reduce_trimmed
 from pulsenet.outer.residual import fold_back, settle_counted, split_scaled
@@ -192,6 +197,64 @@ def run_history(tensor: Any, rounds: Any, flush_interval: int = 0, flush_mantiss
     return {"rounds": found}
 
 
+def run_pairs(seed: str, round_index: int, job: int, members: Any) -> Json:
+    keys = [PeerId(bytes.fromhex(member)) for member in members]
+    groups = match_members(bytes.fromhex(seed), round_index, Job(job), keys)
+    return {"groups": [[member.hex() for member in group] for group in groups]}
+
+
+def run_mixing(variant: str, seed: str, members: Any, rounds: Any) -> Json:
+    chosen, keys = MixingVariant(variant), [PeerId(bytes.fromhex(member)) for member in members]
+    count = len(rounds[0][0])
+    iterates = {key: np.ones(count, np.float32) for key in keys}
+    momenta = {key: np.zeros(count, np.float32) for key in keys}
+
+    def mix(job: Job, round_index: int, vectors: dict[PeerId, np.ndarray]) -> dict[PeerId, np.ndarray]:
+        groups: Any = [keys]
+        if chosen.kind(job) is MixingKind.NONE:
+            return vectors
+        if chosen.kind(job) is MixingKind.PAIR:
+            groups = match_members(bytes.fromhex(seed), round_index, job, keys)
+        mixed = {}
+        for group in groups:
+            parts = {key: Entries(0, None, vectors[key]) for key in group}
+            mixed.update(dict.fromkeys(group, mean_entries(parts, tensor_index=0, element_count=count).values))
+        return mixed
+
+    found = []
+    rates = {"learning_rate": np.float32(0.7), "momentum_factor": np.float32(0.9)}
+    for round_index, deltas in enumerate(rounds):
+        mixed = mix(Job.MIX1, round_index, iterates)
+        gradients = {
+            key: compute_gradient(iterates[key], iterates[key] - floats(delta))
+            for key, delta in zip(keys, deltas, strict=True)
+        }
+        gradients = mix(Job.MIX2, round_index, gradients)
+        iterates = {key: step_mixed(mixed[key], momenta[key], gradients[key], **rates) for key in keys}
+        found.append([[bits(iterates[key]), bits(momenta[key])] for key in keys])
+    return {"rounds": found}
+
+
+def run_mixing_blob(
+    tensors: Any, vectors: Any, job: int, base_root: str, round_index: int, contributor_count: int, values: Any
+) -> Json:
+    table = ParameterTable(tuple(TensorSpec(name, "F32", tuple(shape)) for name, shape in tensors))
+    job_table = make_job_table(table, MixingSettings(mixes_momentum=True), Job(job), round_index=round_index)
+    assert job_table is not None
+    assert [vector.value for vector in job_table.vectors] == vectors
+    header = MixingHeader(
+        job_table.digest,
+        Job(job),
+        round_index,
+        Digest(bytes.fromhex(base_root)),
+        contributor_count=contributor_count,
+    )
+    entries = [Entries(place, None, floats(tensor)) for place, tensor in enumerate(values)]
+    blob = b"".join(encode_part(job_table, entries, header=header))
+    assert [part.value_bits.tolist() for part in decode_part([blob], job_table, header=header)] == values
+    return {"blob": blob.hex()}
+
+
 def check_self_test() -> Json:
     names = ("theta", "momentum", "residual", "delta")
     packed = {name: values.tobytes().hex() for name, values in zip(names, make_self_test_input(), strict=True)}
@@ -211,6 +274,9 @@ OPERATIONS: dict[str, Callable[..., Json]] = {
     "state-anchor": run_state_anchor,
     "ddp-state": run_ddp_state,
     "history": run_history,
+    "pairs": run_pairs,
+    "mixing": run_mixing,
+    "mixing-blob": run_mixing_blob,
     "self-test": check_self_test,
 }
 

@@ -2,7 +2,7 @@
 
 Nobody holds all weights in a run. Each trainer answers the same probe tokens and sends probabilities of a few bins for
 each: the most likely tokens of the last common mean, and one bin for the rest. Merging tokens into bins can only bring
-distributions closer, so the distance of the bins is a lower bound of the true one (SPEC mixing, "Probe").
+distributions closer, so the distance of the bins is a lower bound of the true one (SPEC outer, "Mixing").
 """
 
 from __future__ import annotations

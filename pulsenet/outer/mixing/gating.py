@@ -1,4 +1,4 @@
-"""Gated mixing: only entries travel that would change a BF16 cast, the rest waits (SPEC mixing, "Gate").
+"""Gated mixing: only entries travel that would change a BF16 cast, the rest waits (SPEC outer, "Mixing").
 
 A vector travels as what moved since a start: pseudo-gradients since the own outer iterate, outer iterates since the
 last mean that all members hold. Each has a residual of its own. What is sent and what is held are together exactly what

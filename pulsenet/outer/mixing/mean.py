@@ -1,4 +1,4 @@
-"""What a mixing gives: the mean of its parts, the same bits in any arrival order (SPEC mixing, "Mean").
+"""What a mixing gives: the mean of its parts, the same bits in any arrival order (SPEC outer, "Mean" of "Mixing").
 
 Per element: start at +0, one FP32 addition for each part in ascending order of the senders' keys, then one division by
 the number of parts. In a gated part an absent entry counts as zero. The mean of a pair is that of two parts.

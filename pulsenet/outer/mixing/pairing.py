@@ -1,4 +1,4 @@
-"""Who mixes with whom, and who sums what: functions of the roster, so nobody has to ask (SPEC mixing, "Matching").
+"""Who mixes with whom, and who sums what: functions of the roster, so nobody has to ask (SPEC outer, "Matching").
 
 Members are put in the order of a digest over the roster's seed, the round, the job and their key: a shuffle that any
 language computes with BLAKE3 alone. Neighbours in it are partners; of an odd number the last mixes alone.

@@ -1,4 +1,4 @@
-"""Parts and means as blobs: what a mixing sends (SPEC mixing, "Mixing blob").
+"""Parts and means as blobs: what a mixing sends (SPEC codec, "Mixing blob").
 
 A job mixes one or two vectors over some tensors. They are laid out as one table, each tensor once for each vector, and
 its blocks are written as those of a contribution. A slice is a run of the table's sections, so a blob holds a vector
@@ -253,7 +253,7 @@ class PartContent:
     """What was found in a part."""
 
     reason: str
-    """Empty if it may be mixed; else a stable code (SPEC mixing, "Checks")."""
+    """Empty if it may be mixed; else a stable code (SPEC, "Mixing")."""
     detail: str
     """For a person."""
     entry_count: int

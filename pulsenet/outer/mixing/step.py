@@ -1,4 +1,4 @@
-"""The outer step from a mixed iterate (SPEC mixing, "Step")."""
+"""The outer step from a mixed iterate (SPEC outer, "Mixing")."""
 
 from __future__ import annotations
 
