@@ -38,9 +38,6 @@ DHT_RECORD_SIZE_BYTES_MAX: Final = 64 << 10
 CHUNK_LIST_ENTRIES_MAX: Final = 1 << 20
 """Chunks in one blob: 1 TiB at the nominal size."""
 
-CHUNK_LIST_SIZE_BYTES_MAX: Final = CHUNK_LIST_ENTRIES_MAX * 36 + 64
-"""Encoded chunk list: size (4 bytes) and digest (32 bytes) a chunk."""
-
 TENSORS_MAX: Final = 65_536
 """Entries of a parameter table."""
 
