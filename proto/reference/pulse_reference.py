@@ -138,7 +138,7 @@ MESSAGES = {
     29: {"tasks": ("list", 64, {"task_id": "=16", "content": "s65536", "lease_ms": "u"})},
     30: {"blob_id": "=32"},
     31: {"blob_id": "=32", "held": "b131072", "given": "b131072"},
-    32: {"round_index": "u"},
+    32: {"round_index": ("opt", "u")},
     33: {"votes": VOTES, "rosters": ("list", 3, RECORD)},
     34: {"share": "b2048"},
     35: {"round_index": ("opt", "u"), "job": "u", "slice_index": "u"},

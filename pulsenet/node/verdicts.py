@@ -6,7 +6,8 @@ from typing import Final
 
 from pulsenet.ids import Digest, compute_digest
 from pulsenet.node.events import ContributionSeen, Event, ReceiptSeen, TermSeen, VoteSeen
-from pulsenet.wire.messages import PushContribution, PushReceipt, PushTerm, PushVote
+from pulsenet.node.mixing.events import ShareSeen
+from pulsenet.wire.messages import PushContribution, PushReceipt, PushShare, PushTerm, PushVote
 
 VERDICTS_MAX: Final = 256
 """Answers remembered; each is asked for right after its event."""
@@ -24,7 +25,7 @@ class Verdicts:
     def note(self, event: Event, code: str) -> None:
         """Remember what became of a pushed item; events of other kinds are ignored."""
         match event:
-            case VoteSeen(record) | ContributionSeen(record) | ReceiptSeen(record):
+            case VoteSeen(record) | ContributionSeen(record) | ReceiptSeen(record) | ShareSeen(record):
                 key = compute_digest(record)
             case TermSeen(votes):
                 key = compute_digest(b"".join(votes))
@@ -35,10 +36,10 @@ class Verdicts:
         if len(self._codes) > VERDICTS_MAX:
             del self._codes[next(iter(self._codes))]
 
-    def find(self, push: RoundPush) -> str:
+    def find(self, push: RoundPush | PushShare) -> str:
         """Return the empty string if the item was taken, or a stable code."""
         match push:
-            case PushVote(record) | PushContribution(record) | PushReceipt(record):
+            case PushVote(record) | PushContribution(record) | PushReceipt(record) | PushShare(record):
                 return self._codes.get(compute_digest(record), "")
             case PushTerm(votes):
                 return self._codes.get(compute_digest(b"".join(votes)), "")

@@ -319,8 +319,8 @@ ShareRecord = Annotated[bytes, SizeMax(limits.SHARE_SIZE_BYTES_MAX)]
 class GetRoster:
     """A trainer tells in which round it is, and asks who mixes; answered by :class:`RosterReply`."""
 
-    round_index: int
-    """The round it is in, or is about to open."""
+    round_index: int | None
+    """The round it is in, or is about to open; ``None`` only asks, and tells of nobody's presence."""
 
 
 @dataclass(frozen=True, slots=True)

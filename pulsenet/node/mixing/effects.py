@@ -15,7 +15,8 @@ class Debt:
     """What this node owes a vector: the mean it agreed to, less what it kept instead.
 
     Both blobs are in the store. The shell adds ``mean - own`` to the vector before it encodes it, element by element
-    in FP32, on the tensors that both the debt's subset and the job's have.
+    in FP32, on the tensors that both the debt's subset and the job's have. A debt whose name it added to a vector of
+    this training process before is named in ``PartStored`` again and not added: the disk may have refused to note it.
     """
 
     name: DebtName

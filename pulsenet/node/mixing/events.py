@@ -14,7 +14,10 @@ from pulsenet.outer.mixing.settings import Job
 
 @dataclass(frozen=True, slots=True)
 class PartSlice:
-    """One slice of a vector, as a blob in the store that can be served."""
+    """One slice of a vector, as a blob in the store that can be served.
+
+    A blob begins with its round and job, so equal values of two rounds are two blobs, and the older can be released.
+    """
 
     blob_id: Digest
     encoded_size_bytes: int
@@ -37,7 +40,7 @@ class MixingAttached:
     """A training process is there; answered by ``StartMixing``.
 
     If it is in the middle of a round, because it outlived an earlier life of this machine, the shell next tells again
-    what of that round was told: ``PartStored`` with the same blobs, and ``ResultWanted``.
+    what of that round was told: ``PartStored`` with the same blobs and debts, and ``ResultWanted``.
     """
 
     round_index: int | None

@@ -1,0 +1,410 @@
+"""A global mean by slices: everybody shows each owner its part, and takes what the owners made (SPEC section 6.15).
+
+Nobody waits for anybody for longer than its own wait. An owner that combines leaves out who did not come; a slice
+whose owner does not come leaves own values there. All who get a slice get the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pulsenet.chain.records import Share, ShareKind
+from pulsenet.chain.signing import decode_signed, record_digest
+from pulsenet.ids import Digest, PeerId
+from pulsenet.node.effects import Count, Effect, StrikePeer
+from pulsenet.node.events import Event
+from pulsenet.node.mixing.effects import CheckMean, CombinePart, CombineParts, MixedSlice
+from pulsenet.node.mixing.events import CombineFailed, MeanChecked, PartsCombined, PartSlice
+from pulsenet.node.mixing.work import Bench, Wants, Work, name_of, part_of
+from pulsenet.outer.mixing.settings import Job
+from pulsenet.wire.schema import decode_value
+
+OWNER_RATIO = 0.5
+"""Share of its wait after which an owner makes do with the parts it has."""
+
+PATIENCE_SECONDS = 30.0
+"""While nobody waits, how long an owner hopes for a part of somebody who cannot be reached."""
+
+OTHER_BASE = "mixing-header"
+"""Code of a blob that is relative to another mean: no fault of its sender's."""
+
+
+@dataclass(slots=True)
+class _Duty:
+    """The slice this node owns."""
+
+    refused: set[PeerId] = field(default_factory=set)
+    """Whose part cannot be used."""
+    order: CombineParts | None = None
+    is_made: bool = False
+    is_given_up: bool = False
+
+
+@dataclass(slots=True)
+class _Slice:
+    """A slice of the result, at this node."""
+
+    piece: MixedSlice | None = None
+    """What became of it, once that is settled."""
+    order: CheckMean | None = None
+    share: Share | None = None
+
+
+def read_contributors(share: Share, members: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+    """Return whose parts are in a mean."""
+    bits = share.contributors
+    return tuple(key for place, key in enumerate(members) if bits[place // 8] & (0x80 >> place % 8))
+
+
+def write_contributors(contributors: set[PeerId], members: tuple[PeerId, ...]) -> bytes:
+    """Return how a share says whose parts are in a mean."""
+    bits = bytearray(-(-len(members) // 8))
+    for place, key in enumerate(members):
+        if key in contributors:
+            bits[place // 8] |= 0x80 >> place % 8
+    return bytes(bits)
+
+
+class EverybodyWork(Work):
+    """One global job, at one of its members.
+
+    Args:
+        is_relative: Whether parts are relative to the last common mean: then only parts of one root are combined.
+        base: As for :class:`Work`.
+    """
+
+    def __init__(
+        self, bench: Bench, job: Job, *, subset: tuple[int, ...], wait_seconds: float, is_relative: bool
+    ) -> None:
+        super().__init__(bench, job, len(bench.known.members), subset, wait_seconds)
+        self._members = bench.known.members
+        self._place = self._members.index(bench.peer_id)
+        self._is_relative = is_relative
+        self._duty = _Duty()
+        self._slices = [_Slice() for _ in self._members]
+        self._stored_at = 0.0
+        self._restore_mean()
+
+    def _restore_mean(self) -> None:
+        """Go on with the mean that an earlier life of this machine signed."""
+        for record in self.bench.journal.means:
+            signed = decode_signed(record)
+            share = decode_value(Share, signed.payload)
+            if (share.roster, share.round_index, share.job) == (
+                self.bench.known.digest,
+                self.bench.round_index,
+                int(self.job),
+            ):
+                self.shown[ShareKind.MEAN, self._place] = (record_digest(signed), record)
+                self._duty.is_made = True
+                self._slices[self._place].share = share
+
+    # What happens
+
+    def take_part(self, event: object, now: float) -> list[Effect]:
+        """Take in the own vector."""
+        had = bool(self.own)
+        effects = super().take_part(event, now)  # type: ignore[arg-type]
+        if self.own and not had:
+            self._stored_at = now
+            made = self._slices[self._place].share
+            if made is not None:
+                self._slices[self._place].piece = self._piece_of(made)
+        return effects
+
+    def take_answer(self, event: Event, now: float) -> list[Effect]:
+        """Take in the mean of the own slice, or whether another's may be taken."""
+        match event:
+            case PartsCombined(number) if self._duty.order is not None and self._duty.order.number == number:
+                return self._sign_mean(event)
+            case CombineFailed(number) if self._duty.order is not None and self._duty.order.number == number:
+                return self._take_failure(event)
+            case MeanChecked(number, reason):
+                for place, piece in enumerate(self._slices):
+                    if piece.order is not None and piece.order.number == number:
+                        piece.order = None
+                        return self._take_check(place, reason)
+        return []
+
+    def _sign_mean(self, event: PartsCombined) -> list[Effect]:
+        order, bench = self._duty.order, self.bench
+        assert order is not None
+        self._duty.order, self._duty.is_made = None, True
+        part = PartSlice(event.blob_id, event.encoded_size_bytes, self.own[self._place].element_count, event.norm_bits)
+        bench.journal.track(bench.round_index, event.blob_id)
+        contributors = write_contributors({each.peer_id for each in order.parts}, self._members)
+        _, record = self.show(ShareKind.MEAN, self._place, part, contributors, order.mixed_root)
+        bench.journal.note_mean(record)
+        share = decode_value(Share, decode_signed(record).payload)
+        self._slices[self._place].share = share
+        if not self._is_relative or share.mixed_root == self.mixed_root:
+            self._slices[self._place].piece = self._piece_of(share)
+        else:
+            self._slices[self._place].piece = MixedSlice(None, 1)
+        return [
+            Count("mixing_slices", "combined"),
+            Count("mixed_parts", self.job.name.lower(), float(len(order.parts))),
+        ]
+
+    def _take_failure(self, event: CombineFailed) -> list[Effect]:
+        self._duty.order = None
+        effects: list[Effect] = []
+        for peer_id, reason in event.bad:
+            self._duty.refused.add(peer_id)
+            effects += self._blame(peer_id, reason)
+        if not event.bad or self.bench.peer_id in self._duty.refused:
+            self._duty.is_given_up = True
+        return effects
+
+    def _take_check(self, place: int, reason: str) -> list[Effect]:
+        piece = self._slices[place]
+        if piece.piece is not None or piece.share is None:
+            return []
+        if not reason:
+            piece.piece = self._piece_of(piece.share)
+            return [Count("mixing_slices", "taken")]
+        piece.piece = MixedSlice(None, 1)
+        return [Count("mixing_slices", "refused"), *self._blame(self._members[place], reason)]
+
+    def _piece_of(self, share: Share) -> MixedSlice:
+        return MixedSlice(name_of(share), len(read_contributors(share, self._members)))
+
+    def _blame(self, peer_id: PeerId, reason: str) -> list[Effect]:
+        counted: list[Effect] = [Count("rejected", reason)]
+        is_fault = reason != OTHER_BASE and peer_id != self.bench.peer_id
+        return [*counted, StrikePeer(peer_id, reason)] if is_fault else counted
+
+    # What can be done
+
+    def update(self, now: float) -> list[Effect]:
+        """Show parts, combine the own slice, and take what others made, as far as it goes."""
+        effects: list[Effect] = []
+        if self.own:
+            for place, member in enumerate(self._members):
+                if member != self.bench.peer_id:
+                    self.push(member, self.show(ShareKind.PART, place, self.own[place]), now)
+            effects += self._combine(now)
+            self._push_mean(now)
+            if self.result is None:
+                effects += self._check_means()
+        if self.result is None and self.wanted_at is not None:
+            effects += self._settle(now)
+        return effects
+
+    def _combine(self, now: float) -> list[Effect]:
+        """Order the mean of the own slice once everybody's part is here, or it is time."""
+        duty, bench = self._duty, self.bench
+        if duty.is_made or duty.is_given_up or duty.order is not None:
+            return []
+        effects: list[Effect] = []
+        usable: dict[PeerId, Share] = {}
+        is_awaited = False
+        for member in self._members:
+            if member == bench.peer_id or member in duty.refused:
+                continue
+            share = self._part_of(member)
+            refusal = "" if share is None else self._refusal_of(share)
+            if refusal:
+                duty.refused.add(member)
+                effects += self._blame(member, refusal)
+            elif share is not None and bench.blobs.is_whole(share.blob_id):
+                usable[member] = share
+            else:
+                is_awaited |= not self._is_given_up(member, now)
+        if is_awaited and not self._is_owner_due(now):
+            return effects
+        parts = [CombinePart(member, part_of(share)) for member, share in usable.items()]
+        roots: dict[PeerId, Digest | None] = {member: share.mixed_root for member, share in usable.items()}
+        parts.append(CombinePart(bench.peer_id, self.own[self._place]))
+        roots[bench.peer_id] = self.mixed_root
+        root = self._choose_root(roots) if self._is_relative else None
+        chosen = [part for part in parts if not self._is_relative or roots[part.peer_id] == root]
+        if len(chosen) < 2:
+            # A mean of one would make its owner's values everybody's.
+            duty.is_given_up = is_awaited is False or self._is_owner_due(now)
+            return effects
+        chosen.sort(key=lambda part: part.peer_id)
+        duty.order = CombineParts(
+            number=bench.take_number(),
+            round_index=bench.round_index,
+            job=self.job,
+            slice_index=self._place,
+            slice_count=self.slice_count,
+            subset=self.subset,
+            parts=tuple(chosen),
+            mixed_root=root,
+        )
+        return [*effects, duty.order]
+
+    def _choose_root(self, roots: dict[PeerId, Digest | None]) -> Digest | None:
+        """Return the root that most parts are relative to; of equally many the own one, then the smallest."""
+        counts: dict[Digest | None, int] = {}
+        for root in roots.values():
+            counts[root] = counts.get(root, 0) + 1
+        return max(counts, key=lambda root: (counts[root], root == self.mixed_root, [-b for b in root or b""]))
+
+    def _is_given_up(self, member: PeerId, now: float) -> bool:
+        reach = self.bench.reach
+        if self.wanted_at is not None:
+            return reach.is_lost(member, now, self.wanted_at)
+        return not reach.is_here(member) and now >= self._stored_at + PATIENCE_SECONDS
+
+    def _is_owner_due(self, now: float) -> bool:
+        return self.wanted_at is not None and now >= self.wanted_at + OWNER_RATIO * self.wait_seconds
+
+    def _push_mean(self, now: float) -> None:
+        shown = self.shown.get((ShareKind.MEAN, self._place))
+        if shown is not None:
+            for member in self._members:
+                if member != self.bench.peer_id:
+                    self.push(member, shown, now)
+
+    def _check_means(self) -> list[Effect]:
+        effects: list[Effect] = []
+        for place, piece in enumerate(self._slices):
+            share = self._mean_of(place)
+            if share is None or piece.piece is not None or piece.order is not None:
+                continue
+            refusal = self._refusal_of(share, place)
+            if refusal:
+                piece.piece = MixedSlice(None, 1)
+                effects += [Count("mixing_slices", "refused"), *self._blame(self._members[place], refusal)]
+            elif self._is_relative and share.mixed_root != self.mixed_root:
+                piece.piece = MixedSlice(None, 1)
+                effects.append(Count("mixing_slices", "other-base"))
+            elif self.bench.blobs.is_whole(share.blob_id):
+                effects.append(self._order_check(place, share))
+        return effects
+
+    def _order_check(self, place: int, share: Share) -> CheckMean:
+        bench, piece = self.bench, self._slices[place]
+        piece.share = share
+        piece.order = CheckMean(
+            number=bench.take_number(),
+            round_index=bench.round_index,
+            job=self.job,
+            slice_index=place,
+            slice_count=self.slice_count,
+            subset=self.subset,
+            contributor_count=len(read_contributors(share, self._members)),
+            mean=part_of(share),
+            mixed_root=share.mixed_root if self._is_relative else None,
+        )
+        return piece.order
+
+    def _settle(self, now: float) -> list[Effect]:
+        """End the job once every slice is settled, or the wait is over."""
+        assert self.wanted_at is not None
+        is_due, is_lost = self.is_due(now), False
+        if not self.own:
+            return self.end((), "part") if is_due else []
+        for place, piece in enumerate(self._slices):
+            if piece.piece is not None:
+                continue
+            owner = self._members[place]
+            is_own = owner == self.bench.peer_id
+            is_gone = self._duty.is_given_up if is_own else self.bench.reach.is_lost(owner, now, self.wanted_at)
+            if not is_due and (not is_gone or piece.order is not None):
+                return []
+            is_lost |= is_gone
+        pieces = tuple(piece.piece or MixedSlice(None, 1) for piece in self._slices)
+        is_whole = all(piece.mean is not None for piece in pieces)
+        return self.end(pieces, "" if is_whole else "lost" if is_lost else "late")
+
+    # What is known
+
+    def wants(self) -> Wants:
+        """Return parts of the own slice while it is not summed, and means while the result is open."""
+        wanted: Wants = {}
+        if not self.own:
+            return wanted
+        if not (self._duty.is_made or self._duty.is_given_up):
+            for member in self._members:
+                share = None if member in self._duty.refused else self._part_of(member)
+                if share is not None and self._fits(share, self._place):
+                    wanted[share.blob_id] = (name_of(share), member)
+        if self.result is None:
+            for place, owner in enumerate(self._members):
+                share = self._mean_of(place)
+                if share is not None and self._slices[place].piece is None and self._fits(share, place):
+                    wanted[share.blob_id] = (name_of(share), owner)
+        for blob_id in wanted:
+            self.bench.journal.track(self.bench.round_index, blob_id)
+        return wanted
+
+    def order_again(self) -> list[Effect]:
+        """Return the orders that are not answered."""
+        orders: list[Effect] = [] if self._duty.order is None else [self._duty.order]
+        return orders + [piece.order for piece in self._slices if piece.order is not None]
+
+    def judge(self, share: Share) -> str:
+        """Parts come too late once the slice is summed, means once the result is out."""
+        if share.kind is ShareKind.PART:
+            return "round" if self._duty.is_given_up else ""
+        return ""
+
+    def means(self) -> tuple[bytes, ...]:
+        """Return the shares of all slices' means, if this node knows all of them; else nothing."""
+        records = []
+        for place, owner in enumerate(self._members):
+            if owner == self.bench.peer_id:
+                shown = self.shown.get((ShareKind.MEAN, place))
+                if shown is not None:
+                    records.append(shown[1])
+            else:
+                found = self.bench.inbox.find(self.bench.round_index, self.job, ShareKind.MEAN, place, owner)
+                piece = self._slices[place].piece
+                if found is not None and piece is not None and piece.mean is not None:
+                    records.append(found[1])
+        return tuple(records) if len(records) == len(self._members) else ()
+
+    def missing(self) -> list[PeerId]:
+        """Return the members whose part of the own slice, or whose mean, did not come."""
+        needs_parts = not (self._duty.is_made or self._duty.is_given_up)
+        return [
+            member
+            for place, member in enumerate(self._members)
+            if member != self.bench.peer_id
+            and (
+                (self._slices[place].piece is None and self._mean_of(place) is None)
+                or (needs_parts and member not in self._duty.refused and self._part_of(member) is None)
+            )
+        ]
+
+    def next_wake(self, now: float) -> float | None:
+        """Return the next time at which waiting for somebody ends."""
+        times = []
+        if self.wanted_at is not None:
+            times += [self.wanted_at + OWNER_RATIO * self.wait_seconds, self.wanted_at + self.wait_seconds]
+            away = [member for member in self._members if not self.bench.reach.is_here(member)]
+            times += [self.bench.reach.lost_at(member, self.wanted_at) for member in away]
+        elif self.own:
+            times.append(self._stored_at + PATIENCE_SECONDS)
+        return min((at for at in times if at > now), default=None)
+
+    def _part_of(self, member: PeerId) -> Share | None:
+        found = self.bench.inbox.find(self.bench.round_index, self.job, ShareKind.PART, self._place, member)
+        return None if found is None else found[0]
+
+    def _mean_of(self, place: int) -> Share | None:
+        owner = self._members[place]
+        if owner == self.bench.peer_id:
+            return None
+        found = self.bench.inbox.find(self.bench.round_index, self.job, ShareKind.MEAN, place, owner)
+        return None if found is None else found[0]
+
+    def _fits(self, share: Share, place: int) -> bool:
+        return share.element_count == self.own[place].element_count
+
+    def _refusal_of(self, share: Share, place: int | None = None) -> str:
+        if not self._fits(share, self._place if place is None else place):
+            return "shape"
+        return self.bench.blobs.refusal_of(share.blob_id)
+
+
+def is_for_me(share: Share, me: PeerId, members: tuple[PeerId, ...]) -> bool:
+    """Say whether a share of a global job is for this node: parts of its own slice, and every owner's mean."""
+    if share.slice_count != len(members) or share.kind is ShareKind.TAKEN:
+        return False
+    owner = members[share.slice_index]
+    return owner == me if share.kind is ShareKind.PART else owner == share.peer_id

@@ -1,0 +1,216 @@
+"""A pair's exchange, three messages: offer, answer, taken (SPEC section 6.15).
+
+The lower key offers and is the first to take; the other one answers once it has both parts and the mean of them, and
+takes when it hears that the lower one did. Whoever's wait is over keeps its own values. The only doubt there can be is
+the answering side's, whether the other took after all: that is kept in the journal as a debt until it is known.
+"""
+
+from __future__ import annotations
+
+from pulsenet.chain.records import Share, ShareKind
+from pulsenet.ids import PeerId
+from pulsenet.node.effects import Count, Effect, StrikePeer
+from pulsenet.node.events import Event
+from pulsenet.node.mixing.effects import CombinePart, CombineParts, MixedSlice
+from pulsenet.node.mixing.events import CombineFailed, PartsCombined, PartSlice, PartStored
+from pulsenet.node.mixing.journal import Exchange, Stand
+from pulsenet.node.mixing.outbox import Outcome
+from pulsenet.node.mixing.work import Bench, Wants, Work, name_of, part_of
+from pulsenet.outer.mixing.settings import Job
+
+
+class PairWork(Work):
+    """One pair's job, at one of the two.
+
+    Args:
+        partner: The other one.
+        base: As for :class:`Work`.
+    """
+
+    def __init__(
+        self, bench: Bench, job: Job, partner: PeerId, *, subset: tuple[int, ...], wait_seconds: float
+    ) -> None:
+        super().__init__(bench, job, 1, subset, wait_seconds)
+        self.partner = partner
+        self._offers = bench.peer_id < partner
+        self._order: CombineParts | None = None
+        self._mean: PartSlice | None = None
+        if job in bench.journal.closed:
+            self.end((MixedSlice(None, 1),), "late")
+
+    # What happens
+
+    def take_part(self, event: PartStored, now: float) -> list[Effect]:
+        """Take in the own vector, and go on where an earlier life of this machine stood with the same one."""
+        super().take_part(event, now)
+        agreed = self.bench.journal.exchange(self.bench.round_index, self.job)
+        if not self.own or agreed is None or self.result is not None:
+            return []
+        if agreed.own != self.own[0] or agreed.partner != self.partner:
+            # Another vector than the one that was shown: nothing more may be said in this job.
+            return self._keep("part")
+        self._mean = agreed.mean
+        return self._take(now) if agreed.stand is Stand.TAKEN else []
+
+    def note_outcome(self, outcome: Outcome, now: float) -> list[Effect]:
+        """The partner refused what it was shown: its round is over, or it cannot use it."""
+        shown = self.shown.get((ShareKind.PART, 0))
+        is_part = shown is not None and shown[0] == outcome.digest and outcome.receiver == self.partner
+        if not is_part or not outcome.code or outcome.code in ("roster", "early"):
+            return []
+        if self._offers:
+            return self._keep("over") if self.result is None else []
+        agreed = self._agreed()
+        if outcome.code == "round" and agreed is not None and agreed.stand is Stand.ANSWERED:
+            # Said by the one side that can take first: it did not, and will not.
+            self.bench.journal.drop(self.bench.round_index, self.job)
+            return self._keep("over") if self.result is None else []
+        return []
+
+    def take_answer(self, event: Event, now: float) -> list[Effect]:
+        """Take in the mean of both parts, or why there is none."""
+        order = self._order
+        if order is None or not isinstance(event, PartsCombined | CombineFailed) or event.number != order.number:
+            return []
+        self._order = None
+        if self.result is not None:
+            return []
+        if isinstance(event, CombineFailed):
+            blamed = self._blame(event.bad)
+            return blamed + self._keep("refused" if event.bad else "store")
+        self._mean = PartSlice(event.blob_id, event.encoded_size_bytes, self.own[0].element_count, event.norm_bits)
+        self.bench.journal.track(self.bench.round_index, event.blob_id)
+        return []
+
+    def _blame(self, bad: tuple[tuple[PeerId, str], ...]) -> list[Effect]:
+        effects: list[Effect] = []
+        for peer_id, reason in bad:
+            effects += [Count("rejected", reason), StrikePeer(peer_id, reason)]
+        return effects
+
+    # What can be done
+
+    def update(self, now: float) -> list[Effect]:
+        """Offer, combine, answer or take, whatever is due; or keep the own values."""
+        if self.result is not None:
+            return self._hear_late(now)
+        effects: list[Effect] = []
+        if self.own:
+            if self._offers:
+                self.push(self.partner, self.show(ShareKind.PART, 0, self.own[0]), now)
+            effects += self._combine()
+            if self._mean is not None and self.result is None:
+                effects += self._agree(now)
+        if self.result is None and self.wanted_at is not None:
+            if self.bench.reach.is_lost(self.partner, now, self.wanted_at):
+                effects += self._keep("lost")
+            elif self.is_due(now):
+                effects += self._keep("late")
+        return effects
+
+    def _combine(self) -> list[Effect]:
+        theirs = self._theirs()
+        if theirs is None or self._order is not None or self._mean is not None:
+            return []
+        if theirs.element_count != self.own[0].element_count:
+            return [*self._blame(((self.partner, "shape"),)), *self._keep("refused")]
+        refusal = self.bench.blobs.refusal_of(theirs.blob_id)
+        if refusal:
+            return [*self._blame(((self.partner, refusal),)), *self._keep("refused")]
+        if not self.bench.blobs.is_whole(theirs.blob_id):
+            return []
+        parts = [CombinePart(self.bench.peer_id, self.own[0]), CombinePart(self.partner, part_of(theirs))]
+        parts.sort(key=lambda part: part.peer_id)
+        bench = self.bench
+        order = CombineParts(bench.take_number(), bench.round_index, self.job, 0, 1, self.subset, tuple(parts))
+        self._order = order
+        return [order]
+
+    def _agree(self, now: float) -> list[Effect]:
+        """Both parts and their mean are here."""
+        if self._offers:
+            return self._take(now)
+        effects: list[Effect] = []
+        if self._agreed() is None:
+            share = self.show(ShareKind.PART, 0, self.own[0])
+            effects += self._note(Stand.ANSWERED, share[1])
+        # Stored in the same breath, before it is sent.
+        self.push(self.partner, self.show(ShareKind.PART, 0, self.own[0]), now)
+        return effects + (self._take(now) if self._is_taken_there() else [])
+
+    def _take(self, now: float) -> list[Effect]:
+        assert self._mean is not None
+        effects: list[Effect] = []
+        if self._offers:
+            share = self.show(ShareKind.TAKEN, 0, self._mean)
+            effects += self._note(Stand.TAKEN, share[1])
+            self.push(self.partner, share, now)
+        else:
+            self.bench.journal.drop(self.bench.round_index, self.job)
+        return effects + self.end((MixedSlice(name_of(self._mean), 2),), "")
+
+    def _keep(self, reason: str) -> list[Effect]:
+        """Keep the own values, for good."""
+        self.bench.journal.close(self.job)
+        return self.end((MixedSlice(None, 1),), reason)
+
+    def _hear_late(self, now: float) -> list[Effect]:
+        """The partner took what this side did not take any more."""
+        agreed = self._agreed()
+        if agreed is not None and agreed.stand is Stand.ANSWERED and self._is_taken_there():
+            self.bench.journal.turn(agreed, Stand.OWED)
+            return [Count("debts", "owed")]
+        return []
+
+    # What is known
+
+    def wants(self) -> Wants:
+        """Return the partner's part, once it is known to be of the right size."""
+        theirs = self._theirs()
+        if self.result is not None or theirs is None or not self.own or self._mean is not None:
+            return {}
+        if theirs.element_count != self.own[0].element_count:
+            return {}
+        self.bench.journal.track(self.bench.round_index, theirs.blob_id)
+        return {theirs.blob_id: (name_of(theirs), self.partner)}
+
+    def order_again(self) -> list[Effect]:
+        """Return the order that is not answered."""
+        return [] if self._order is None else [self._order]
+
+    def missing(self) -> list[PeerId]:
+        """Return the partner, until it said all it has to say."""
+        is_heard = self._theirs() is not None if self._offers else self._is_taken_there()
+        return [] if is_heard else [self.partner]
+
+    def judge(self, share: Share) -> str:
+        """An offer or answer comes too late for whoever kept its own values; for whoever took, it comes twice."""
+        if share.kind is not ShareKind.PART or self.result is None:
+            return ""
+        agreed = self._agreed()
+        is_agreed = bool(self.result.slices) and self.result.slices[0].mean is not None
+        return "" if is_agreed or (agreed is not None and not self._offers) else "round"
+
+    def _theirs(self) -> Share | None:
+        found = self.bench.inbox.find(self.bench.round_index, self.job, ShareKind.PART, 0, self.partner)
+        return None if found is None else found[0]
+
+    def _is_taken_there(self) -> bool:
+        found = self.bench.inbox.find(self.bench.round_index, self.job, ShareKind.TAKEN, 0, self.partner)
+        return found is not None
+
+    def _agreed(self) -> Exchange | None:
+        return self.bench.journal.exchange(self.bench.round_index, self.job)
+
+    def _note(self, stand: Stand, share: bytes) -> list[Effect]:
+        assert self._mean is not None
+        bench = self.bench
+        place = (bench.round_index, int(self.job), self.partner, stand)
+        gone = bench.journal.note(Exchange(*place, self.own[0], self._mean, self.subset, share))
+        return [Count("debts", "forgotten", float(len(gone)))] if gone else []
+
+
+def is_for_me(share: Share, me: PeerId, partner: PeerId | None) -> bool:
+    """Say whether a share of a pair's job is for this node: its partner's part, or that its lower partner took."""
+    is_partner = share.slice_count == 1 and share.peer_id == partner
+    return is_partner and (share.kind is ShareKind.PART or (share.kind is ShareKind.TAKEN and share.peer_id < me))

@@ -1,0 +1,50 @@
+"""The serving rule of messages 32 to 36 (SPEC section 3): what was pushed is shown to the machines first."""
+
+from __future__ import annotations
+
+from pulsenet.chain.ledger import Ledger
+from pulsenet.chain.rosters import Rosters
+from pulsenet.ids import PeerId
+from pulsenet.node.mixing.events import PresenceSeen, ShareSeen
+from pulsenet.node.mixing.machine import Mixing
+from pulsenet.node.mixing.serving import reply_roster
+from pulsenet.wire.messages import GetRoster, GetShares, Message, PushReply, PushShare, SharesReply
+
+MIXING_REQUESTS = (GetRoster, PushShare, GetShares)
+"""Requests this module answers."""
+
+MixingRequest = GetRoster | PushShare | GetShares
+
+
+def event_of(request: MixingRequest, source: PeerId) -> PresenceSeen | ShareSeen | None:
+    """Return what to show the machines before a request is answered, if anything."""
+    match request:
+        case GetRoster(round_index) if round_index is not None:
+            return PresenceSeen(source, round_index)
+        case PushShare(share):
+            return ShareSeen(share, source)
+    return None
+
+
+def respond_to_mixing(
+    request: MixingRequest, asker: PeerId, ledger: Ledger, rosters: Rosters, mixing: Mixing | None
+) -> Message:
+    """Return the reply to one request.
+
+    Args:
+        request: What is asked.
+        asker: Who asks.
+        ledger: Whose term it is.
+        rosters: Who mixes.
+        mixing: The node's machine; ``None`` where the node trains nothing.
+    """
+    match request:
+        case GetRoster():
+            return reply_roster(ledger, rosters)
+        case PushShare():
+            reason = "unexpected" if mixing is None else mixing.verdicts.find(request)
+            return PushReply(accepted=not reason, reason=reason)
+        case GetShares():
+            if mixing is None:
+                return SharesReply(None, 0, False, ())
+            return mixing.reply_shares(request, asker)

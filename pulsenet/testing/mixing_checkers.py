@@ -1,0 +1,236 @@
+"""What must hold after every event of mixing, whatever the network does and whoever dies.
+
+The checker keeps its own books of every pair's exchange: who took the mean, who owes a difference, who settled it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pulsenet.chain.records import ShareKind
+from pulsenet.ids import Digest, PeerId
+from pulsenet.node.events import Event
+from pulsenet.node.mixing.effects import CombineParts, MixReady
+from pulsenet.node.mixing.events import PartsCombined
+from pulsenet.node.mixing.journal import BLOBS_MAX, DEBTS_MAX, MIXING_KEY, TAKEN_MAX, Journal, Stand
+from pulsenet.node.mixing.pair import PairWork
+from pulsenet.outer.mixing.settings import Job, MixingSettings
+from pulsenet.testing.checkers import SimulationError
+from pulsenet.testing.toy_mixing import Values, read_values
+
+if TYPE_CHECKING:
+    from pulsenet.testing.mixing_node import MixingNode
+
+TOLERANCE = 1e-9
+"""Of sums in FP64, relative to vectors of about 1."""
+
+WAIT_SLACK_SECONDS = 1.0
+"""What a result may come late by: hand-overs take time."""
+
+Place = tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Side:
+    """One side of an exchange."""
+
+    own: Values
+    mean: Values
+    has_taken: bool = False
+    settled_by: int | None = None
+    """Number of the life of the training process that was given the difference."""
+
+
+@dataclass(slots=True)
+class _Books:
+    """One exchange, by both sides."""
+
+    sides: dict[PeerId, _Side] = field(default_factory=dict)
+
+
+class MixingChecker:
+    """Looks at every member after one event."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._books: dict[tuple[int, int, PeerId, PeerId], _Books] = {}
+        self._means: dict[tuple[Digest, int, Job, int, int], Digest] = {}
+        self._settled: dict[PeerId, tuple[int, int]] = {}
+        self._durable = _Durable()
+        self.exchange_count = 0
+        """Exchanges both sides took."""
+        self.settled_count = 0
+        """Debts that were added to vectors."""
+        self.dishonest: set[PeerId] = set()
+        """Members of which nothing is asked."""
+
+    def check(self, members: Sequence[MixingNode], now: float) -> None:
+        """Raise :class:`SimulationError` if a rule is broken."""
+        honest = [member for member in members if member.peer_id not in self.dishonest]
+        for member in honest:
+            self._check_bounds(member)
+            self._note_settled(member)
+            if member.mixing is None:
+                continue
+            for job, work in member.mixing.works.items():
+                if isinstance(work, PairWork):
+                    self._note_pair(member, job, work)
+                if member.is_up and work.wanted_at is not None and work.result is None:
+                    late = now - work.wanted_at - work.wait_seconds
+                    if late > WAIT_SLACK_SECONDS and not member.is_full:
+                        raise SimulationError(self._seed, f"{member.name} waits {late} s longer than it should")
+        self._check_conserved({member.peer_id: member for member in honest})
+
+    def note_combined(self, member: MixingNode, order: CombineParts, answer: Event) -> None:
+        """Check that what was combined are verified parts of members, and that the mean is their mean."""
+        if not isinstance(answer, PartsCombined) or member.peer_id in self.dishonest:
+            return
+        assert member.mixing is not None
+        work = member.mixing.works[order.job]
+        parts = []
+        for part in order.parts:
+            if part.peer_id != member.peer_id:
+                place = 0 if order.slice_count == 1 else order.slice_index
+                found = work.bench.inbox.find(order.round_index, order.job, ShareKind.PART, place, part.peer_id)
+                if found is None or found[0].blob_id != part.part.blob_id:
+                    raise SimulationError(self._seed, f"{member.name} combines what nobody signed")
+            if part.peer_id not in work.bench.known.members:
+                raise SimulationError(self._seed, f"{member.name} combines a stranger's part")
+            parts.append(read_values(member.store, part.part).astype(np.float64))
+        mean_blob = b"".join(member.store.read_blob(answer.blob_id))
+        if not parts or len(mean_blob) != answer.encoded_size_bytes:
+            raise SimulationError(self._seed, f"{member.name} made a mean of nothing")
+        for values in parts:
+            if not np.isfinite(values).all():
+                raise SimulationError(self._seed, f"{member.name} combined what is not finite")
+
+    def note_result(self, member: MixingNode, ready: MixReady, seconds: float, settings: MixingSettings) -> None:
+        """Check a result that a training process was given."""
+        if member.peer_id in self.dishonest:
+            return
+        assert member.mixing is not None
+        for place, piece in enumerate(ready.slices):
+            if piece.mean is None:
+                continue
+            values = read_values(member.store, piece.mean)
+            if not np.isfinite(values).all():
+                raise SimulationError(self._seed, f"{member.name} was given what is not finite")
+            work = member.mixing.works.get(ready.job)
+            if work is None or isinstance(work, PairWork):
+                continue
+            key = (work.bench.known.digest, ready.round_index, ready.job, len(ready.slices), place)
+            if self._means.setdefault(key, piece.mean.blob_id) != piece.mean.blob_id:
+                raise SimulationError(self._seed, f"two means of slice {place} in round {ready.round_index}")
+
+    # The books of pairs
+
+    def _note_pair(self, member: MixingNode, job: Job, work: PairWork) -> None:
+        round_index = work.bench.round_index
+        lower, upper = sorted((member.peer_id, work.partner))
+        key = (round_index, int(job), lower, upper)
+        agreed = work.bench.journal.exchange(round_index, job)
+        mean = work.result.slices[0].mean if work.result is not None and work.result.slices else None
+        if agreed is None and mean is None:
+            return
+        books = self._books.setdefault(key, _Books())
+        side = books.sides.get(member.peer_id)
+        if side is None:
+            assert agreed is not None
+            own, there = read_values(member.store, agreed.own), read_values(member.store, agreed.mean)
+            side = books.sides[member.peer_id] = _Side(own.astype(np.float64), there.astype(np.float64))
+        durable = self._durable.stands(member).get((round_index, int(job)))
+        # Taken in memory is not taken yet: what the disk refuses is neither said nor handed over.
+        is_durable = durable is Stand.TAKEN if member.peer_id == lower else durable is None
+        if mean is not None and is_durable and not side.has_taken:
+            side.has_taken = True
+            other = books.sides.get(work.partner)
+            if member.peer_id == upper and work.partner not in self.dishonest and not (other and other.has_taken):
+                raise SimulationError(self._seed, f"{member.name} took a mean before the lower key of its pair did")
+            self.exchange_count += member.peer_id == upper
+
+    def _note_settled(self, member: MixingNode) -> None:
+        if member.toy is None:
+            return
+        life, known = self._settled.get(member.peer_id, (0, 0))
+        known = known if life == member.toy_count else 0
+        for name, _ in member.toy.settled[known:]:
+            for (round_index, job, _, upper), books in self._books.items():
+                if (round_index, job, upper) == (name.round_index, int(name.job), member.peer_id):
+                    side = books.sides[member.peer_id]
+                    # What a training process was given and lost with its life, the next may be given.
+                    if side.settled_by == member.toy_count or side.has_taken:
+                        raise SimulationError(self._seed, f"{member.name} settles a debt of round {round_index} twice")
+                    side.settled_by = member.toy_count
+                    self.settled_count += 1
+        self._settled[member.peer_id] = (member.toy_count, len(member.toy.settled))
+
+    def _check_conserved(self, members: dict[PeerId, MixingNode]) -> None:
+        """Whatever exchanges and settled debts moved, and what is open, adds up to nothing."""
+        for key, books in list(self._books.items()):
+            round_index, job, lower, upper = key
+            if lower not in members or upper not in members:
+                continue
+            first, second = books.sides.get(lower), books.sides.get(upper)
+            total = np.zeros_like((first or second or _NOBODY).own)
+            if first is not None and first.has_taken:
+                total = total + (first.mean - first.own)
+            is_open = False
+            if second is not None:
+                has_part = second.has_taken or second.settled_by is not None
+                is_open = (round_index, job) in self._durable.stands(members[upper])
+                has_part |= is_open and first is not None and first.has_taken
+                total = total + (second.mean - second.own) * float(has_part)
+            if np.abs(total).max() > TOLERANCE and not self._is_forgotten(members, upper):
+                raise SimulationError(self._seed, f"the exchange of round {round_index}, job {job} moved {total}")
+            is_over = not is_open and all(
+                member.mixing is None or (member.mixing.round_index or 0) > round_index + 1
+                for member in (members[lower], members[upper])
+            )
+            if is_over:
+                del self._books[key]
+
+    def _is_forgotten(self, members: dict[PeerId, MixingNode], upper: PeerId) -> bool:
+        return members[upper].counts.get(("debts", "forgotten"), 0) > 0
+
+    def _check_bounds(self, member: MixingNode) -> None:
+        mixing = member.mixing
+        if mixing is None or not member.is_up:
+            return
+        member_count = len(mixing_members(member))
+        per_round = 6 * max(member_count, 2) + 4
+        if mixing.kept_count > 6 * per_round + 4 * (DEBTS_MAX + TAKEN_MAX) or mixing.kept_count > BLOBS_MAX:
+            raise SimulationError(self._seed, f"{member.name} keeps {mixing.kept_count} things of others")
+        blob_count = len(member.store.lists)
+        if blob_count > 6 * per_round + 4 * DEBTS_MAX:
+            raise SimulationError(self._seed, f"{member.name} stores {blob_count} blobs")
+
+
+_NOBODY = _Side(np.zeros(1), np.zeros(1))
+
+
+def mixing_members(member: MixingNode) -> tuple[PeerId, ...]:
+    """Return the members of the newest roster a node knows."""
+    newest = member.rosters.newest
+    return () if newest is None else newest.members
+
+
+class _Durable:
+    """What members' disks hold of their exchanges, read when it changes."""
+
+    def __init__(self) -> None:
+        self._read: dict[PeerId, tuple[bytes | None, dict[Place, Stand]]] = {}
+
+    def stands(self, member: MixingNode) -> dict[Place, Stand]:
+        """Return where a member stands in the exchanges it remembers."""
+        data = member.store.state.get(MIXING_KEY)
+        known = self._read.get(member.peer_id)
+        if known is not None and known[0] is data:
+            return known[1]
+        journal = Journal(data)
+        stands = {(each.round_index, each.job): stand for stand in Stand for each in journal.exchanges(stand)}
+        self._read[member.peer_id] = (data, stands)
+        return stands

@@ -1,0 +1,249 @@
+"""One simulated member of a run that mixes: the real machines, and a toy training process that may outlive them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pulsenet.chain.ledger import LEDGER_KEY, Ledger
+from pulsenet.chain.rosters import Rosters
+from pulsenet.node.candidacy import BALLOT_KEY
+from pulsenet.node.effects import Effect
+from pulsenet.node.events import Event, TimerFired
+from pulsenet.node.mixing.convener import Convener
+from pulsenet.node.mixing.effects import (
+    CheckMean,
+    CombineParts,
+    MixReady,
+    OpenRound,
+    StartMixing,
+    StoreState,
+)
+from pulsenet.node.mixing.events import MixingEvent, MixingLost
+from pulsenet.node.mixing.journal import MIXING_KEY
+from pulsenet.node.mixing.machine import Mixing
+from pulsenet.node.mixing.respond import MIXING_REQUESTS, MixingRequest, event_of, respond_to_mixing
+from pulsenet.node.rounds_respond import event_of as event_of_round
+from pulsenet.node.rounds_respond import respond_to_round
+from pulsenet.outer.mixing.settings import Job
+from pulsenet.testing.checkers import SimulationError
+from pulsenet.testing.fakes import Chance, make_sign
+from pulsenet.testing.rounds_node import RoundsNode
+from pulsenet.testing.toy_mixing import Doing, MixingDisk, ToyMixing, Values, check_mean, combine, make_start
+from pulsenet.wire.messages import Message, PushTerm, PushVote
+
+if TYPE_CHECKING:
+    from pulsenet.ids import PeerId
+    from pulsenet.testing.mixing_world import MixingWorld
+
+HAND_SECONDS_MAX = 0.05
+"""Longest time of one thing that shell or training process do beside inner steps."""
+
+
+class MixingNode(RoundsNode):
+    """A trainer that mixes; authorities convene as well.
+
+    Args:
+        world: Its world.
+        base: As for :class:`RoundsNode`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        peer_id: PeerId,
+        world: MixingWorld,
+        chance: Chance,
+        *,
+        is_authority: bool,
+        is_trainer: bool,
+        holds_start: bool = True,
+    ) -> None:
+        super().__init__(
+            name, peer_id, world, chance, is_authority=is_authority, is_trainer=is_trainer, holds_start=holds_start
+        )
+        self._mixing_world = world
+        self._start = make_start(peer_id, world.spread if holds_start else 0.0, world.dtype)
+        self.mixing_disk = MixingDisk(self._start.copy() if holds_start and world.spread else None)
+        self.mixing: Mixing | None = None
+        self.convener: Convener | None = None
+        self.toy: ToyMixing | None = None
+        self.wants_state = False
+        self.lies: Callable[[Values], bytes] | None = None
+        """What this node stores in place of a mean it was to make."""
+        self.waited_since: dict[Job, float] = {}
+        """Since when the training process waits for a job's result."""
+        self.busy_seconds = 0.0
+        """Time spent in inner steps."""
+        self._rounds_before = 0
+        self.toy_count = 0
+        """Lives of the training process."""
+        self.results: list[MixReady] = []
+
+    # Life and death
+
+    def start(self) -> None:
+        """Build the machines from what the store holds; a training process that lives on attaches again."""
+        assert not self.is_up
+        self.is_up = True
+        self.life += 1
+        self.trust = self._open_trust()
+        state, settings = self.store.state, self._mixing_world.settings
+        self.ledger = Ledger.restore(self.trust, state.get(LEDGER_KEY), self.store.record)
+        self.rosters = Rosters(self.trust, self.ledger)
+        sign = make_sign(self.peer_id)
+        common = (self.trust, self.ledger, self.rosters, settings, self.peer_id, sign)
+        self.machines = {}
+        if self.is_trainer:
+            chance = self._chance.fork()
+            self.mixing = Mixing(*common, chance, self.store, journal=state.get(MIXING_KEY))
+            self.machines["mixing"] = self.mixing
+        if self.is_authority:
+            self.convener = Convener(*common, self._chance.fork(), ballot=state.get(BALLOT_KEY))
+            self.machines["convener"] = self.convener
+        for machine in self.machines:
+            self._world.schedule(self, machine, TimerFired())
+        if self.is_trainer and self.toy is None:
+            self.attach_training()
+        elif self.toy is not None:
+            self._tell(self.toy.attach())
+
+    def crash(self) -> None:
+        """Die at once, training process and all; the disks stay."""
+        self.stop_daemon()
+        self._end_toy()
+
+    def stop_daemon(self) -> None:
+        """Let the node's process die alone: the training process goes on."""
+        self.is_up = False
+        self.machines, self.timers = {}, {}
+        self.convener = None
+
+    def attach_training(self) -> None:
+        """Start a training process from its disk."""
+        world = self._mixing_world
+        chance = Chance(self._chance(1 << 62))
+        self.is_training = True
+        self.toy_count += 1
+        self.toy = ToyMixing(self.mixing_disk, self.store, chance, self._start, world.step, world.learning_rate)
+        self._tell(self.toy.attach())
+
+    def kill_training(self) -> None:
+        """Kill the training process alone."""
+        self._end_toy()
+        if self.is_up:
+            self.deliver("mixing", MixingLost())
+
+    def _end_toy(self) -> None:
+        if self.toy is not None:
+            self._rounds_before += self.toy.round_count
+        self.is_training, self.toy = False, None
+        self.waited_since = {}
+
+    @property
+    def round_count(self) -> int:
+        """Rounds the training process went through, in all its lives."""
+        return self._rounds_before + (0 if self.toy is None else self.toy.round_count)
+
+    @property
+    def z(self) -> Values:
+        """The training process's z after its last whole round."""
+        z = self.mixing_disk.z
+        return self._start if z is None else z
+
+    # Driver
+
+    def _tell(self, events: list[MixingEvent]) -> None:
+        """Let the machine hear what the training process does, a little later and in order."""
+        toy = self.toy
+        assert toy is not None
+        for event in events:
+            self._world.schedule(self, "mixing", event, HAND_SECONDS_MAX)
+        if toy.doing in (Doing.MIX1, Doing.MIX2):
+            job = Job.MIX1 if toy.doing is Doing.MIX1 else Job.MIX2
+            self.waited_since.setdefault(job, self._world.now)
+
+    def _open(self, plan: OpenRound) -> None:
+        toy, world = self.toy, self._mixing_world
+        if toy is None or toy.doing is not Doing.OPENING:
+            return
+        offers, self.wants_state = self.wants_state, False
+        self.waited_since = {}
+        self._tell(toy.open(plan, offers_state=offers))
+        seconds = world.draw_inner_seconds(self)
+
+        def end() -> None:
+            if self.toy is toy and toy.plan is plan and toy.doing is Doing.INNER:
+                self.busy_seconds += seconds
+                self._tell_or_keep(toy.end_inner_steps())
+
+        world.later(seconds, end)
+
+    def _tell_or_keep(self, events: list[MixingEvent]) -> None:
+        if self.is_up:
+            self._tell(events)
+        # Else the node is away: what was told stands in the toy, and is told when the node is back.
+
+    def _take(self, ready: MixReady) -> None:
+        toy = self.toy
+        if toy is None or toy.plan is None or ready.round_index != toy.plan.round_index:
+            return
+        self.results.append(ready)
+        before = toy.doing
+        try:
+            events = toy.take(ready)
+        except ValueError as error:
+            raise SimulationError(self._mixing_world.seed, f"{self.name} was given no vector: {error}") from error
+        if toy.doing is not before:
+            self._mixing_world.note_wait(self, ready, self.waited_since.pop(ready.job, self._world.now))
+        self._tell(events)
+
+    def do_combine(self, order: CombineParts) -> Event:
+        """Carry out a combination; a liar stores something else."""
+        answer = combine(self.store, order)
+        self._mixing_world.note_combined(self, order, answer)
+        return answer
+
+    def _execute(self, machine: str, effect: Effect) -> None:
+        match effect:
+            case StartMixing() if self.toy is not None:
+                self._tell(self.toy.begin(effect))
+            case OpenRound():
+                self._open(effect)
+            case CombineParts():
+                self._hand(machine, lambda: self.do_combine(effect))
+            case CheckMean():
+                self._hand(machine, lambda: check_mean(self.store, effect))
+            case MixReady():
+                self._take(effect)
+            case StoreState():
+                self.wants_state = True
+            case StartMixing():
+                pass
+            case _:
+                super()._execute(machine, effect)
+
+    def _hand(self, machine: str, work: Callable[[], Event]) -> None:
+        life, world = self.life, self._mixing_world
+
+        def act() -> None:
+            if self.is_up and self.life == life:
+                self._world.schedule(self, machine, work())
+
+        world.later(world.chance.between(0.0, HAND_SECONDS_MAX), act)
+
+    def answer(self, request: Message, asker: PeerId) -> list[Message]:
+        """Answer a peer's request; what is pushed is shown to the machines first."""
+        if isinstance(request, MIXING_REQUESTS):
+            return [self._answer_mixing(request, asker)]
+        if isinstance(request, PushVote | PushTerm):
+            self.deliver_to_all(event_of_round(request, asker))
+            find_verdict = None if self.convener is None else self.convener.verdicts.find
+            return [respond_to_round(request, self.ledger, find_verdict)]
+        return super().answer(request, asker)
+
+    def _answer_mixing(self, request: MixingRequest, asker: PeerId) -> Message:
+        event = event_of(request, asker)
+        if event is not None:
+            self.deliver_to_all(event)
+        return respond_to_mixing(request, asker, self.ledger, self.rosters, self.mixing)

@@ -1,0 +1,226 @@
+"""Trainers that mix, in one process on virtual time: the world of the rounds, with members in place of contributors.
+
+Network, clock and crashes are those of :class:`RoundsWorld`. After every event the checker of mixing looks at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pulsenet.chain.records import Descriptor, SignedRecord
+from pulsenet.chain.signing import seal
+from pulsenet.ids import PeerId
+from pulsenet.node.effects import SendRequest
+from pulsenet.node.events import Event, RequestFailed
+from pulsenet.node.mixing.effects import CombineParts, MixReady
+from pulsenet.outer.mixing.settings import ALGORITHM, MixingSettings
+from pulsenet.testing.fakes import make_key, make_sign
+from pulsenet.testing.mixing_checkers import MixingChecker
+from pulsenet.testing.mixing_node import MixingNode
+from pulsenet.testing.network import CALM, Faults
+from pulsenet.testing.rounds_checkers import RoundsChecker
+from pulsenet.testing.rounds_node import RoundsNode
+from pulsenet.testing.rounds_world import RoundsWorld
+from pulsenet.testing.toy_mixing import Values
+
+
+class _NoRounds(RoundsChecker):
+    """In place of the checker of rounds with receipts: there are none."""
+
+    def check(self, nodes: Mapping[PeerId, RoundsNode]) -> None:
+        """Find nothing."""
+
+
+class MixingWorld(RoundsWorld):
+    """The members of one seed.
+
+    Args:
+        seed: Decides everything that chance decides.
+        settings: Of the run.
+        faults: How bad the network is.
+        inner_seconds: Shortest and longest time of a round's inner steps.
+        spread: How far apart the members' z are at the start; 0 begins with one z.
+        step: Largest pseudo-gradient of the inner steps.
+        learning_rate: Of the outer step.
+        dtype: Of all vectors.
+        counts: As in :class:`RoundsWorld`.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        settings: MixingSettings,
+        *,
+        faults: Faults = CALM,
+        inner_seconds: tuple[float, float] = (1.0, 2.0),
+        spread: float = 1.0,
+        step: float = 0.0,
+        learning_rate: float = 0.5,
+        dtype: npt.DTypeLike = np.float64,
+        **counts: int,
+    ) -> None:
+        self.settings = settings
+        self.spread, self.step, self.learning_rate, self.dtype = spread, step, learning_rate, dtype
+        self._inner_seconds = inner_seconds
+        self.waits: list[tuple[str, MixReady, float]] = []
+        """Who waited for a result, and how long."""
+        self.failing_exchanges: dict[tuple[PeerId, PeerId], int] = {}
+        """Pairs of members between which nothing gets through in a round."""
+        self.mixing_checker = MixingChecker(seed)
+        super().__init__(seed, faults=faults, constants=None, **counts)
+        self._checker = _NoRounds(seed)
+
+    # Scenario
+
+    @property
+    def members(self) -> list[MixingNode]:
+        """All trainers, up or not."""
+        return [node for node in self.nodes.values() if isinstance(node, MixingNode) and node.is_trainer]
+
+    def member(self, name: str) -> MixingNode:
+        """Return a member by its name."""
+        node = self.node(name)
+        assert isinstance(node, MixingNode)
+        return node
+
+    @property
+    def round_index(self) -> int:
+        """The newest round that any live member opened."""
+        rounds = [m.mixing.round_index for m in self.members if m.is_up and m.mixing is not None]
+        return max((index for index in rounds if index is not None), default=0)
+
+    def run_rounds(self, count: int, limit_seconds: float) -> None:
+        """Run until every live member went through ``count`` more rounds."""
+        goals = {member.name: member.round_count + count for member in self.members}
+        self.run_until(
+            lambda: all(m.round_count >= goals[m.name] for m in self.members if m.toy is not None), limit_seconds
+        )
+
+    def stop_daemon(self, node: MixingNode) -> None:
+        """Let a node's process die while its training process lives; its peers notice."""
+        node.stop_daemon()
+        for pair in sorted((pair for pair in self._connections if node.peer_id in pair), key=sorted):
+            self._disconnect(pair)
+
+    def spread_of(self) -> float:
+        """Return the largest difference between the z of two members, over all elements."""
+        values = np.array([member.z for member in self.members])
+        return float((values.max(axis=0) - values.min(axis=0)).max())
+
+    def mean_of(self) -> Values:
+        """Return the mean of the members' z, in FP64."""
+        mean: Values = np.mean([member.z.astype(np.float64) for member in self.members], axis=0)
+        return mean
+
+    @property
+    def utilization(self) -> float:
+        """Time in inner steps over all time, of all members together."""
+        return sum(member.busy_seconds for member in self.members) / (self.now * len(self.members))
+
+    def describe(self) -> str:
+        """Return one line on where every node stands."""
+        parts = []
+        for node in self.nodes.values():
+            assert isinstance(node, MixingNode)
+            where = "down"
+            if node.is_up and node.mixing is not None:
+                where = f"round {node.mixing.round_index}, {node.toy.doing if node.toy else 'no training'}"
+                where += f", {node.reports.get('mixing_phase')}"
+            if node.convener is not None and node.convener.is_leading(self.now):
+                where += ", leads"
+            parts.append(f"{node.name} {where}")
+        return "; ".join(parts)
+
+    # What nodes ask of the world
+
+    def later(self, delay_seconds: float, action: Callable[[], None]) -> None:
+        """Let something happen after a delay, whoever lives then."""
+        self._later(delay_seconds, action)
+
+    def draw_inner_seconds(self, node: MixingNode) -> float:
+        """Return how long the next inner steps of a node take."""
+        return self.chance.between(*self._inner_seconds)
+
+    def note_wait(self, node: MixingNode, ready: MixReady, since: float) -> None:
+        """A member's training process was given a result that it waited for."""
+        self.waits.append((node.name, ready, self.now - since))
+        self.mixing_checker.note_result(node, ready, self.now - since, self.settings)
+
+    def note_combined(self, node: MixingNode, order: CombineParts, answer: Event) -> None:
+        """A shell combined parts."""
+        self.mixing_checker.note_combined(node, order, answer)
+
+    def send(self, node: RoundsNode, machine: str, request: SendRequest) -> None:
+        """Carry a request to its receiver, unless the exchange of the two fails in this round."""
+        key = (min(node.peer_id, request.peer_id), max(node.peer_id, request.peer_id))
+        assert isinstance(node, MixingNode)
+        round_index = None if node.mixing is None else node.mixing.round_index
+        if round_index is not None and self.failing_exchanges.get(key) == round_index:
+            failed = RequestFailed(request.request_id, request.peer_id, "timeout")
+            self.schedule(node, machine, failed, request.timeout_seconds)
+            return
+        super().send(node, machine, request)
+
+    def _arrive(self, node: RoundsNode, machine: str, request: SendRequest) -> None:
+        receiver = self.nodes[request.peer_id]
+        if self.network.faults.lose_per_mille and self.network.loses_reply(receiver.peer_id, node.peer_id):
+            # Heard, and the asker will never know.
+            if receiver.is_up:
+                receiver.answer(request.message, node.peer_id)
+            failed = RequestFailed(request.request_id, request.peer_id, "timeout")
+            self.schedule(node, machine, failed, request.timeout_seconds)
+            return
+        super()._arrive(node, machine, request)
+
+    # Inside
+
+    def _step(self, end: float) -> bool:
+        if not super()._step(end):
+            return False
+        self.mixing_checker.check(self.members, self.now)
+        return True
+
+    def _make_node(
+        self, name: str, key: PeerId, *, is_authority: bool, is_trainer: bool, holds_start: bool
+    ) -> RoundsNode:
+        return MixingNode(
+            name,
+            key,
+            self,
+            self.chance.fork(),
+            is_authority=is_authority,
+            is_trainer=is_trainer,
+            holds_start=holds_start,
+        )
+
+    def _make_genesis(
+        self, authorities: Sequence[PeerId], trainers: Sequence[PeerId], changes: dict[str, int]
+    ) -> SignedRecord:
+        owner = make_key("owner")
+        descriptor = Descriptor(
+            name="simulated",
+            nonce=bytes(16),
+            revision=0,
+            previous=None,
+            owners=(owner,),
+            owner_threshold=1,
+            authorities=tuple(sorted(authorities)),
+            trainers=tuple(sorted(trainers)),
+            inferencers=(),
+            open_trainers_max=0,
+            open_inferencers_max=0,
+            private=False,
+            table_digest=None,
+            base_root=None,
+            base_blob_id=None,
+            algorithm=ALGORITHM,
+            constants=self.settings.to_constants(),
+            publish_interval_min_ms=0,
+            anchor_interval=10,
+            wire_version_min=1,
+            wire_version_max=1,
+        )
+        return seal(descriptor, make_sign(owner), owner)
