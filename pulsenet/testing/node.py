@@ -118,6 +118,9 @@ class SimNode:
         is_dialable: Whether it has addresses to tell: not behind a NAT.
     """
 
+    is_honest = True
+    """Whether what it answers is checked."""
+
     def __init__(
         self,
         name: str,

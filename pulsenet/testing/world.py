@@ -111,13 +111,14 @@ class World:
         role: str,
         retention_limits: RetentionLimits | None = None,
         link: Link | None = None,
+        make: type[SimNode] = SimNode,
     ) -> SimNode:
         """Add a node and start it; everybody but the trainer is told where the trainer is."""
         peer_id = make_key(name)
         bootstraps = () if role == "trainer" else (PeerAddress(self.trainer_key, (address_of(self.trainer_key),)),)
         if link is not None:
             self.links.connect(peer_id, link)
-        node = SimNode(
+        node = make(
             name,
             peer_id,
             role,
