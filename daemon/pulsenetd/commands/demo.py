@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pulsenet.errors import UsageError
+from pulsenetd.commands.run_mixing import VARIANTS
 from pulsenetd.config import environment_name
 
 
@@ -20,8 +21,10 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--inferencers", type=int, default=None, metavar="N", help="inferencer nodes (default 2)")
     parser.add_argument(
-        "--trainers", type=int, default=1, metavar="N", help="more than one: they train together in rounds (PULSELoCo)"
+        "--trainers", type=int, default=1, metavar="N", help="more than one: they train together, one is cut off"
     )
+    parser.add_argument("--algorithm", choices=("pulseloco", "gossip"), default=None, help="how (default pulseloco)")
+    parser.add_argument("--variant", choices=VARIANTS, default=None, help="with --algorithm gossip: what is mixed")
     parser.add_argument("--rounds", type=int, default=None, metavar="N", help="with --trainers: rounds (default 12)")
     parser.add_argument(
         "--engine", choices=("torch", "vllm"), default="torch", help="what samples: a torch module, or a real vLLM"
@@ -46,6 +49,9 @@ def _demo(arguments: argparse.Namespace) -> int:
         raise UsageError("--engine-python goes with --engine vllm")
     if arguments.trainers != 1:
         return _demo_together(arguments)
+    for name in ("algorithm", "variant"):
+        if getattr(arguments, name) is not None:
+            raise UsageError(f"--{name} says how several trainers train together: give --trainers as well")
     if arguments.rounds is not None:
         raise UsageError("--rounds counts the rounds of several trainers: give --trainers as well")
     from pulsenetd.demo.orchestrator import run_demo
@@ -78,6 +84,8 @@ def _demo_together(arguments: argparse.Namespace) -> int:
             f"--rounds: {rounds} is not from {settings.ROUNDS_MIN} to 100000: "
             f"a trainer is killed in round {settings.KILL_IN_ROUND} and has to be seen coming back"
         )
+    if arguments.variant is not None and arguments.algorithm != "gossip":
+        raise UsageError("--variant goes with --algorithm gossip")
     if arguments.engine == "vllm":
         raise UsageError("--engine vllm is for one trainer: with --trainers nobody samples")
     for name in ("versions", "inferencers"):
@@ -91,4 +99,6 @@ def _demo_together(arguments: argparse.Namespace) -> int:
         rounds=rounds,
         workdir=Path(arguments.workdir) if arguments.workdir else None,
         json_output=arguments.json,
+        algorithm=arguments.algorithm or "pulseloco",
+        variant=arguments.variant,
     )

@@ -28,12 +28,25 @@ def create_run(*, authority: str, inferencers: Sequence[str]) -> list[str]:
     return [*PULSENET, "run", "create", RUN_NAME, "--private", "--authority", authority, *listed, "--json"]
 
 
-def create_rounds_run(*, trainers: Sequence[str], inferencers: Sequence[str], inner_steps: int) -> list[str]:
-    """Return the command that creates the private run of several trainers, each of which may close rounds."""
+def create_rounds_run(
+    *,
+    trainers: Sequence[str],
+    inferencers: Sequence[str],
+    inner_steps: int,
+    algorithm: str = "pulseloco",
+    variant: str | None = None,
+) -> list[str]:
+    """Return the command that creates the private run of several trainers, each of which may lead it."""
     listed = [argument for key in trainers for argument in ("--authority", key, "--trainer", key)]
     listed += [argument for key in inferencers for argument in ("--inferencer", key)]
-    # In so few rounds nothing waits for long: the demonstration is of what the gate saves.
-    rules = ["--algorithm", "pulseloco", "--inner-steps", str(inner_steps), "--flush-interval", "0"]
+    rules = ["--algorithm", algorithm, "--inner-steps", str(inner_steps)]
+    if algorithm == "gossip":
+        rules += [] if variant is None else ["--variant", variant]
+        # A trainer is killed amid a round: its partner waits for it once, and not for long.
+        rules += ["--mix1-wait-seconds", "5", "--mix2-wait-seconds", "10", "--roster-rounds", "4"]
+    else:
+        # In so few rounds nothing waits for long: the demonstration is of what the gate saves.
+        rules += ["--flush-interval", "0"]
     return [*PULSENET, "run", "create", RUN_NAME, "--private", *listed, *rules, "--json"]
 
 
@@ -62,13 +75,22 @@ def join_rounds(role: str, data_directory: Path) -> list[str]:
 
 
 def rounds_process(
-    *, model: str, data_directory: Path, rounds: int, shard: int, checkpoint: Path, output: Path, threads: int
+    *,
+    model: str,
+    data_directory: Path,
+    rounds: int,
+    shard: int,
+    checkpoint: Path,
+    output: Path,
+    threads: int,
+    algorithm: str,
 ) -> list[str]:
     """Return the command of one of several training loops."""
     return [
         *(sys.executable, "-m", "pulsenetd.demo.together.trainer"),
         *("--model", model, "--data-dir", str(data_directory), "--rounds", str(rounds), "--shard", str(shard)),
         *("--checkpoint", str(checkpoint), "--output", str(output), "--threads", str(threads)),
+        *("--algorithm", algorithm),
     ]
 
 

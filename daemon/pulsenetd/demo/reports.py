@@ -113,6 +113,27 @@ class RoundDone:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundMixed:
+    """A trainer that mixes has ended a round."""
+
+    round_index: int
+    next_round_index: int
+    """The round it is in now: more than one further if it was behind."""
+    mix1_count: int
+    """Trainers in the mean of the outer iterates; 0 where the variant has no Mix1."""
+    mix2_count: int
+    reasons: str
+    """Why somebody's values are missing; empty if none are."""
+    distance: float | None
+    """From its own outer iterate to that mean."""
+    utilization: float
+    """Time in inner steps over wall time, of this round."""
+    loss: float
+    """Mean over the inner steps of the round, nats a token."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Resumed:
     """A trainer that was killed is back with its checkpoint and has caught up."""
 
@@ -121,7 +142,7 @@ class Resumed:
     """The round it is in after catching up."""
 
 
-Report = Loaded | Published | Applied | Sampled | Finished | EngineFound | Compared | RoundDone | Resumed
+Report = Loaded | Published | Applied | Sampled | Finished | EngineFound | Compared | RoundDone | RoundMixed | Resumed
 
 _TYPES: Final[dict[str, type[Report]]] = {
     "loaded": Loaded,
@@ -132,6 +153,7 @@ _TYPES: Final[dict[str, type[Report]]] = {
     "engine": EngineFound,
     "compared": Compared,
     "round": RoundDone,
+    "mixed": RoundMixed,
     "resumed": Resumed,
 }
 _NAMES: Final = {report_type: name for name, report_type in _TYPES.items()}

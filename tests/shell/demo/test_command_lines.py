@@ -20,6 +20,9 @@ def test_every_command_is_understood_by_the_command_line(tmp_path: Path) -> None
             tmp_path, python="/venv/bin/python", base=tmp_path / "base", port=8123, context_tokens_max=64
         ),
         command_lines.create_rounds_run(trainers=["a" * 64, "b" * 64], inferencers=["c" * 64], inner_steps=8),
+        command_lines.create_rounds_run(
+            trainers=["a" * 64], inferencers=[], inner_steps=8, algorithm="gossip", variant="local_m1_m2"
+        ),
         command_lines.join_rounds("trainer", tmp_path),
     ]
     for command in commands:

@@ -10,10 +10,15 @@ import torch
 from pulsenet.training.callback import load_outer_state, save_outer_state
 
 if TYPE_CHECKING:
+    from pulsenet.training.gossip_optimizer import GossipOptimizer
     from pulsenet.training.outer_optimizer import OuterOptimizer
 
+    Rounds = OuterOptimizer | GossipOptimizer
 
-def save_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync: OuterOptimizer) -> None:
+
+def save_checkpoint(
+    path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync: OuterOptimizer | GossipOptimizer
+) -> None:
     """Write everything the next life of this process needs; a crash leaves the file of before."""
     inner = optimizer.state_dict()
     # Names are text in a file of tensors.
@@ -21,7 +26,9 @@ def save_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
     save_outer_state({"model": model.state_dict(), "optimizer": named, "rounds": sync.state_dict()}, path)
 
 
-def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync: OuterOptimizer) -> bool:
+def load_checkpoint(
+    path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync: OuterOptimizer | GossipOptimizer
+) -> bool:
     """Restore what :func:`save_checkpoint` wrote; return whether there was anything."""
     if not path.exists():
         return False

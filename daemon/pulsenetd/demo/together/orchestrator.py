@@ -24,11 +24,12 @@ from pulsenetd.demo.comparison import Comparison, compare_weights, compute_root
 from pulsenetd.demo.node_status import NodeWatch
 from pulsenetd.demo.processes import Children, DemoError, run_together
 from pulsenetd.demo.progress import format_size
-from pulsenetd.demo.reports import Finished, Report, Resumed, RoundDone
+from pulsenetd.demo.reports import Finished, Report, Resumed, RoundDone, RoundMixed
 from pulsenetd.demo.stage import Stopped, explain, open_workdir, stop_on_signals
-from pulsenetd.demo.together import progress
-from pulsenetd.demo.together.progress import RoundRow, format_line, ring_size_bytes
+from pulsenetd.demo.together import mixing, progress
+from pulsenetd.demo.together.progress import MixedRow, RoundRow, format_line, ring_size_bytes
 from pulsenetd.demo.together.settings import (
+    ALGORITHMS,
     INNER_STEPS,
     KILL_IN_ROUND,
     RETURN_IN_ROUND,
@@ -60,7 +61,12 @@ class _Swarm:
     watches: dict[str, NodeWatch]
     """By trainer."""
     started_at: float
+    algorithm: str = "pulseloco"
+    variant: str | None = None
+    """Of gossip."""
     rows: dict[int, RoundRow] = field(default_factory=dict)
+    mixed_rows: dict[int, MixedRow] = field(default_factory=dict)
+    """Of a run that mixes, in place of rows."""
     printed: set[int] = field(default_factory=set)
     finished: dict[str, Finished] = field(default_factory=dict)
     resumed: Resumed | None = None
@@ -71,6 +77,16 @@ class _Swarm:
     is_victim_coming: bool = False
     """Started again, and not heard of since."""
     heard_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether trainers mix instead of closing rounds."""
+        return self.algorithm == "gossip"
+
+    @property
+    def all_rows(self) -> Mapping[int, RoundRow | MixedRow]:
+        """Rounds by index, of whichever kind."""
+        return self.mixed_rows if self.mixes else self.rows
 
     @property
     def victim(self) -> str:
@@ -91,8 +107,18 @@ class _Swarm:
         return self.workdir / "weights" / f"{name}.safetensors"
 
 
-def run_together_demo(model: str, trainers: int, rounds: int, workdir: Path | None, json_output: bool) -> int:
+def run_together_demo(
+    model: str,
+    trainers: int,
+    rounds: int,
+    workdir: Path | None,
+    json_output: bool,
+    algorithm: str = "pulseloco",
+    variant: str | None = None,
+) -> int:
     """Run the demonstration and return its exit code: 0 only if everybody ends with the same bits.
+
+    Trainers that mix end with weights of their own: there it is 0 only if the one that was cut off mixes again.
 
     Args:
         model: A key of :data:`~pulsenetd.demo.together.settings.SETTINGS`.
@@ -101,6 +127,8 @@ def run_together_demo(model: str, trainers: int, rounds: int, workdir: Path | No
         workdir: Where keys, stores, logs, checkpoints and weights go and stay; ``None`` takes a temporary directory,
             which is removed unless something fails.
         json_output: Print one JSON object on standard output, and progress on standard error.
+        algorithm: ``pulseloco`` or ``gossip``.
+        variant: Of gossip; ``None`` for the default of new runs.
 
     Raises:
         UsageError: ``workdir`` holds an earlier run.
@@ -117,29 +145,38 @@ def run_together_demo(model: str, trainers: int, rounds: int, workdir: Path | No
         }
         try:
             with Children(directory.path / "logs") as children:
-                swarm = _Swarm(settings, rounds, directory.path, children, console, watches, started_at)
-                comparisons, root = _run_swarm(swarm)
+                swarm = _Swarm(
+                    settings, rounds, directory.path, children, console, watches, started_at, algorithm, variant
+                )
+                _run_swarm(swarm)
+                comparisons, root = ({}, "") if swarm.mixes else _compare(swarm)
         except DemoError as error:
             explain(console, error, directory.path)
             directory.is_kept = True
             return 1
         except Stopped as stopped:
             return 128 + stopped.number
-        summary = _summarise(swarm, comparisons, root)
-        directory.is_kept = directory.is_kept or not summary["identical"]
+        summary = mixing.summarise(swarm) if swarm.mixes else _summarise(swarm, comparisons, root)
+        is_good = bool(summary["mixes_again"] if swarm.mixes else summary["identical"])
+        directory.is_kept = directory.is_kept or not is_good
         if json_output:
             print(json.dumps(summary))
+        elif swarm.mixes:
+            for line in ["", *mixing.describe(summary)]:
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
             _print_summary(swarm, summary, comparisons)
         if directory.is_kept:
             console.print(f"logs and weights are in {directory.path}", markup=False, highlight=False, soft_wrap=True)
-        return 0 if summary["identical"] else 1
+        return 0 if is_good else 1
 
 
-def _run_swarm(swarm: _Swarm) -> tuple[dict[str, Comparison], str]:
-    """Start everything, kill one trainer, bring it back, and compare what all hold at the end."""
-    title = f"pulsenet demo: {swarm.settings.title}, PULSELoCo, {len(swarm.watches)} trainers, H = {INNER_STEPS}"
-    swarm.console.print(f"{title}\n({progress.CAPTION})", markup=False, highlight=False, soft_wrap=True)
+def _run_swarm(swarm: _Swarm) -> None:
+    """Start everything, kill one trainer, bring it back, and wait until all are done."""
+    name = ALGORITHMS[swarm.algorithm]
+    title = f"pulsenet demo: {swarm.settings.title}, {name}, {len(swarm.watches)} trainers, H = {INNER_STEPS}"
+    caption = progress.MIXED_CAPTION if swarm.mixes else progress.CAPTION
+    swarm.console.print(f"{title}\n({caption})", markup=False, highlight=False, soft_wrap=True)
     _create_run(swarm)
     (swarm.workdir / "weights").mkdir()
     (swarm.workdir / "checkpoints").mkdir()
@@ -163,8 +200,6 @@ def _run_swarm(swarm: _Swarm) -> tuple[dict[str, Comparison], str]:
             log = swarm.children.logs / f"{missing[0]}.log"
             raise DemoError(f"nothing happened for {SILENCE_SECONDS_MAX:.0f} s; not finished: {missing}", log)
     _print_rounds(swarm, is_over=True)
-    swarm.say("comparing weights")
-    return _compare(swarm)
 
 
 def _create_run(swarm: _Swarm) -> None:
@@ -175,7 +210,13 @@ def _create_run(swarm: _Swarm) -> None:
     directories.append(command_lines.node_directory(swarm.workdir, _INFERENCER, 1))
     printed = run_together([command_lines.keygen(path / "identity.key") for path in directories], environment)
     *trainers, inferencer = [str(json.loads(text)["peer_id"]) for text in printed]
-    created = command_lines.create_rounds_run(trainers=trainers, inferencers=[inferencer], inner_steps=INNER_STEPS)
+    created = command_lines.create_rounds_run(
+        trainers=trainers,
+        inferencers=[inferencer],
+        inner_steps=INNER_STEPS,
+        algorithm=swarm.algorithm,
+        variant=swarm.variant,
+    )
     run_together([created], environment)
 
 
@@ -190,6 +231,7 @@ def _start_training(swarm: _Swarm, name: str) -> None:
         checkpoint=swarm.workdir / "checkpoints" / f"{name}.safetensors",
         output=swarm.weights(name),
         threads=threads,
+        algorithm=swarm.algorithm,
     )
     environment = command_lines.environment(swarm.workdir, os.environ, threads=threads)
     swarm.children.start(name, command, environment, may_exit=True)
@@ -223,9 +265,14 @@ def _follow(swarm: _Swarm) -> None:
 
 def _take_in(swarm: _Swarm, name: str, report: Report) -> None:
     """Enter one report into what is known."""
-    if isinstance(report, RoundDone):
-        row = swarm.rows.setdefault(report.round_index, RoundRow(report.round_index))
-        row.done[name] = report
+    if isinstance(report, RoundDone | RoundMixed):
+        row: RoundRow | MixedRow
+        if isinstance(report, RoundDone):
+            row = swarm.rows.setdefault(report.round_index, RoundRow(report.round_index))
+            row.done[name] = report
+        else:
+            row = swarm.mixed_rows.setdefault(report.round_index, MixedRow(report.round_index))
+            row.done[name] = report
         received = swarm.watches[name].read_received_bytes()
         before = swarm.received_before.get(name, 0)
         # A node that was started again counts from 0.
@@ -261,24 +308,25 @@ def _is_awaited(swarm: _Swarm, name: str, round_index: int) -> bool:
     """Return whether a trainer may still report a round."""
     if name == swarm.victim and (swarm.is_victim_away or swarm.is_victim_coming):
         return False
-    reached = [row.done[name].next_round_index for row in swarm.rows.values() if name in row.done]
+    reached = [row.done[name].next_round_index for row in swarm.all_rows.values() if name in row.done]
     return max(reached, default=0) <= round_index
 
 
 def _next_rounds(swarm: _Swarm) -> list[int]:
-    return [done.next_round_index for row in swarm.rows.values() for done in row.done.values()]
+    return [done.next_round_index for row in swarm.all_rows.values() for done in row.done.values()]
 
 
 def _print_rounds(swarm: _Swarm, *, is_over: bool = False) -> None:
     """Print each round in turn, once every trainer has reported it, is past it or is away."""
-    for index, row in sorted(swarm.rows.items()):
+    for index, row in sorted(swarm.all_rows.items()):
         waits = any(_is_awaited(swarm, name, index) for name in swarm.watches)
         if waits and not is_over:
             return
         if index in swarm.printed:
             continue
         if not swarm.printed:
-            swarm.console.print(format_line(progress.COLUMNS), markup=False, highlight=False, soft_wrap=True)
+            columns = progress.MIXED_COLUMNS if swarm.mixes else progress.COLUMNS
+            swarm.console.print(format_line(columns), markup=False, highlight=False, soft_wrap=True)
         swarm.printed.add(index)
         line = format_line(row.cells(swarm.settings.element_count))
         swarm.console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -286,6 +334,7 @@ def _print_rounds(swarm: _Swarm, *, is_over: bool = False) -> None:
 
 def _compare(swarm: _Swarm) -> tuple[dict[str, Comparison], str]:
     """Compare every trainer's and the inferencer's weights with the first trainer's; wait for the inferencer."""
+    swarm.say("comparing weights")
     first, *others = swarm.watches
     root = compute_root(swarm.weights(first))
     current = command_lines.node_directory(swarm.workdir, _INFERENCER, 1) / "weights" / "current"

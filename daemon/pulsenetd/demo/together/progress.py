@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pulsenetd.demo.progress import format_size
-from pulsenetd.demo.reports import RoundDone
+from pulsenetd.demo.reports import RoundDone, RoundMixed
 from pulsenetd.demo.together.settings import INNER_STEPS
 
 FP32_SIZE_BYTES: Final = 4
@@ -26,6 +26,68 @@ CAPTION: Final = (
     "payload: one contribution; received: bytes a trainer's node took in during the round, all traffic; "
     "DiLoCo, DDP: FP32 ring all-reduce of a round, and of each of its steps, computed"
 )
+
+
+MIXED_COLUMNS: Final = ("round", "trainers", "mix1", "mix2", "received", "DiLoCo", "used", "distance", "loss")
+MIXED_CAPTION: Final = (
+    "mix1, mix2: trainers in a mean, on average; received: as a trainer's node counts it, all traffic; DiLoCo: FP32 "
+    "ring all-reduce, computed; used: time in inner steps over wall time; distance: from a trainer to the mean"
+)
+
+
+@dataclass(slots=True)
+class MixedRow:
+    """One round of trainers that mix, as they reported it."""
+
+    round_index: int
+    done: dict[str, RoundMixed] = field(default_factory=dict)
+    """By trainer."""
+    received_size_bytes: dict[str, int] = field(default_factory=dict)
+    """By trainer, what its node received since the round before."""
+
+    @property
+    def received(self) -> float:
+        """Bytes received by a trainer, mean."""
+        return _mean(self.received_size_bytes.values())
+
+    @property
+    def mix1_count(self) -> float:
+        """Trainers in a mean of Mix1, mean over the trainers."""
+        return _mean(done.mix1_count for done in self.done.values())
+
+    @property
+    def mix2_count(self) -> float:
+        """The same of Mix2."""
+        return _mean(done.mix2_count for done in self.done.values())
+
+    @property
+    def utilization(self) -> float:
+        """Mean over the trainers."""
+        return _mean(done.utilization for done in self.done.values())
+
+    @property
+    def distance(self) -> float:
+        """Mean over the trainers that had a mean to compare with."""
+        return _mean(done.distance for done in self.done.values() if done.distance is not None)
+
+    @property
+    def loss(self) -> float:
+        """Mean over the trainers, nats a token."""
+        return _mean(done.loss for done in self.done.values())
+
+    def cells(self, element_count: int) -> tuple[str, ...]:
+        """Return the row as text, in the order of :data:`MIXED_COLUMNS`."""
+        return (
+            str(self.round_index),
+            str(len(self.done)),
+            f"{self.mix1_count:.2g}",
+            f"{self.mix2_count:.2g}",
+            format_size(self.received),
+            format_size(ring_size_bytes(element_count, len(self.done))),
+            f"{self.utilization:.0%}",
+            f"{self.distance:.4f}",
+            f"{self.loss:.4f}",
+        )
 
 
 @dataclass(slots=True)

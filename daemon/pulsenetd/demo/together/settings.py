@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+ALGORITHMS: Final = {"pulseloco": "PULSELoCo", "gossip": "Factored Gossip DiLoCo"}
+"""What ``--algorithm`` takes, and what it is called."""
 INNER_STEPS: Final = 8
 KILL_IN_ROUND: Final = 2
 """The round in which one trainer and its node are killed, after some of its inner steps."""

@@ -1,6 +1,7 @@
 """One of several training processes: an ordinary loop with one line more, and a checkpoint after each round.
 
-It knows nothing of the other trainers: its ``OuterOptimizer`` meets them through the node beside it.
+It knows nothing of the other trainers: its ``OuterOptimizer``, or ``GossipOptimizer``, meets them through the node
+beside it.
 """
 
 from __future__ import annotations
@@ -15,14 +16,23 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from pulsenet.errors import PulsenetError, UnavailableError
-from pulsenet.training import OuterOptimizer, RoundReport, join_rounds
+from pulsenet.training import (
+    DaemonExchange,
+    DaemonMixer,
+    GossipOptimizer,
+    MixingReport,
+    OuterOptimizer,
+    RoundReport,
+    join_mixing,
+    join_rounds,
+)
 from pulsenetd.demo.attaching import wait_for_node, write_weights
 from pulsenetd.demo.grpo import GRADIENT_NORM_MAX
 from pulsenetd.demo.models import copy_module, load_masters
-from pulsenetd.demo.reports import Finished, Loaded, Resumed, RoundDone, write_report
+from pulsenetd.demo.reports import Finished, Loaded, Resumed, RoundDone, RoundMixed, write_report
 from pulsenetd.demo.together.checkpoint import load_checkpoint, save_checkpoint
 from pulsenetd.demo.together.lessons import compute_loss, draw_lesson
-from pulsenetd.demo.together.settings import SETTINGS, TogetherSettings
+from pulsenetd.demo.together.settings import ALGORITHMS, SETTINGS, TogetherSettings
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -51,6 +61,7 @@ class Learner:
         data_directory: Path,
         shard: int,
         checkpoint: Path,
+        algorithm: str = "pulseloco",
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
@@ -60,10 +71,14 @@ class Learner:
         self._optimizer = torch.optim.AdamW(
             model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
         )
-        exchange = join_rounds(data_dir=data_directory)
-        assert exchange is not None, "one rank a trainer"
-        self._exchange = exchange
-        self.sync = OuterOptimizer(model, self._optimizer, exchange=self._exchange)
+        self._way: DaemonExchange | DaemonMixer | None
+        self.sync: OuterOptimizer | GossipOptimizer
+        if algorithm == "gossip":
+            self._way = mixer = join_mixing(data_dir=data_directory)
+            self.sync = GossipOptimizer(model, self._optimizer, mixer=mixer)
+        else:
+            self._way = exchange = join_rounds(data_dir=data_directory)
+            self.sync = OuterOptimizer(model, self._optimizer, exchange=exchange)
 
     def run(self, rounds: int) -> None:
         """Train until ``rounds`` rounds are done, and say what each did."""
@@ -77,7 +92,8 @@ class Learner:
 
     def close(self) -> None:
         """Let go of the node."""
-        self._exchange.close()
+        assert self._way is not None, "one rank a trainer"
+        self._way.close()
 
     def _run_round(self) -> None:
         started_at, begun = time.monotonic(), self.sync.round_index
@@ -99,23 +115,40 @@ class Learner:
             report = self._exchange_if_due()
             self._optimizer.zero_grad(set_to_none=True)
         write_report(
-            sys.stdout,
-            RoundDone(
-                round_index=begun,
-                next_round_index=self.sync.round_index,
-                outcome=report.outcome,
-                contributor_count=report.contributor_count,
-                sent_count=report.sent_count,
-                element_count=report.element_count,
-                payload_size_bytes=report.payload_size_bytes,
-                residual_norm=report.residual_norm,
-                loss=sum(losses) / len(losses),
-                state_root=self.sync.state_root.hex(),
-                seconds=time.monotonic() - started_at,
-            ),
+            sys.stdout, self._describe(report, begun, sum(losses) / len(losses), time.monotonic() - started_at)
         )
 
-    def _exchange_if_due(self) -> RoundReport | None:
+    def _describe(
+        self, report: RoundReport | MixingReport, begun: int, loss: float, seconds: float
+    ) -> RoundDone | RoundMixed:
+        if isinstance(report, MixingReport):
+            return RoundMixed(
+                round_index=report.round_index,
+                next_round_index=report.next_round_index,
+                mix1_count=report.mix1_count,
+                mix2_count=report.mix2_count,
+                reasons=" ".join(sorted({report.mix1_reason, report.mix2_reason} - {""})),
+                distance=report.distance,
+                utilization=report.utilization,
+                loss=loss,
+                seconds=seconds,
+            )
+        assert isinstance(self.sync, OuterOptimizer)
+        return RoundDone(
+            round_index=begun,
+            next_round_index=self.sync.round_index,
+            outcome=report.outcome,
+            contributor_count=report.contributor_count,
+            sent_count=report.sent_count,
+            element_count=report.element_count,
+            payload_size_bytes=report.payload_size_bytes,
+            residual_norm=report.residual_norm,
+            loss=loss,
+            state_root=self.sync.state_root.hex(),
+            seconds=seconds,
+        )
+
+    def _exchange_if_due(self) -> RoundReport | MixingReport | None:
         for _ in range(EXCHANGE_TRIES - 1):
             try:
                 return self.sync.step()
@@ -134,6 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--algorithm", choices=tuple(ALGORITHMS), default="pulseloco")
     parsed = parser.parse_args(arguments)
     torch.set_num_threads(parsed.threads)
     settings = SETTINGS[parsed.model]
@@ -148,10 +182,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data_directory=parsed.data_dir,
         shard=parsed.shard,
         checkpoint=parsed.checkpoint,
+        algorithm=parsed.algorithm,
     )
     learner.run(parsed.rounds)
     write_weights(copy_module(model, torch.bfloat16), parsed.output)
-    write_report(sys.stdout, Finished(0, learner.sync.round_index, learner.sync.state_root.hex()))
+    root = learner.sync.state_root.hex() if isinstance(learner.sync, OuterOptimizer) else ""
+    write_report(sys.stdout, Finished(0, learner.sync.round_index, root))
     learner.close()
     return 0
 

@@ -1,0 +1,104 @@
+"""What the demonstration of trainers that mix has to show for itself at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pulsenetd.demo.progress import format_size
+from pulsenetd.demo.reports import Finished, Resumed
+from pulsenetd.demo.together.progress import MixedRow, ring_size_bytes
+from pulsenetd.demo.together.settings import INNER_STEPS, TogetherSettings
+from pulsenetd.files.safetensors_files import open_model
+
+
+class MixedSwarm(Protocol):
+    """What is asked of the demonstration."""
+
+    settings: TogetherSettings
+    variant: str | None
+    mixed_rows: dict[int, MixedRow]
+    """By round."""
+    finished: dict[str, Finished]
+    """By trainer."""
+    resumed: Resumed | None
+    """What the one that was cut off said when it came back."""
+    started_at: float
+
+    @property
+    def victim(self) -> str:
+        """The trainer that is cut off."""
+
+    def weights(self, name: str) -> Path:
+        """Return where a trainer wrote its last weights."""
+
+
+def summarise(swarm: MixedSwarm) -> dict[str, Any]:
+    """Return the summary as plain values."""
+    rows = [row for _, row in sorted(swarm.mixed_rows.items())]
+    resumed = swarm.resumed
+    after = [row for row in rows if resumed is not None and row.round_index >= resumed.round_index]
+    mixes_again = any(
+        max(done.mix1_count, done.mix2_count) > 1 for row in after if (done := row.done.get(swarm.victim)) is not None
+    )
+    apart = measure_spread({name: swarm.weights(name) for name in swarm.finished})
+    return {
+        "mixes_again": mixes_again,
+        "model": swarm.settings.name,
+        "variant": swarm.variant,
+        "trainers": len(swarm.finished),
+        "inner_steps": INNER_STEPS,
+        "apart": apart,
+        "resumed": None if resumed is None else {"from": resumed.checkpoint_round_index, "at": resumed.round_index},
+        "rounds": [
+            {
+                "round": row.round_index,
+                "trainers": sorted(row.done),
+                "mix1": row.mix1_count,
+                "mix2": row.mix2_count,
+                "reasons": sorted({done.reasons for done in row.done.values()} - {""}),
+                "received_bytes": round(row.received),
+                "diloco_received_bytes": ring_size_bytes(swarm.settings.element_count, len(row.done)),
+                "utilization": row.utilization,
+                "distance": row.distance,
+                "loss": row.loss,
+            }
+            for row in rows
+        ],
+        "seconds": round(time.monotonic() - swarm.started_at, 1),
+    }
+
+
+def describe(summary: Mapping[str, Any]) -> Iterable[str]:
+    """Yield the summary for a person."""
+    rounds = summary["rounds"]
+    received = sum(row["received_bytes"] for row in rounds) / len(rounds)
+    used = sum(row["utilization"] for row in rounds) / len(rounds)
+    yield f"{'cut off':<12} {'mixes again' if summary['mixes_again'] else 'DID NOT MIX AGAIN'}: {summary['resumed']}"
+    yield f"{'apart':<12} {summary['apart']:.2e} of the weights' norm, root mean square over the trainers at the end"
+    yield f"{'received':<12} {format_size(received)} a round and trainer"
+    yield f"{'used':<12} {used:.0%} of the time in inner steps, on machines that share their cores"
+    yield f"{'loss':<12} {rounds[0]['loss']:.4f} in the first round, {rounds[-1]['loss']:.4f} in the last"
+    yield f"{'time':<12} {summary['seconds']:.0f} s"
+
+
+def measure_spread(paths: Mapping[str, Path]) -> float:
+    """Return how far BF16 models are from their mean: root mean square over them, relative to the mean's norm."""
+    models = [open_model(path) for path in paths.values()]
+    apart, size = 0.0, 0.0
+    for index in range(len(models[0].table.tensors)):
+        values = np.stack([_read_bf16(model.tensor_bytes(index)) for model in models])
+        mean = values.mean(axis=0)
+        apart += float(np.square(values - mean).sum()) / len(models)
+        size += float(np.square(mean).sum())
+    return float(np.sqrt(apart / size)) if size else 0.0
+
+
+def _read_bf16(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
+    bits = data.view(np.uint16).astype(np.uint32) << 16
+    return bits.view(np.float32).astype(np.float64)
