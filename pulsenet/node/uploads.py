@@ -29,6 +29,12 @@ SLOT_SECONDS = 8.0
 MEASURE_SECONDS = 2.0
 """A pace is believed after so long without a pause."""
 
+SLOT_BYTES_PER_SECOND = limits.CHUNK_SIZE_BYTES / SLOT_SECONDS
+"""What holding a slot is counted as, however little goes through it."""
+
+LEASE_SECONDS = 30.0
+"""After so long a slot is given up between two chunks, if somebody who has none waits."""
+
 WAIT_SECONDS_MAX = 8.0
 """Who waited so long for a slot is sent elsewhere."""
 
@@ -47,6 +53,13 @@ class _Waiting:
     is_urgent: bool
 
 
+@dataclass(slots=True)
+class _Serving:
+    peer_id: PeerId
+    since: float
+    charged_at: float
+
+
 class Uploads:
     """Pure; the shell asks before each transfer and tells what it sent.
 
@@ -60,7 +73,7 @@ class Uploads:
         self._slots_max = slots_max
         self._cap = bytes_per_second
         self._waiting: list[_Waiting] = []
-        self._serving: dict[int, PeerId] = {}
+        self._serving: dict[int, _Serving] = {}
         self._served_until: dict[PeerId, int] = {}
         """Bytes of each reader, counted so that one who was away has no arrears to collect."""
         self._virtual_size_bytes = 0
@@ -115,20 +128,32 @@ class Uploads:
     def note_sent(self, ticket: int, size_bytes: int, now: float) -> None:
         """A part of a transfer left."""
         self._pace.note(float(size_bytes), now)
-        self._served_until[self._serving[ticket]] += size_bytes
+        self._charge(self._serving[ticket], size_bytes, now)
 
-    def end(self, ticket: int) -> None:
+    def must_yield(self, ticket: int, now: float) -> bool:
+        """Say whether a transfer has to end before its next chunk, because others wait for its slot."""
+        if now < self._serving[ticket].since + LEASE_SECONDS:
+            return False
+        holders = {serving.peer_id for serving in self._serving.values()}
+        return any(waiting.peer_id not in holders for waiting in self._waiting)
+
+    def end(self, ticket: int, now: float) -> None:
         """A transfer is over, whatever came of it."""
-        del self._serving[ticket]
+        self._charge(self._serving.pop(ticket), 0, now)
         if not self._serving:
             self._busy_since = None
+
+    def _charge(self, serving: _Serving, size_bytes: int, now: float) -> None:
+        held_size_bytes = round((now - serving.charged_at) * SLOT_BYTES_PER_SECOND)
+        self._served_until[serving.peer_id] += max(size_bytes, held_size_bytes)
+        serving.charged_at = now
 
     def _choose(self, slots: int) -> _Waiting | None:
         if not self._waiting or len(self._serving) >= self._slots_max:
             return None
         slots_held: dict[PeerId, int] = {}
-        for peer_id in self._serving.values():
-            slots_held[peer_id] = slots_held.get(peer_id, 0) + 1
+        for serving in self._serving.values():
+            slots_held[serving.peer_id] = slots_held.get(serving.peer_id, 0) + 1
         readers = slots_held.keys() | {waiting.peer_id for waiting in self._waiting}
         slots_each = -(-SLOTS_START // max(len(readers), 1))
         if len(self._serving) >= slots:
@@ -158,10 +183,10 @@ class Uploads:
             self._busy_since = now
             self._pace = Meter()
             self._pace.note(0.0, now)
-        self._serving[chosen.ticket] = chosen.peer_id
+        self._serving[chosen.ticket] = _Serving(chosen.peer_id, since=now, charged_at=now)
 
     def _forget_one(self) -> None:
-        busy = set(self._serving.values())
+        busy = {serving.peer_id for serving in self._serving.values()}
         gone = next((peer_id for peer_id in self._served_until if peer_id not in busy), None)
         if gone is not None:
             del self._served_until[gone]

@@ -88,7 +88,7 @@ class Slots:
         """Exchanges may be over, served or not: whoever waits takes their places; no event of its own."""
         for ticket in sorted(self._served):
             if not self._exchanges[ticket].is_open:
-                self._uploads.end(ticket)
+                self._uploads.end(ticket, self._clock.now)
                 self._served.discard(ticket)
                 del self._exchanges[ticket]
         self._advance()
@@ -111,7 +111,7 @@ class Slots:
                     self._served.add(ticket)
                     self._exchanges[ticket].serve()
                 else:
-                    self._uploads.end(ticket)
+                    self._uploads.end(ticket, self._clock.now)
                     del self._exchanges[ticket]
 
 

@@ -82,7 +82,13 @@ class Upload:
         self._ticket = ticket
 
     async def pace(self, size_bytes: int) -> None:
-        """Wait until these bytes may leave."""
+        """Wait until these bytes may leave.
+
+        Raises:
+            NoSlotError: the slot was held for long, and others wait for it.
+        """
+        if self._desk.must_yield(self._ticket):
+            raise NoSlotError
         await self._desk.gate.take(size_bytes)
 
     def note_sent(self, size_bytes: int) -> None:
@@ -112,20 +118,27 @@ class UploadDesk:
         """Hold a slot while the block runs, waiting for one in turn.
 
         Raises:
-            NoSlotError: the queue is full, or none came free for ``WAIT_SECONDS_MAX``.
+            NoSlotError: the queue is full, or none came free for ``WAIT_SECONDS_MAX``; or the block gave the slot up.
         """
         ticket = next(self._tickets)
         await self._wait_for_slot(ticket, peer_id, kind)
         try:
             yield Upload(self, ticket)
+        except NoSlotError:
+            self.turned_away[kind] += 1
+            raise
         finally:
-            self._uploads.end(ticket)
+            self._uploads.end(ticket, self._clock())
             self._advance()
 
     def note_sent(self, ticket: int, size_bytes: int) -> None:
         """A part of a transfer left."""
         self._uploads.note_sent(ticket, size_bytes, self._clock())
         self._advance()
+
+    def must_yield(self, ticket: int) -> bool:
+        """Say whether a transfer has to end before its next chunk."""
+        return self._uploads.must_yield(ticket, self._clock())
 
     async def _wait_for_slot(self, ticket: int, peer_id: PeerId, kind: str) -> None:
         if not self._uploads.ask(ticket, peer_id, kind):
@@ -149,7 +162,7 @@ class UploadDesk:
     def _give_up(self, ticket: int, called: asyncio.Future[None]) -> None:
         """Leave the queue, or the slot that was given in the very moment of giving up."""
         if called.done() and not called.cancelled():
-            self._uploads.end(ticket)
+            self._uploads.end(ticket, self._clock())
         else:
             self._uploads.leave(ticket)
         self._advance()
@@ -159,6 +172,6 @@ class UploadDesk:
             for ticket in granted:
                 called = self._calls.get(ticket)
                 if called is None or called.done():
-                    self._uploads.end(ticket)  # its reader is giving up at this moment
+                    self._uploads.end(ticket, self._clock())  # its reader is giving up at this moment
                 else:
                     called.set_result(None)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from pulsenet.ids import Digest, PeerId
-from pulsenet.node.uploads import SLOTS_START, WAITING_PER_PEER_MAX
+from pulsenet.node.uploads import LEASE_SECONDS, SLOTS_START, WAITING_PER_PEER_MAX
 from pulsenet.wire.messages import GetChunks
 from pulsenetd.network import pacing
 from pulsenetd.network.pacing import Gate, NoSlotError, UploadDesk, find_no_kind
@@ -39,6 +39,35 @@ def test_transfers_wait_for_a_slot_and_get_it_in_turn() -> None:
             assert log == PEERS[:SLOTS_START]
             release.set()
         assert log == PEERS[: SLOTS_START + 2]
+
+    run(main())
+
+
+def test_a_transfer_that_holds_its_slot_for_long_gives_it_up_to_one_that_waits() -> None:
+    """A-PEER-2: slow readers keep nobody out."""
+    now = 0.0
+
+    async def main() -> None:
+        desk, release, log = UploadDesk(clock=lambda: now), asyncio.Event(), list[PeerId]()
+        async with asyncio.TaskGroup() as tasks:
+            for peer_id in PEERS[: SLOTS_START - 1]:
+                tasks.create_task(hold(desk, peer_id, release, log))
+
+            async def hold_on() -> None:
+                nonlocal now
+                async with desk.enter(PEERS[40], "anchor") as upload:
+                    now = 2 * LEASE_SECONDS
+                    await upload.pace(1 << 20)  # nobody waits
+                    tasks.create_task(hold(desk, PEERS[50], release, log))
+                    await asyncio.sleep(0)
+                    await upload.pace(1 << 20)
+
+            with pytest.raises(NoSlotError):
+                await hold_on()
+            await asyncio.sleep(0)
+            assert log[-1] == PEERS[50]
+            assert desk.turned_away == {"anchor": 1}
+            release.set()
 
     run(main())
 

@@ -10,10 +10,12 @@ import pytest
 from pulsenet.ids import PeerId
 from pulsenet.node.uploads import (
     ANCHOR_TURNS,
+    LEASE_SECONDS,
     MEASURE_SECONDS,
     READERS_MAX,
     SLOTS_MIN,
     SLOTS_START,
+    WAIT_SECONDS_MAX,
     WAITING_MAX,
     WAITING_PER_PEER_MAX,
     Uploads,
@@ -55,7 +57,7 @@ class Server:
             ticket = self.serving.pop(0)
             self.sent[self.owner[ticket]] += 1
             self.uploads.note_sent(ticket, MIB, self.now)
-            self.uploads.end(ticket)
+            self.uploads.end(ticket, self.now)
             if again:
                 self.ask(*self.owner[ticket])
 
@@ -177,6 +179,80 @@ def test_who_leaves_the_queue_is_not_served() -> None:
     server.ask(PEERS[1])
     server.uploads.leave(0)
     assert server.advance() == [1]
+
+
+class SlowHolders:
+    """Keys that take a chunk in about 50 s each, four a request, and ask again at once; and a reader that takes four a
+    second, and comes when they have every slot.
+    """
+
+    def __init__(self, slow_count: int) -> None:
+        self.uploads = Uploads(28)
+        self.tickets = itertools.count()
+        self.sent: Counter[PeerId] = Counter()
+        self.slow = PEERS[:slow_count]
+        self.reader = PEERS[slow_count]
+        self.asks = [(float(number), peer_id) for number, peer_id in enumerate([*self.slow, self.reader])]
+        self.waiting: dict[int, tuple[float, PeerId]] = {}
+        self.moving: dict[int, tuple[float, PeerId, int]] = {}
+
+    def chunk_seconds(self, peer_id: PeerId) -> float:
+        return 0.25 if peer_id == self.reader else 45.0 + peer_id[-1]
+
+    def run(self, seconds: float) -> None:
+        for step in range(int(seconds * 4)):
+            now = step / 4
+            for at, peer_id in [ask for ask in self.asks if ask[0] <= now]:
+                self.asks.remove((at, peer_id))
+                ticket = next(self.tickets)
+                assert self.uploads.ask(ticket, peer_id, "patch")
+                self.waiting[ticket] = (now, peer_id)
+            for ticket, (since, peer_id) in list(self.waiting.items()):
+                if now >= since + WAIT_SECONDS_MAX:
+                    self.uploads.leave(ticket)
+                    del self.waiting[ticket]
+                    self.asks.append((now + 2.0, peer_id))
+            for ticket in self.uploads.advance(now):
+                _, peer_id = self.waiting.pop(ticket)
+                self.moving[ticket] = (now + self.chunk_seconds(peer_id), peer_id, 4)
+            self._move(now)
+
+    def _move(self, now: float) -> None:
+        for ticket, (due_at, peer_id, left) in list(self.moving.items()):
+            if now < due_at:
+                continue
+            self.uploads.note_sent(ticket, MIB, now)
+            self.sent[peer_id] += 1
+            if left == 1 or self.uploads.must_yield(ticket, now):
+                self.uploads.end(ticket, now)
+                del self.moving[ticket]
+                self.asks.append((now, peer_id))
+            else:
+                self.moving[ticket] = (now + self.chunk_seconds(peer_id), peer_id, left - 1)
+
+
+@pytest.mark.parametrize(("slow_count", "chunks_min"), [(8, 1_500), (16, 1_000), (24, 20)])
+def test_keys_that_take_little_cannot_keep_every_slot_from_one_that_takes_much(
+    slow_count: int, chunks_min: int
+) -> None:
+    """A-PEER-2: in ten minutes; by bytes alone sixteen of them would leave it eight chunks, and 24 four."""
+    holders = SlowHolders(slow_count)
+    holders.run(600.0)
+    assert holders.sent[holders.reader] >= chunks_min
+    assert min(holders.sent[peer_id] for peer_id in holders.slow) >= 1, "they are served, too"
+
+
+def test_a_slot_is_kept_while_nobody_without_one_waits() -> None:
+    uploads = Uploads(28)
+    for ticket in range(SLOTS_START):
+        uploads.ask(ticket, PEERS[ticket], "patch")
+    assert len(uploads.advance(0.0)) == SLOTS_START
+    assert not uploads.must_yield(0, 1_000.0)
+    uploads.ask(100, PEERS[1], "patch")
+    assert not uploads.must_yield(0, 1_000.0), "it has one already"
+    uploads.ask(101, PEERS[50], "patch")
+    assert not uploads.must_yield(0, LEASE_SECONDS - 0.1)
+    assert uploads.must_yield(0, LEASE_SECONDS)
 
 
 def test_the_memory_of_shares_is_bounded() -> None:
