@@ -14,7 +14,7 @@ import numpy as np
 
 from pulsenet import limits
 from pulsenet.codec.contribution import TensorEntries
-from pulsenet.errors import LocalProtocolError, RemoteProtocolError
+from pulsenet.errors import LocalProtocolError
 from pulsenet.outer.contribution import Contribution, Entries, index_dtype
 from pulsenet.outer.reduce import Counted, reduce_mean, reduce_trimmed
 from pulsenet.outer.residual import SCALE_ONE
@@ -60,7 +60,7 @@ class AggregateReader:
     def __init__(self, members: Mapping[bytes, MemberParts], table: ParameterTable, settings: OuterSettings) -> None:
         if not members:
             raise LocalProtocolError("a round without contributions has no aggregate")
-        self._walks = {key: PartWalk(members[key].parts) for key in sorted(members)}
+        self._walks = {key: _Walk(members[key].parts) for key in sorted(members)}
         self._scales = {key: member.scale for key, member in members.items()}
         self._table = table
         self._settings = settings
@@ -112,7 +112,7 @@ class AggregateReader:
         return reduce_trimmed(counted, tensor_index=tensor_index, element_count=size, trim_count=trim_count)
 
 
-class PartWalk:
+class _Walk:
     """Takes a contribution's entries block by block, in order."""
 
     def __init__(self, parts: Iterable[TensorEntries]) -> None:
@@ -136,13 +136,3 @@ class PartWalk:
                 break
             self._held = None
         return np.concatenate(indices), np.concatenate(values).view(np.float32)
-
-    def expect_end(self) -> None:
-        """Refuse entries that no block asked for; reads the source to its end, so that it can object, too.
-
-        Raises:
-            RemoteProtocolError: there are some (``shape``), or what the decoder raises.
-        """
-        left = self._held or next(self._parts, None)
-        if left is not None:
-            raise RemoteProtocolError("shape", f"entries of tensor {left.tensor_index} after the last block")

@@ -6,19 +6,14 @@ the number of parts. In a gated part an absent entry counts as zero. The mean of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pulsenet.codec.contribution import TensorEntries
-from pulsenet.errors import LocalProtocolError, RemoteProtocolError
-from pulsenet.outer.aggregate import PartWalk
-from pulsenet.outer.contribution import Entries, index_dtype
+from pulsenet.errors import LocalProtocolError
+from pulsenet.outer.contribution import Entries, Indices
 from pulsenet.outer.floats import FP32s, settle_nans
-from pulsenet.outer.reduce import Counted, reduce_mean
-
-BlockRange = tuple[int, int, int]
-"""Tensor, first element and end of a block."""
+from pulsenet.outer.reduce import Counted, divide, reduce_mean, sum_part
 
 
 def mean_entries(parts: Mapping[bytes, Entries], *, tensor_index: int, element_count: int) -> Entries:
@@ -36,37 +31,19 @@ def mean_entries(parts: Mapping[bytes, Entries], *, tensor_index: int, element_c
     return reduce_mean(counted, tensor_index=tensor_index, element_count=element_count)
 
 
-def mean_blocks(
-    parts: Mapping[bytes, Iterable[TensorEntries]], blocks: Iterable[BlockRange], *, is_dense: Callable[[int], bool]
-) -> Iterator[TensorEntries]:
-    """Yield the means of blocks, in memory for one block of each part: the bits of :func:`mean_entries`.
+def mean_block(parts: Sequence[tuple[Indices | None, FP32s]], element_count: int) -> tuple[Indices | None, FP32s]:
+    """Return the mean of a run of elements, with the bits of :func:`mean_entries`: positions (``None``: all) and values.
 
     Args:
-        parts: By sender's key: entries of those blocks, ascending by tensor and position, cut anywhere.
-        blocks: Ascending.
-        is_dense: Whether every part has every element of a tensor.
-
-    Raises:
-        LocalProtocolError: no parts.
-        RemoteProtocolError: a dense part leaves elements out (``shape``), or what its decoder raises.
+        parts: In ascending order of the senders' keys, one for each sender: positions in the run, or ``None`` for every
+            element, and values.
+        element_count: Of the run.
     """
-    if not parts:
-        raise LocalProtocolError("a mean of no parts")
-    walks = {key: PartWalk(parts[key]) for key in sorted(parts)}
-    for tensor_index, start, end in blocks:
-        counted = {}
-        needs_all = is_dense(tensor_index)
-        for key, walk in walks.items():
-            indices, values = walk.take(tensor_index, start, end)
-            if needs_all and values.size != end - start:
-                raise RemoteProtocolError("shape", f"tensor {tensor_index}: {values.size} of {end - start} in a block")
-            counted[key] = Counted(Entries(tensor_index, None if needs_all else indices, values))
-        mean = reduce_mean(counted, tensor_index=tensor_index, element_count=end - start)
-        dtype = index_dtype(end)
-        positions = np.arange(end - start, dtype=dtype) if mean.indices is None else mean.indices.astype(dtype)
-        yield TensorEntries(tensor_index, positions + dtype.type(start), mean.values.view(np.uint32))
-    for walk in walks.values():
-        walk.expect_end()
+    sums, touched = sum_part(parts, start=0, element_count=element_count)
+    if any(positions is None for positions, _ in parts):
+        return None, divide(sums, len(parts))
+    found = np.flatnonzero(touched).astype(np.uint32)
+    return found, divide(sums[found], len(parts))
 
 
 def compute_debt(mean: Entries, own: Entries, *, element_count: int) -> Entries:

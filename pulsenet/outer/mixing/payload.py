@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pulsenet.codec.blocks import BlockMap, EncodedBlock, encode_absolute_block
+from pulsenet.codec.blocks import Block, BlockMap, EncodedBlock, encode_absolute_block
 from pulsenet.codec.compress import PlaneEncoder
 from pulsenet.codec.contribution import (
     EncodedEntries,
@@ -34,9 +34,13 @@ from pulsenet.ids import DIGEST_SIZE_BYTES, Digest
 from pulsenet.outer.checks import ContentCheck, Expected
 from pulsenet.outer.contribution import Entries
 from pulsenet.outer.floats import FP32s
-from pulsenet.outer.mixing.mean import BlockRange, mean_blocks, spread
+from pulsenet.outer.mixing.mean import mean_block, spread
 from pulsenet.outer.mixing.settings import Job, MixingSettings, Vector
 from pulsenet.tensors.params import ParameterTable, TensorSpec
+
+UInt32s = npt.NDArray[np.uint32]
+BlockRange = tuple[int, int, int]
+"""Place of a tensor in the joint table, first element and end of a block."""
 
 MAGIC: Final = b"PLSM"
 FORMAT_VERSION: Final = 1
@@ -79,17 +83,25 @@ class JobTable:
         """Return whether every element of a tensor travels."""
         return self.source(place)[0] not in self.gated
 
-    def list_blocks(self, slice_index: int, slice_count: int) -> list[BlockRange]:
-        """Return (place, first element, end) of each block of a slice, ascending; none where owners outnumber sections.
+    def blocks_of(self, slice_index: int, slice_count: int) -> range:
+        """Return the numbers of a slice's blocks; none where owners outnumber sections.
 
         Raises:
             LocalProtocolError: no such slice.
         """
         if not 0 <= slice_index < slice_count:
             raise LocalProtocolError(f"slice {slice_index} of {slice_count}")
-        section_map, blocks = SectionMap(self.table), BlockMap(self.table)
-        numbers = section_map.blocks_of(find_slice_sections(section_map.section_count, slice_index, slice_count))
-        listed = [blocks.block(number) for number in numbers]
+        section_map = SectionMap(self.table)
+        return section_map.blocks_of(find_slice_sections(section_map.section_count, slice_index, slice_count))
+
+    def list_blocks(self, slice_index: int, slice_count: int) -> list[BlockRange]:
+        """Return (place, first element, end) of each block of a slice, ascending.
+
+        Raises:
+            LocalProtocolError: no such slice.
+        """
+        blocks = BlockMap(self.table)
+        listed = [blocks.block(number) for number in self.blocks_of(slice_index, slice_count)]
         return [
             (block.tensor_index, block.element_start, block.element_start + block.element_count) for block in listed
         ]
@@ -213,10 +225,16 @@ def encode_part(
         spread_fits = len(own) == spec.element_count if own.indices is None else _fits(own, spec.element_count)
         if not spread_fits:
             raise LocalProtocolError(f"{spec.name!r}: entries do not fit {spec.element_count} elements")
-    blocks = job_table.list_blocks(header.slice_index, header.slice_count)
-    return _write(
-        job_table, (_cut(entries[place], place, start, end) for place, start, end in blocks), header, totals, run_blocks
-    )
+    blocks, encoder = BlockMap(job_table.table), PlaneEncoder()
+
+    def encode(block_index: int) -> tuple[int, EncodedBlock]:
+        block = blocks.block(block_index)
+        return block_index, _encode_block(block, *_cut(entries[block.tensor_index], block), encoder)
+
+    numbers = job_table.blocks_of(header.slice_index, header.slice_count)
+    encoded = run_in_batches(run_blocks, encode, numbers, lambda number: 2 * blocks.block(number).size_bytes)
+    records = (record for record in encoded if record[1].changed_count)
+    return _write(job_table, records, header, totals)
 
 
 def decode_part(
@@ -237,13 +255,7 @@ def decode_part(
             (``shape``), or the blob breaks the specification.
     """
     _check_own(job_table, header)
-    source = PieceSource(pieces)
-    found = source.take(MIXING_HEADER_SIZE_BYTES)
-    if found != header.encode():
-        raise RemoteProtocolError("mixing-header", f"not {header}, but {peek_mixing_header(found)}")
-    section_map, blocks = SectionMap(job_table.table), BlockMap(job_table.table)
-    sections = find_slice_sections(section_map.section_count, header.slice_index, header.slice_count)
-    records = read_sections(source, blocks, section_map, sections)
+    records = _read_records(pieces, job_table, header)
     decoded = run_in_batches(run_blocks, _decode_record, records, lambda record: record.block.size_bytes)
     yield from _expect_all(decoded, job_table, header)
 
@@ -315,11 +327,21 @@ def combine_parts(
     _check_own(job_table, header)
     if not parts:
         raise LocalProtocolError("a mean of no parts")
-    sources = {key: decode_part(pieces, job_table, header=header) for key, pieces in parts.items()}
-    blocks = job_table.list_blocks(header.slice_index, header.slice_count)
-    means = mean_blocks(sources, blocks, is_dense=job_table.is_dense)
-    own = replace(header, contributor_count=len(parts))
-    return _write(job_table, means, own, totals, run_blocks)
+    sources = [_read_records(parts[key], job_table, header) for key in sorted(parts)]
+    encoder = PlaneEncoder()
+
+    def combine(meeting: _Meeting) -> tuple[int, EncodedBlock]:
+        block = meeting.block
+        is_dense = job_table.is_dense(block.tensor_index)
+        found = [_decode_block(record, is_dense=is_dense) for record in meeting.records]
+        found += [(np.empty(0, np.uint32), np.empty(0, np.float32))] * meeting.absent_count
+        positions, values = mean_block(found, block.element_count)
+        return meeting.block_index, _encode_block(block, positions, values, encoder)
+
+    meetings = _meet(sources, job_table, header)
+    weight = 2 + len(sources)
+    records = run_in_batches(run_blocks, combine, meetings, lambda meeting: weight * meeting.block.size_bytes)
+    return _write(job_table, records, replace(header, contributor_count=len(parts)), totals)
 
 
 def write_slice_values(
@@ -364,52 +386,97 @@ def _fits(entries: Entries, element_count: int) -> bool:
     return not indices.size or (int(indices[-1]) < element_count and bool(np.all(indices[1:] > indices[:-1])))
 
 
-def _cut(entries: Entries, place: int, start: int, end: int) -> TensorEntries:
-    """Return the entries of one block, positions counted in the tensor."""
+def _cut(entries: Entries, block: Block) -> tuple[UInt32s | None, FP32s]:
+    """Return the entries of one block: positions in it, ``None`` for all, and values."""
+    start, end = block.element_start, block.element_start + block.element_count
     if entries.indices is None:
-        dtype = np.dtype(np.uint64 if end >= 1 << 32 else np.uint32)
-        return TensorEntries(place, np.arange(start, end, dtype=dtype), entries.values[start:end].view(np.uint32))
+        return None, entries.values[start:end]
     low, high = np.searchsorted(entries.indices, [start, end])
-    return TensorEntries(place, entries.indices[low:high], entries.values[low:high].view(np.uint32))
+    positions = entries.indices[low:high] - entries.indices.dtype.type(start)
+    return positions.astype(np.uint32), entries.values[low:high]
+
+
+def _encode_block(block: Block, positions: UInt32s | None, values: FP32s, encoder: PlaneEncoder) -> EncodedBlock:
+    bits = values.view(np.uint32)
+    if positions is None or positions.size == block.element_count:
+        return EncodedBlock(EntryCodec.FULL, block.element_count, encoder.encode_integers(bits))
+    body = encode_absolute_block(positions, bits, encoder).body
+    return EncodedBlock(EntryCodec.LISTED, positions.size, body)
 
 
 def _write(
     job_table: JobTable,
-    parts: Iterable[TensorEntries],
+    records: Iterator[tuple[int, EncodedBlock]],
     header: MixingHeader,
     totals: PatchTotals | None,
-    run_blocks: RunBlocks,
 ) -> Iterator[bytes]:
-    """Return the pieces of a blob; each part lies in one block."""
-    blocks, section_map, encoder = BlockMap(job_table.table), SectionMap(job_table.table), PlaneEncoder()
-
-    def encode(part: TensorEntries) -> tuple[int, EncodedBlock]:
-        block_index = blocks.index_of(part.tensor_index, int(part.indices[0]))
-        block = blocks.block(block_index)
-        if part.indices.size == block.element_count:
-            body = encoder.encode_integers(part.value_bits)
-            return block_index, EncodedBlock(EntryCodec.FULL, part.indices.size, body)
-        positions: npt.NDArray[np.uint32] = (part.indices - part.indices.dtype.type(block.element_start)).astype(
-            np.uint32
-        )
-        body = encode_absolute_block(positions, part.value_bits, encoder).body
-        return block_index, EncodedBlock(EntryCodec.LISTED, positions.size, body)
-
-    filled = (part for part in parts if part.indices.size)
-    records = run_in_batches(run_blocks, encode, filled, lambda part: 8 * part.indices.size)
+    section_map = SectionMap(job_table.table)
     sections = find_slice_sections(section_map.section_count, header.slice_index, header.slice_count)
     return write_sections(header.encode(), records, section_map, sections, PatchTotals() if totals is None else totals)
 
 
-def _decode_record(record: EncodedEntries) -> TensorEntries:
-    """Return the entries of a record; trainers of one job share no weights that *gated* could build on."""
+def _read_records(pieces: Iterable[bytes], job_table: JobTable, header: MixingHeader) -> Iterator[EncodedEntries]:
+    """Yield the records of a blob, not decoded."""
+    source = PieceSource(pieces)
+    found = source.take(MIXING_HEADER_SIZE_BYTES)
+    if found != header.encode():
+        raise RemoteProtocolError("mixing-header", f"not {header}, but {peek_mixing_header(found)}")
+    section_map = SectionMap(job_table.table)
+    sections = find_slice_sections(section_map.section_count, header.slice_index, header.slice_count)
+    yield from read_sections(source, BlockMap(job_table.table), section_map, sections)
+
+
+@dataclass(frozen=True, slots=True)
+class _Meeting:
+    """What all parts have of one block."""
+
+    block: Block
+    block_index: int
+    records: list[EncodedEntries]
+    """In ascending order of the senders' keys, of those that have any."""
+    absent_count: int
+    """Parts without entries there."""
+
+
+def _meet(sources: Sequence[Iterator[EncodedEntries]], job_table: JobTable, header: MixingHeader) -> Iterator[_Meeting]:
+    """Walk all parts together, block by block, each to its end: only then its records count."""
+    blocks, waiting = BlockMap(job_table.table), [next(source, None) for source in sources]
+    for block_index in job_table.blocks_of(header.slice_index, header.slice_count):
+        block, records = blocks.block(block_index), []
+        for place, record in enumerate(waiting):
+            if record is not None and record.block_index == block_index:
+                records.append(record)
+                waiting[place] = next(sources[place], None)
+        absent_count = len(sources) - len(records)
+        if absent_count and job_table.is_dense(block.tensor_index):
+            raise RemoteProtocolError("shape", f"{block.spec.name}: a block that {absent_count} parts leave out")
+        if records:
+            yield _Meeting(block, block_index, records, absent_count)
+    assert all(record is None for record in waiting)
+
+
+def _decode_block(record: EncodedEntries, *, is_dense: bool) -> tuple[UInt32s | None, FP32s]:
+    """Return positions in the block, ``None`` for all, and values.
+
+    Trainers of one job share no weights, which *gated* records would need.
+    """
     if record.codec_id == EntryCodec.GATED:
         raise RemoteProtocolError("codec-unknown", f"codec {record.codec_id} in a mixing blob")
-    positions, values = decode_entries(record, np.empty(0, np.uint32))
+    positions, bits = decode_entries(record, np.empty(0, np.uint32))
+    if is_dense and positions.size != record.block.element_count:
+        raise RemoteProtocolError("shape", f"{record.block.spec.name}: {positions.size} entries in a block")
+    is_full = positions.size == record.block.element_count
+    return None if is_full else positions, bits.astype(np.uint32, copy=False).view(np.float32)
+
+
+def _decode_record(record: EncodedEntries) -> TensorEntries:
+    positions, values = _decode_block(record, is_dense=False)
     block = record.block
+    if positions is None:
+        positions = np.arange(block.element_count, dtype=np.uint32)
     indices = positions.astype(block.spec.index_dtype)
     indices += block.spec.index_dtype.type(block.element_start)
-    return TensorEntries(block.tensor_index, indices, values.astype(np.uint32, copy=False))
+    return TensorEntries(block.tensor_index, indices, values.view(np.uint32))
 
 
 def _expect_all(parts: Iterable[TensorEntries], job_table: JobTable, header: MixingHeader) -> Iterator[TensorEntries]:

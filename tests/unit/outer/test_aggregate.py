@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pulsenet import limits
 from pulsenet.codec.contribution import TensorEntries
-from pulsenet.errors import LocalProtocolError, RemoteProtocolError
+from pulsenet.errors import LocalProtocolError
 from pulsenet.ids import Digest
-from pulsenet.outer.aggregate import AggregateReader, MemberParts, PartWalk, list_parts
+from pulsenet.outer.aggregate import AggregateReader, MemberParts, list_parts
 from pulsenet.outer.contribution import Contribution, Entries
 from pulsenet.outer.reduce import Counted, reduce_mean, reduce_median, reduce_trimmed
 from pulsenet.outer.settings import Algorithm, Combination, OuterSettings
@@ -105,13 +105,3 @@ def test_what_cannot_be_combined_is_our_own_fault() -> None:
     reader = AggregateReader({b"a": MemberParts(list_parts(sparse))}, TABLE, DENSE)
     with pytest.raises(LocalProtocolError, match="dense contribution"):
         reader.entries(0)
-
-
-def test_a_walk_refuses_what_no_block_asked_for() -> None:
-    part = TensorEntries(2, np.array([4], np.uint32), np.array([1], np.uint32))
-    walk = PartWalk([part])
-    with pytest.raises(RemoteProtocolError, match="tensor 2"):
-        walk.expect_end()
-    asked = PartWalk([part])
-    assert asked.take(2, 4, 5)[0].tolist() == [0]
-    asked.expect_end()

@@ -32,7 +32,7 @@ def test_what_is_sent_and_what_is_held_are_what_moved(seed: int, scale: float) -
 
 
 def test_what_creeps_is_followed_within_a_step_of_the_cast() -> None:
-    """Iterates that move by a 32nd of a BF16 step a round: the gate holds them back until they are a step of it away."""
+    """Iterates move by a 32nd of a BF16 step a round: the gate holds them until they are a step away."""
     common, own, residual = np.ones(1, np.float32), np.ones(1, np.float32), np.zeros(1, np.float32)
     sent_count = 0
     for _ in range(320):

@@ -1,16 +1,14 @@
-from itertools import pairwise, permutations
+from itertools import permutations
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsenet import limits
-from pulsenet.codec.contribution import TensorEntries
-from pulsenet.errors import LocalProtocolError, RemoteProtocolError
+from pulsenet.errors import LocalProtocolError
 from pulsenet.ids import PeerId, compute_digest
 from pulsenet.outer.contribution import Entries
-from pulsenet.outer.mixing.mean import add_debt, compute_debt, mean_blocks, mean_entries, spread
+from pulsenet.outer.mixing.mean import add_debt, compute_debt, mean_block, mean_entries, spread
 from pulsenet.outer.mixing.pairing import match_members
 from pulsenet.outer.mixing.settings import Job
 
@@ -121,41 +119,25 @@ def test_spread_entries_are_zero_elsewhere() -> None:
         spread(sparse([2], [1.0]), 2)
 
 
-def parts_of(values: np.ndarray, cuts: list[int]) -> list[TensorEntries]:
-    indices = np.arange(values.size, dtype=np.uint32)
-    edges = [0, *cuts, values.size]
-    return [TensorEntries(0, indices[a:b], values.view(np.uint32)[a:b]) for a, b in pairwise(edges)]
-
-
-def test_means_block_by_block_have_the_bits_of_whole_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "BLOCK_ELEMENTS", 4)
+def test_means_of_runs_have_the_bits_of_whole_tensors() -> None:
     generator = np.random.default_rng(1)
     vectors = {bytes([place]): generator.normal(size=10).astype(np.float32) for place in range(3)}
     whole = mean({key: Entries(0, None, values) for key, values in vectors.items()}, 10)
-    blocks = [(0, 0, 4), (0, 4, 8), (0, 8, 10)]
-    parts = {key: parts_of(values, [1 + key[0], 6]) for key, values in vectors.items()}
-    found = list(mean_blocks(parts, blocks, is_dense=lambda _: True))
-    assert [part.indices.tolist() for part in found] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert np.concatenate([part.value_bits for part in found]).tobytes() == whole.values.tobytes()
-
-
-def test_gated_means_block_by_block_hold_the_union() -> None:
-    parts = {
-        b"a": [TensorEntries(0, np.array([1, 5], np.uint32), np.array([2.0, 4.0], np.float32).view(np.uint32))],
-        b"b": [TensorEntries(0, np.array([5], np.uint32), np.array([2.0], np.float32).view(np.uint32))],
-    }
-    found = list(mean_blocks(parts, [(0, 0, 4), (0, 4, 8)], is_dense=lambda _: False))
-    assert [(part.indices.tolist(), part.value_bits.view(np.float32).tolist()) for part in found] == [
-        ([1], [1.0]),
-        ([5], [3.0]),
+    found = [
+        mean_block([(None, vectors[key][start:end]) for key in sorted(vectors)], end - start)
+        for start, end in ((0, 4), (4, 8), (8, 10))
     ]
+    assert [positions for positions, _ in found] == [None] * 3
+    assert np.concatenate([values for _, values in found]).tobytes() == whole.values.tobytes()
 
 
-def test_parts_that_break_what_is_agreed_are_refused() -> None:
-    short = {b"a": parts_of(np.ones(3, np.float32), [])}
-    with pytest.raises(RemoteProtocolError, match="3 of 4"):
-        list(mean_blocks(short, [(0, 0, 4)], is_dense=lambda _: True))
-    with pytest.raises(RemoteProtocolError, match="after the last block"):
-        list(mean_blocks(short, [(0, 0, 2)], is_dense=lambda _: True))
-    with pytest.raises(LocalProtocolError, match="no parts"):
-        list(mean_blocks({}, [(0, 0, 4)], is_dense=lambda _: True))
+def test_gated_means_of_runs_hold_the_union_and_count_who_sent_nothing() -> None:
+    empty = (np.empty(0, np.uint32), np.empty(0, np.float32))
+    one = (np.array([1, 5], np.uint32), np.array([2.0, 4.0], np.float32))
+    other = (np.array([5], np.uint32), np.array([2.0], np.float32))
+    positions, values = mean_block([one, other, empty, empty], 6)
+    assert positions is not None
+    assert (positions.tolist(), values.tolist()) == ([1, 5], [0.5, 1.5])
+    everything = mean_block([one, (None, np.ones(6, np.float32))], 6)
+    assert everything[0] is None
+    assert everything[1].tolist() == [0.5, 1.5, 0.5, 0.5, 0.5, 2.5]

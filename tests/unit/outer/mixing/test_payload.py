@@ -251,6 +251,16 @@ def test_a_dense_vector_with_elements_left_out_is_found() -> None:
     assert reason(job_table, encode(gated, left_out)) == "shape"
 
 
+def test_parts_that_turn_out_bad_while_they_are_combined_stop_it() -> None:
+    """Blobs may change between the look into them and the mean."""
+    job_table, gated = table_of(), table_of(mixing_gate=True)
+    good = encode(job_table, draw_entries(job_table, 0))
+    nothing = [Entries(place, np.empty(0, np.uint32), np.empty(0, np.float32)) for place in range(3)]
+    for bad in (encode(gated, draw_entries(gated, 0)), encode(gated, nothing), good[:-1], good + b"\0"):
+        with pytest.raises(RemoteProtocolError):
+            list(combine_parts({b"a": [good], b"b": [bad]}, job_table, header=header_of(job_table)))
+
+
 def test_a_record_that_needs_shared_weights_is_refused() -> None:
     job_table = table_of(mixing_gate=True)
     body = encode_gated(np.zeros(4, np.uint32), np.array([1], np.uint32), np.array([0x3F800000], np.uint32))
