@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
 from pulsenetd.errors import AddressInUseError
+from pulsenetd.http_hosts import find_family, join_host, takes_host
 
 REQUEST_TIMEOUT_SECONDS: Final = 10.0
 
@@ -65,7 +66,7 @@ class AdminServer:
     def url(self) -> str:
         """Address people and scrapers use."""
         host, port = self._server.server_address[:2]
-        return f"http://{host!s}:{port}"
+        return f"http://{join_host(str(host), int(port))}"
 
     def close(self) -> None:
         """Stop serving."""
@@ -77,6 +78,10 @@ class AdminServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_port = False
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = find_family(address[0])
+        super().__init__(address, handler)
 
 
 def _answer_checks(checks: Checks, verbose: bool) -> tuple[int, str, bytes]:
@@ -90,10 +95,15 @@ def _make_handler(
     routes: Mapping[str, Callable[[bool], tuple[int, str, bytes]]],
 ) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        server: _Server
         timeout = REQUEST_TIMEOUT_SECONDS
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
+            if not takes_host(str(self.server.server_address[0]), self.headers.get("Host", "")):
+                # Not by a name of its own: a page in a browser could lead that here and read the answer.
+                self._send(403, "text/plain; charset=utf-8", b"ask for localhost or an IP address\n")
+                return
             path, _, query = self.path.partition("?")
             route = routes.get(path)
             if route is None:

@@ -13,6 +13,7 @@ from pulsenet.chain.token import encode_token
 from pulsenet.outer.mixing.settings import ALGORITHM as GOSSIP
 from pulsenetd.config import Config
 from pulsenetd.engines.vllm_process import LOG_NAME
+from pulsenetd.http_hosts import join_host
 from pulsenetd.identity import to_libp2p_text
 from pulsenetd.network import addresses
 from pulsenetd.startup import Settled
@@ -78,7 +79,7 @@ def announce_start(
         log = settled.data_directory / LOG_NAME
         say(f"engine       {config.engine_url or f'vLLM, started by this node; it writes to {log}'}")
         if config.openai_port:
-            say(f"openai API   http://{config.openai_host}:{config.openai_port}/v1")
+            say(f"openai API   http://{join_host(config.openai_host, config.openai_port)}/v1")
     if config.role != "trainer":
         return
     option = "" if settled.is_local else f'data_dir="{settled.data_directory}"'

@@ -83,6 +83,12 @@ DISK_REASONS: Final = ("enospc", "readonly", "memory", "damaged", "locked", "io"
 """Reasons that the disk refuses for."""
 STAGES: Final = ("fetch", "decode", "verify", "stage", "pause", "apply", "encode", "commit")
 DIRECTIONS: Final = frozenset({"received", "sent"})
+OPENAI_ROUTES: Final = frozenset({"completions", "chat", "models"})
+OPENAI_STATUSES: Final = frozenset(
+    {"200", "400", "401", "403", "404", "405", "408", "411", "413", "414", "415", "422", "429", "500", "501", "502"}
+    | {"503", "504"}
+)
+"""Those of the port's own and vLLM's."""
 
 
 class Metrics:
@@ -203,6 +209,8 @@ COUNTERS: Final[Mapping[str, tuple[str, Mapping[str, frozenset[str]]]]] = {
     "mixing_slices": ("Slices of global means by outcome.", {"outcome": MIXING_SLICES}),
     "debts": ("Means that one side of a pair took alone.", {"outcome": DEBTS}),
     "rosters": ("Rosters signed here.", {}),
+    "openai_requests": ("Requests to the OpenAI port answered.", {"route": OPENAI_ROUTES, "status": OPENAI_STATUSES}),
+    "openai_bytes": ("Bytes of bodies at the OpenAI port.", {"direction": DIRECTIONS}),
 }
 
 _GAUGES: Final = {

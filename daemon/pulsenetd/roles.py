@@ -372,7 +372,8 @@ class FollowerRole:
             on_lost=note_loss,
         )
         if parts.config.openai_port:
-            self._openai = OpenAiServer(parts.config.openai_host, parts.config.openai_port, self._vllm.find_upstream)
+            host, port = parts.config.openai_host, parts.config.openai_port
+            self._openai = OpenAiServer(host, port, self._vllm.find_upstream, count=parts.metrics.count)
         self._vllm.start()
 
             reload_from=find_reload_model(parts.config.engine_reload, parts.config.companions, parts.config.serve),

@@ -58,6 +58,29 @@ def test_metrics_and_status_are_served_and_other_paths_are_named(server: AdminSe
     assert "/readyz" in text
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/status", "/readyz"])
+def test_a_page_whose_name_leads_here_gets_nothing(path: str, server: AdminServer) -> None:
+    """DNS rebinding: for the browser the request goes to the page's own origin."""
+    request = urllib.request.Request(server.url + path, headers={"Host": "page.example"})
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=5)
+    with caught.value:
+        assert caught.value.code == 403
+        assert b"localhost" in caught.value.read()
+
+
+def test_ipv6_is_listened_on_too() -> None:
+    try:
+        server = AdminServer("::1", 0, metrics=bytes, live=lambda: {"loop": True}, ready=dict, status=dict)
+    except AddressInUseError as error:
+        pytest.skip(f"this machine has no IPv6: {error}")
+    try:
+        assert server.url.startswith("http://[::1]:")
+        assert fetch(server.url + "/livez") == (200, "ok\n")
+    finally:
+        server.close()
+
+
 def test_only_reading_is_possible(server: AdminServer) -> None:
     """A-OBS-5"""
     request = urllib.request.Request(server.url + "/status", data=b"stop", method="POST")

@@ -32,7 +32,8 @@ def test_experts_follow_by_loads_and_answer_as_a_fresh_engine(tmp_path: Path) ->
         state = change_tensors(state, number)
         versions.append(Published.take(state, Version(0, number)))
     times: list[UpdateTimes] = []
-    with running_server(checkpoint, tmp_path / "engine.log") as server:
+    length = ("--max-model-len", "512")  # all that these experts know
+    with running_server(checkpoint, tmp_path / "engine.log", *length) as server:
         first = [server.generate(prompt, 16) for prompt in PROMPTS]
         control = HttpControl(server.url)
         patched = VllmEngine(control, tmp_path / "node")
@@ -58,7 +59,7 @@ def test_experts_follow_by_loads_and_answer_as_a_fresh_engine(tmp_path: Path) ->
         engine.close()
     assert [answer.token_ids for answer in found] != [answer.token_ids for answer in first]
     save_file(state, file, {"format": "pt"})
-    with running_server(checkpoint, tmp_path / "fresh.log") as server:
+    with running_server(checkpoint, tmp_path / "fresh.log", *length) as server:
         expected = [server.generate(prompt, 16) for prompt in PROMPTS]
     assert [answer.token_ids for answer in found] == [answer.token_ids for answer in expected]
     assert [answer.logprobs for answer in found] == [answer.logprobs for answer in expected]

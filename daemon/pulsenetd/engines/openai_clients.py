@@ -1,14 +1,13 @@
-"""What clients of the OpenAI port may not do: hold a connection by drops, or ask in the name of another host."""
+"""What clients of the OpenAI port may not do: hold a connection by drops, or fill the memory together."""
 
 from __future__ import annotations
 
 import io
-import ipaddress
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 
 class Incoming(io.RawIOBase):
@@ -44,10 +43,31 @@ class Incoming(io.RawIOBase):
             self._connection.settimeout(self._idle_seconds)
 
 
-def is_loopback_host(text: str) -> bool:
-    """Say whether the host of ``host`` or ``host:port`` is this machine by a name no other machine has."""
-    try:
-        host = (urlsplit(f"//{text}").hostname if text.count(":") < 2 or "[" in text else text) or ""
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+class MemoryBudget:
+    """Bytes that all requests at one time may hold; safe to use from any thread.
+
+    Args:
+        size_bytes: Together.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self._left = size_bytes
+        self._mutex = threading.Lock()
+
+    @property
+    def left_bytes(self) -> int:
+        """What is free now."""
+        return self._left
+
+    def take(self, size_bytes: int) -> bool:
+        """Take so many bytes, or none and return ``False`` if they are not free."""
+        with self._mutex:
+            if size_bytes > self._left:
+                return False
+            self._left -= size_bytes
+            return True
+
+    def give_back(self, size_bytes: int) -> None:
+        """Give back what was taken."""
+        with self._mutex:
+            self._left += size_bytes

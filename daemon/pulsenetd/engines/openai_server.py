@@ -23,9 +23,10 @@ from urllib.parse import urlsplit
 
 from pulsenet.errors import RemoteProtocolError, UnavailableError
 from pulsenetd.engines.openai_answers import Stamp, StreamStamper, encode_error, stamp_body
-from pulsenetd.engines.openai_clients import Incoming, is_loopback_host
+from pulsenetd.engines.openai_clients import Incoming, MemoryBudget
 from pulsenetd.engines.openai_upstream import Upstream, find_stamp, read_stamp
 from pulsenetd.errors import AddressInUseError
+from pulsenetd.http_hosts import find_family, join_host, takes_host
 from pulsenetd.logs import logger
 
 ROUTES: Final = {"/v1/completions": "POST", "/v1/chat/completions": "POST", "/v1/models": "GET"}
@@ -33,11 +34,15 @@ CONNECTIONS_MAX: Final = 256
 """Each has a thread; who comes later is told to come again."""
 BODY_SIZE_BYTES_MAX: Final = 8 << 20
 """Of a request; a prompt of a million token ids is as large."""
+BODIES_SIZE_BYTES_MAX: Final = 64 << 20
+"""Of all requests that are being read or passed on; who comes later is told to come again."""
 HEAD_SECONDS_MAX: Final = 30.0
 """For the whole head of a request, the wait for it included: drops of it hold no connection."""
 BODY_SECONDS_MAX: Final = 60.0
 ANSWER_SIZE_BYTES_MAX: Final = 64 << 20
 """Of an answer that is not streamed: it is held in memory once."""
+ANSWERS_SIZE_BYTES_MAX: Final = 256 << 20
+"""Of all of those at one time."""
 IDLE_SECONDS_MAX: Final = 30.0
 """For a request's next bytes, and for a client to take bytes of an answer."""
 SILENCE_SECONDS_MAX: Final = 600.0
@@ -46,6 +51,8 @@ CONNECT_SECONDS_MAX: Final = 5.0
 PIECE_SIZE_BYTES: Final = 1 << 16
 RETRY_SECONDS: Final = 5
 """What a client that comes too early is told to wait."""
+ROUTE_NAMES: Final = {"/v1/completions": "completions", "/v1/chat/completions": "chat", "/v1/models": "models"}
+"""What requests are counted as; else ``other``."""
 REQUEST_HEADERS: Final = ("Content-Type", "Authorization", "Accept", "X-Request-Id")
 """Passed on to the engine; vLLM checks the key of ``--api-key`` itself."""
 
@@ -67,15 +74,23 @@ class OpenAiServer:
         host: To listen on.
         port: To listen on; 0 picks a free one.
         find_upstream: Returns the engine; raises ``UnavailableError`` with the reason while it cannot be asked.
+        count: Adds to a counter of the node: its name, its labels joined by ``-``, how much. From any thread.
 
     Raises:
         AddressInUseError: The port is taken.
     """
 
-    def __init__(self, host: str, port: int, find_upstream: Callable[[], Upstream]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        find_upstream: Callable[[], Upstream],
+        *,
+        count: Callable[[str, str, float], None] = lambda name, labels, value: None,
+    ) -> None:
         self._watch = HangUpWatch()
         try:
-            self._server = _Server((host, port), _make_handler(find_upstream, self._watch))
+            self._server = _Server((host, port), _make_handler(find_upstream, self._watch, count))
         except OSError as error:
             self._watch.close()
             reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be listened on ({error.strerror})"
@@ -87,13 +102,14 @@ class OpenAiServer:
     def url(self) -> str:
         """Base URL for applications."""
         host, port = self._server.server_address[:2]
-        return f"http://{host!s}:{port}/v1"
+        return f"http://{join_host(str(host), int(port))}/v1"
 
     def close(self) -> None:
-        """Take no more requests, and cut those that run."""
+        """Take no more requests, cut those that run, and end connections that wait for another."""
         self._server.shutdown()
         self._server.server_close()
         self._watch.close()
+        self._server.end_connections()
         self._thread.join()
 
 
@@ -152,20 +168,29 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = find_family(address[0])
         self._free = threading.Semaphore(CONNECTIONS_MAX)
+        self._mutex = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self.bodies = MemoryBudget(BODIES_SIZE_BYTES_MAX)
+        self.answers = MemoryBudget(ANSWERS_SIZE_BYTES_MAX)
         super().__init__(address, handler)
-        self._is_local = is_loopback_host(str(self.server_address[0]))
 
-    def takes_host(self, header: str) -> bool:
-        """Say whether a request for this ``Host`` may be served: on loopback only one that names no other machine."""
-        return not self._is_local or not header or is_loopback_host(header)
+    def end_connections(self) -> None:
+        """Let no open connection ask again; what is being answered is sent."""
+        with self._mutex:
+            for connection in self._open:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RD)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._free.acquire(blocking=False):
+            with self._mutex:
+                self._open.add(request)
             try:
                 super().process_request(request, client_address)
             except BaseException:
-                self._free.release()
+                self._forget(request)
                 raise
             return
         body = encode_error(429, "too_many_requests", f"{CONNECTIONS_MAX} connections are open: try again")
@@ -180,7 +205,12 @@ class _Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self._forget(request)
+
+    def _forget(self, request: socket.socket) -> None:
+        with self._mutex:
+            self._open.discard(request)
+        self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Pass over clients that went away; anything else is a fault of ours."""
@@ -194,7 +224,8 @@ class _Asked:
 
     method: str
     path: str
-    body: bytes | None
+    body: bytearray | None
+    """Emptied once the engine has it."""
     upstream: Upstream
 
 
@@ -206,7 +237,10 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
     find_upstream: Callable[[], Upstream]
     watch: HangUpWatch
+    count: Callable[[str, str, float], None]
     server: _Server
+    _taken_bytes = 0
+    """Of the server's budget, by the body that is held."""
 
     def setup(self) -> None:
         super().setup()
@@ -234,7 +268,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         try:
-            self._pass_on(self._read_request())
+            try:
+                self._pass_on(self._read_request())
+            finally:
+                self._give_body_back()
         except _RefusedError as refusal:
             self.close_connection = self.close_connection or refusal.closes
             headers = {"Retry-After": str(RETRY_SECONDS)} if refusal.status in (429, 503) else {}
@@ -249,8 +286,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _RefusedError(404, "not_found", f"no route {path}; there are {', '.join(ROUTES)}", closes=True)
         if wanted != self.command:
             raise _RefusedError(405, "method_not_allowed", f"{path} takes {wanted}", closes=True)
-        if not self.server.takes_host(self.headers.get("Host", "")):
-            # A page in a browser whose own name leads here: the answer is of its own origin, so it could read it.
+        if not takes_host(str(self.server.server_address[0]), self.headers.get("Host", "")):
             raise _RefusedError(403, "host_not_allowed", "ask for localhost or an IP address", closes=True)
         if wanted != "POST":
             # Its body would be read as the next request, past whatever checks them on the way.
@@ -265,7 +301,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _has_body(self) -> bool:
         return "Transfer-Encoding" in self.headers or self.headers.get_all("Content-Length", ["0"]) != ["0"]
 
-    def _read_body(self) -> bytes:
+    def _read_body(self) -> bytearray:
         lengths = self.headers.get_all("Content-Length", [])
         if "Transfer-Encoding" in self.headers or len(lengths) != 1 or not lengths[0].isdecimal():
             raise _RefusedError(
@@ -277,14 +313,21 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get_content_type() != "application/json":
             # What a page in a browser can send without asking has another type.
             raise _RefusedError(415, "unsupported_media_type", "the body must be application/json", closes=True)
-        pieces, give_up_at = [], time.monotonic() + BODY_SECONDS_MAX
-        while size:
-            piece = self.rfile.read1(min(size, PIECE_SIZE_BYTES))
+        if not self.server.bodies.take(size):
+            raise _RefusedError(429, "too_many_requests", "other requests fill the memory: try again", closes=True)
+        self._taken_bytes = size
+        body, give_up_at = bytearray(), time.monotonic() + BODY_SECONDS_MAX
+        while len(body) < size:
+            piece = self.rfile.read1(min(size - len(body), PIECE_SIZE_BYTES))
             if not piece or time.monotonic() > give_up_at:
                 raise _RefusedError(408, "request_timeout", "the body did not come", closes=True)
-            pieces.append(piece)
-            size -= len(piece)
-        return b"".join(pieces)
+            body += piece
+        self.count("openai_bytes", "received", size)
+        return body
+
+    def _give_body_back(self) -> None:
+        taken, self._taken_bytes = self._taken_bytes, 0
+        self.server.bodies.give_back(taken)
 
     def _pass_on(self, asked: _Asked) -> None:
         parts = urlsplit(asked.upstream.url)
@@ -307,6 +350,10 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {name: self.headers[name] for name in REQUEST_HEADERS if self.headers[name]}
         try:
             engine.request(asked.method, asked.path, asked.body, headers)
+            if asked.body is not None:
+                # An answer takes a thousand times as long, and nothing of the question is needed for it.
+                asked.body.clear()
+                self._give_body_back()
             return engine.getresponse()
         except TimeoutError as error:
             self.close_connection = True
@@ -322,16 +369,35 @@ class _Handler(BaseHTTPRequestHandler):
         if response.length is None and not response.chunked:
             # Its end would be that of the connection, which looks the same when the engine dies.
             raise _RefusedError(502, "engine_gone", "the engine's answer has no length")
+        pieces: list[bytes] = []
         try:
-            body = response.read(ANSWER_SIZE_BYTES_MAX + 1)
-        except (OSError, http.client.HTTPException) as error:
-            raise _RefusedError(502, "engine_gone", f"the engine went away: {error or type(error).__name__}") from error
-        if len(body) > ANSWER_SIZE_BYTES_MAX:
-            raise _RefusedError(
-                502, "answer_too_large", f"an answer of more than {ANSWER_SIZE_BYTES_MAX} bytes: stream it"
-            )
+            self._read_answer(response, pieces)
+            self._send_answer(asked, response, kind, b"".join(pieces))
+        finally:
+            self.server.answers.give_back(sum(map(len, pieces)))
+
+    def _read_answer(self, response: http.client.HTTPResponse, pieces: list[bytes]) -> None:
+        """Read all of an answer into ``pieces``, whose bytes are taken of the budget also if this raises."""
+        size = 0
+        while True:
+            try:
+                piece = response.read(PIECE_SIZE_BYTES)
+            except (OSError, http.client.HTTPException) as error:
+                text = f"the engine went away: {error or type(error).__name__}"
+                raise _RefusedError(502, "engine_gone", text) from error
+            if not piece:
+                break
+            size += len(piece)
+            if size > ANSWER_SIZE_BYTES_MAX:
+                text = f"an answer of more than {ANSWER_SIZE_BYTES_MAX} bytes: stream it"
+                raise _RefusedError(502, "answer_too_large", text)
+            if not self.server.answers.take(len(piece)):
+                raise _RefusedError(503, "too_many_answers", "other answers fill the memory: try again, or stream it")
+            pieces.append(piece)
         if response.length:
             raise _RefusedError(502, "engine_gone", f"the engine went away {response.length} bytes before the end")
+
+    def _send_answer(self, asked: _Asked, response: http.client.HTTPResponse, kind: str, body: bytes) -> None:
         headers = {}
         if response.status == 200:
             stamp = read_stamp(response.getheader) or find_stamp(asked.upstream)
@@ -368,8 +434,15 @@ class _Handler(BaseHTTPRequestHandler):
         if is_chunked:
             self.wfile.write(b"0\r\n\r\n")
 
+    def send_response(self, code: int, message: str | None = None) -> None:
+        """Begin an answer, and count it."""
+        route = ROUTE_NAMES.get(_find_path(getattr(self, "path", "")), "other")
+        self.count("openai_requests", f"{route}-{code}", 1)
+        super().send_response(code, message)
+
     def _write(self, data: bytes, is_chunked: bool) -> None:
         if data:
+            self.count("openai_bytes", "sent", len(data))
             self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
 
     def _send(self, status: int, kind: str, body: bytes, headers: dict[str, str] | None = None) -> None:
@@ -381,6 +454,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
+        self.count("openai_bytes", "sent", len(body))
         self.wfile.write(body)
 
 
@@ -410,10 +484,13 @@ def stamp_headers(stamp: Stamp) -> dict[str, str]:
     return {"X-Pulsenet-Version-First": stamp.first, "X-Pulsenet-Version-Last": stamp.last}
 
 
-def _make_handler(find: Callable[[], Upstream], over: HangUpWatch) -> type[BaseHTTPRequestHandler]:
+def _make_handler(
+    find: Callable[[], Upstream], over: HangUpWatch, counter: Callable[[str, str, float], None]
+) -> type[BaseHTTPRequestHandler]:
     class Handler(_Handler):
         find_upstream = staticmethod(find)
         watch = over
+        count = staticmethod(counter)
 
     return Handler
 

@@ -16,6 +16,7 @@ from pulsenetd.engines import openai_server
 from pulsenetd.engines.openai_server import OpenAiServer
 from pulsenetd.engines.openai_upstream import Upstream
 from pulsenetd.errors import AddressInUseError
+from pulsenetd.metrics import Metrics
 
 ANSWER = json.dumps({"id": "cmpl-1", "choices": [{"text": "5", "finish_reason": "length"}]}).encode()
 EXACT = {"version_first": "0.3", "version_last": "0.4", "exact": True}
@@ -414,6 +415,111 @@ def test_closing_cuts_what_runs(engine: Engine) -> None:
     assert engine.gone.wait(60)
     assert connection.getresponse().status == 502
     connection.close()
+
+
+def test_closing_ends_connections_that_wait_for_another_request(engine: Engine) -> None:
+    server = OpenAiServer("127.0.0.1", 0, lambda: engine.find())
+    asked, never_asked = connect(server), connect(server)
+    asked.request("GET", "/v1/models")
+    assert asked.getresponse().read()
+    assert asked.sock is not None
+    server.close()
+    for connection in (asked, never_asked):
+        assert connection.sock.recv(1) == b"", "closed by the server"
+        connection.close()
+
+
+def test_ipv6_is_listened_on_too(engine: Engine) -> None:
+    try:
+        server = OpenAiServer("::1", 0, lambda: engine.find())
+    except AddressInUseError as error:
+        pytest.skip(f"this machine has no IPv6: {error}")
+    try:
+        assert server.url.startswith("http://[::1]:")
+        port = int(server.url.removesuffix("/v1").rsplit(":", 1)[1])
+        connection = http.client.HTTPConnection("::1", port, timeout=60)
+        connection.request("POST", "/v1/completions", b"{}", JSON)
+        response = connection.getresponse()
+        assert (response.status, "pulsenet" in json.loads(response.read())) == (200, True)
+        connection.request("GET", "/v1/models", headers={"Host": "page.example"})
+        assert connection.getresponse().status == 403
+        connection.close()
+    finally:
+        server.close()
+
+
+def test_requests_that_together_fill_the_memory_are_told_to_come_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 256 connections with 8 MiB each, most would be turned away; what the engine has is held no longer."""
+    monkeypatch.setattr(openai_server, "BODIES_SIZE_BYTES_MAX", 100)
+    server = OpenAiServer("127.0.0.1", 0, lambda: engine.find())
+    answers = threading.Event()
+
+    def work(connection: socket.socket) -> None:
+        assert answers.wait(60)
+        connection.sendall(reply(ANSWER))
+
+    engine.work = work
+    head = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 60\r\n\r\n"
+    try:
+        slow = connect(server)
+        slow.sock.sendall(head + b"{")  # type: ignore[union-attr]
+        while server._server.bodies.left_bytes == 100:
+            threading.Event().wait(0.01)
+        response, body = ask(server, body=b"{" + b" " * 58 + b"}")
+        assert (response.status, *error_of(body)) == (429, "rate_limit_error", "too_many_requests")
+        assert response.headers["Retry-After"] == "5"
+        slow.sock.sendall(b" " * 58 + b"}")  # type: ignore[union-attr]
+        while not engine.requests:
+            threading.Event().wait(0.01)
+        waiting = connect(server)
+        waiting.request("POST", "/v1/completions", b"{" + b" " * 58 + b"}", JSON)
+        while len(engine.requests) < 2:
+            threading.Event().wait(0.01)
+        answers.set()
+        assert waiting.getresponse().status == 200
+        slow.close()
+        waiting.close()
+        cut = connect(server)
+        cut.sock.sendall(head)  # type: ignore[union-attr]
+        cut.close()
+        while server._server.bodies.left_bytes != 100:
+            threading.Event().wait(0.01)
+    finally:
+        answers.set()
+        server.close()
+
+
+def test_answers_that_together_fill_the_memory_are_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_server, "ANSWERS_SIZE_BYTES_MAX", len(ANSWER) - 1)
+    server = OpenAiServer("127.0.0.1", 0, lambda: engine.find())
+    try:
+        response, body = ask(server)
+        assert (response.status, *error_of(body)) == (503, "server_error", "too_many_answers")
+        assert server._server.answers.left_bytes == len(ANSWER) - 1
+        engine.work = lambda connection: connection.sendall(reply(b"{}"))
+        assert ask(server)[0].status == 200
+    finally:
+        server.close()
+
+
+def test_requests_and_bytes_are_counted(engine: Engine) -> None:
+    metrics = Metrics()
+    server = OpenAiServer("127.0.0.1", 0, lambda: engine.find(), count=metrics.count)
+    try:
+        _, body = ask(server, body=b'{"n": 1}')
+        refused, text = ask(server, path="/pause")
+        assert refused.status == 404
+        engine.work = lambda connection: connection.sendall(STREAM_HEAD + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+        _, stream = ask(server, path="/v1/chat/completions")
+    finally:
+        server.close()
+    sample = metrics.registry.get_sample_value
+    for route, status in (("completions", "200"), ("other", "404"), ("chat", "200")):
+        assert sample("pulsenet_openai_requests_total", {"route": route, "status": status}) == 1
+    assert sample("pulsenet_openai_bytes_total", {"direction": "received"}) == len(b'{"n": 1}') + len(b"{}")
+    assert sample("pulsenet_openai_bytes_total", {"direction": "sent"}) == len(body) + len(text) + len(stream)
 
 
 def test_a_port_in_use_is_said(engine: Engine) -> None:
