@@ -32,7 +32,7 @@ def mean_entries(parts: Mapping[bytes, Entries], *, tensor_index: int, element_c
 
 
 def mean_block(parts: Sequence[tuple[Indices | None, FP32s]], element_count: int) -> tuple[Indices | None, FP32s]:
-    """Return the mean of a run of elements, with the bits of :func:`mean_entries`: positions (``None``: all) and values.
+    """Return the mean of a run of elements with the bits of :func:`mean_entries`: positions (``None``: all), values.
 
     Args:
         parts: In ascending order of the senders' keys, one for each sender: positions in the run, or ``None`` for every
