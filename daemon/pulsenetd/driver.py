@@ -31,6 +31,7 @@ from pulsenet.node.events import (
     VoteSeen,
 )
 from pulsenet.node.machine import Machine
+from pulsenet.node.mixing.events import PresenceEnded, PresenceSeen, RosterSeen, ShareSeen
 
 PERSIST_RANK: Final = 0
 BROADCAST: Final = (
@@ -45,6 +46,10 @@ BROADCAST: Final = (
     ReceiptSeen,
     StateReached,
     StateLost,
+    ShareSeen,
+    RosterSeen,
+    PresenceSeen,
+    PresenceEnded,
 )
 """Events that answer no order: every machine hears them."""
 

@@ -25,6 +25,7 @@ from pulsenet.node.machine import Machine
 from pulsenet.node.mesh import BOOK_KEY, Holdings, Mesh
 from pulsenet.node.published import STATE_KEY
 from pulsenet.node.trainer import Trainer
+from pulsenet.outer.mixing.settings import ALGORITHM as GOSSIP
 from pulsenet.serving.files import FilesEngine
 from pulsenet.serving.sglang import SglangEngine
 from pulsenet.serving.subscriber import Subscriber
@@ -42,6 +43,7 @@ from pulsenetd.identity import verify
 from pulsenetd.local_server import EngineConfirmation, LocalHooks, SnapshotOffer
 from pulsenetd.logs import logger
 from pulsenetd.metrics import Metrics
+from pulsenetd.mixing_part import MixingPart
 from pulsenetd.network import addresses
 from pulsenetd.pace import make_link
 from pulsenetd.rollout_inbox import RolloutInbox
@@ -76,14 +78,14 @@ class Parts:
     work_threads: ThreadPoolExecutor
     block_threads: ThreadPoolExecutor
     monotonic: Callable[[], float]
-    rounds: RoundsPart
+    rounds: RoundsPart | MixingPart
 
 
 class Role(Protocol):
     """One role of a node."""
 
     mesh: Mesh
-    rounds: RoundsPart
+    rounds: RoundsPart | MixingPart
 
     @property
     def machine(self) -> Machine:
@@ -136,7 +138,10 @@ async def build_role(
     mesh = _build_mesh(config, settled, store, trust, addresses)
 
     def build() -> Role:
-        rounds = RoundsPart(
+        make: Any = RoundsPart
+        if trust.descriptor is not None and trust.descriptor.algorithm == GOSSIP:
+            make = partial(MixingPart, run_blocks=block_threads.map, monotonic=monotonic)
+        rounds: RoundsPart | MixingPart = make(
             store,
             trust,
             settled.identity,
@@ -370,13 +375,13 @@ class FollowerRole:
             on_times=note_times,
             on_ready=note_ready,
             on_lost=note_loss,
+            reload_from=find_reload_model(parts.config.engine_reload, parts.config.companions, parts.config.serve),
         )
         if parts.config.openai_port:
             host, port = parts.config.openai_host, parts.config.openai_port
             self._openai = OpenAiServer(host, port, self._vllm.find_upstream, count=parts.metrics.count)
         self._vllm.start()
 
-            reload_from=find_reload_model(parts.config.engine_reload, parts.config.companions, parts.config.serve),
     def _run_disk_engine(self, directory: Path) -> None:
         engine, name = self._open_disk_engine(directory), self._parts.config.engine
         if engine is None:

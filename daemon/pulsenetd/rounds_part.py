@@ -6,7 +6,6 @@ countersigns; a trainer contributes; an authority that trains may coordinate.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
@@ -25,30 +24,28 @@ from pulsenet.node.effects import Effect
 from pulsenet.node.events import StoreFailed
 from pulsenet.node.listener import Listener
 from pulsenet.node.machine import Machine
+from pulsenet.node.mixing.respond import MIXING_REQUESTS, MixingRequest
 from pulsenet.node.onlooker import Onlooker
 from pulsenet.node.own_work import OWN_KEY
 from pulsenet.node.rounds import Rounds
 from pulsenet.node.rounds_respond import event_of, respond_to_round
 from pulsenet.node.verdicts import RoundPush
 from pulsenet.outer.plan_link import Link
-from pulsenet.outer.self_test import SELF_TEST_DIGEST
 from pulsenet.outer.settings import OuterSettings
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.wire.messages import GetAggregates, GetRounds, Message, Refusal
 from pulsenet.wire.schema import decode_value
 from pulsenetd.driver import Driver, Handler
 from pulsenetd.handlers.training import TrainingDesk
-from pulsenetd.identity import Identity, to_libp2p_text
+from pulsenetd.identity import Identity
 from pulsenetd.local_rounds import RoundsHook
 from pulsenetd.logs import logger
+from pulsenetd.masters import check_masters
 from pulsenetd.metrics import Metrics
 from pulsenetd.pace import Measured, Pace, predict
 from pulsenetd.storage.lookup import StoreLookup
 from pulsenetd.storage.round_blobs import RoundBlobs
 from pulsenetd.storage.store import Store
-
-MASTERS_KEY: Final = "rounds/masters"
-"""Digest of the table of masters that this node trains, among its durable state."""
 
 PUSHES_WAITING_MAX: Final = 64
 """Pushed items shown to the machines at one time; who pushes more is told to come back."""
@@ -108,7 +105,7 @@ class RoundsPart:
         self._waiting_count = 0
         self._left: set[Digest] = set()
         """Blobs of training processes that are gone."""
-        self.ledger, is_whole = _restore_ledger(store, trust)
+        self.ledger, is_whole = restore_ledger(store, trust)
         self.coordinator: Coordinator | None = None
         """``None`` unless this node's key is an authority of a run with rounds."""
         self.rounds: Rounds | None = None
@@ -239,30 +236,17 @@ class RoundsPart:
         if self.shape != shape_of(self._trust.descriptor, self._peer_id):
             # The process finds the machines that are meant for it when it comes back.
             raise UnavailableError("the machines of this node are about to be built anew")
-        if self_test != SELF_TEST_DIGEST:
-            text = f"the self-test of the training process gave {self_test.hex()}: its arithmetic would diverge"
-            raise RemoteProtocolError("self-test", text)
-        descriptor = self._trust.descriptor
-        assert descriptor is not None
-        if not descriptor.open_trainers_max and self._peer_id not in (*descriptor.trainers, *descriptor.authorities):
-            key = to_libp2p_text(self._peer_id)
-            text = f"the run's owner lists it with 'pulsenet run admit {descriptor.name} {key} --role trainer'"
-            raise RemoteProtocolError("not-listed", text)
-        known = await asyncio.to_thread(self._store.state, MASTERS_KEY)
-        digest = bytes(table.digest)
-        # Until a round is final, nothing rests on the masters of the first attempt.
-        if known is not None and known != digest and self.ledger.next_round_index > 0:
-            text = "this node trained other masters in this run: names, shapes and frozen parameters must agree"
-            raise RemoteProtocolError("table", text)
+        await check_masters(
+            self._store,
+            self._trust,
+            self._peer_id,
+            table,
+            self_test,
+            # Until a round is final, nothing rests on the masters of the first attempt.
+            has_rounds=self.ledger.next_round_index > 0,
+            metrics=self._metrics,
+        )
         self._params = table.element_count
-        if known == digest:
-            return
-        try:
-            await asyncio.to_thread(self._store.save_state, MASTERS_KEY, digest)
-        except StorageError as error:
-            # The process comes first: what it makes waits for room as well, and says so itself.
-            self._metrics.count("rejected", error.reason)
-            logger.warning("%s: which masters this node trains is not remembered", error)
 
     def _tell_pace(self, measured: Measured) -> None:
         """Show how the process divides its time, and how ``pulsenet plan`` would have it."""
@@ -285,9 +269,9 @@ class RoundsPart:
 
     # What peers ask
 
-    async def answer(self, peer_id: PeerId, request: RoundPush | GetRounds | GetAggregates) -> Message:
+    async def answer(self, peer_id: PeerId, request: RoundPush | GetRounds | GetAggregates | MixingRequest) -> Message:
         """Answer a peer's request about rounds: what it pushes is shown to the machines first."""
-        if not self.shape:
+        if not self.shape or isinstance(request, MIXING_REQUESTS):
             return Refusal("unavailable", "this run has no rounds", retry_after_ms=UNAVAILABLE_RETRY_MS)
         if not isinstance(request, GetRounds | GetAggregates):
             if self._waiting_count >= PUSHES_WAITING_MAX:
@@ -301,7 +285,7 @@ class RoundsPart:
         return respond_to_round(request, self.ledger, find_verdict)
 
 
-def _restore_ledger(store: Store, trust: Trust) -> tuple[Ledger, bool]:
+def restore_ledger(store: Store, trust: Trust) -> tuple[Ledger, bool]:
     """Return the ledger of the node's last life, and whether it is whole: a damaged one is learnt anew from peers."""
     try:
         return Ledger.restore(trust, store.state(LEDGER_KEY), store.record), True

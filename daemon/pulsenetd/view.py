@@ -16,6 +16,7 @@ from pulsenet.ids import Digest, PeerId
 from pulsenet.node.events import ForkProofSeen, HaveSeen, HeadSeen
 from pulsenet.node.holdings import Given
 from pulsenet.node.mesh import Mesh
+from pulsenet.node.mixing.respond import MixingRequest
 from pulsenet.node.respond import Push, respond
 from pulsenet.node.verdicts import RoundPush
 from pulsenet.wire.messages import (
@@ -25,7 +26,9 @@ from pulsenet.wire.messages import (
     GetChunks,
     GetHoldings,
     GetRecords,
+    GetRoster,
     GetRounds,
+    GetShares,
     GetTasks,
     Message,
     PeerAddress,
@@ -35,6 +38,7 @@ from pulsenet.wire.messages import (
     PushReceipt,
     PushReply,
     PushRollouts,
+    PushShare,
     PushTerm,
     PushVote,
     Refusal,
@@ -44,7 +48,6 @@ from pulsenet.wire.schema import decode_value
 from pulsenetd.driver import Driver
 from pulsenetd.handlers.store import LEASE_SECONDS
 from pulsenetd.storage.store import Store
-
 
 READING: Final = (GetChunks, GetChunkList, GetRecords)
 """Requests that read much from the disk, which the loop does not wait for."""
@@ -183,7 +186,7 @@ class Responder:
         driver: Driver,
         threads: Executor,
         take_rollouts: Callable[[bytes], Awaitable[str]] | None,
-        answer_round: Callable[[PeerId, RoundPush | GetRounds | GetAggregates], Awaitable[Message]],
+        answer_round: Callable[[PeerId, RoundPush | GetRounds | GetAggregates | MixingRequest], Awaitable[Message]],
         give_tasks: Callable[[PeerId, GetTasks], Awaitable[Message]] | None = None,
     ) -> None:
         self._view = view
@@ -209,6 +212,8 @@ class Responder:
             case GetTasks():
                 return [TasksReply(()) if self._give_tasks is None else await self._give_tasks(peer_id, request)]
             case PushVote() | PushTerm() | PushContribution() | PushReceipt() | GetRounds() | GetAggregates():
+                return [await self._answer_round(peer_id, request)]
+            case GetRoster() | PushShare() | GetShares():
                 return [await self._answer_round(peer_id, request)]
             case _:
                 pass
