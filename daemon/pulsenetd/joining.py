@@ -9,7 +9,7 @@ from typing import Final
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import UsageError
 from pulsenet.ids import PeerId
-from pulsenet.wire.messages import GetDescriptors, RecordsReply
+from pulsenet.wire.messages import GetDescriptors, GetEpochs, RecordsReply
 from pulsenetd.chores import RunFileKeeper
 from pulsenetd.config import Config
 from pulsenetd.errors import NoBootstrapError
@@ -81,8 +81,8 @@ class DescriptorSearch:
             await live.dial_others(frozenset(links))
             await asyncio.sleep(0.5)
 
-    async def ask(self, peer_id: PeerId, request: GetDescriptors) -> RecordsReply:
-        """Ask one peer for revisions."""
+    async def ask(self, peer_id: PeerId, request: GetDescriptors | GetEpochs) -> RecordsReply:
+        """Ask one peer for revisions or epochs."""
         replies = await self._network.transport.request(peer_id, request, REQUEST_SECONDS)
         assert isinstance(replies[0], RecordsReply)
         return replies[0]

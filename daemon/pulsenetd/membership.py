@@ -1,23 +1,27 @@
-"""The run's descriptor revisions at this node: learned from the run's directory and from peers, kept, passed on."""
+"""What the owners said, at this node: learned from the run's directory and from peers, kept, passed on.
+
+That is descriptor revisions, and epochs that the owners themselves opened.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pulsenet.chain.records import Descriptor, SignedRecord
+from pulsenet.chain.floor import is_owners_word
+from pulsenet.chain.records import Descriptor, EpochRecord, SignedRecord
 from pulsenet.chain.signing import decode_signed, encode_signed
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import RemoteProtocolError, TrustError, UnavailableError
 from pulsenet.ids import PeerId
-from pulsenet.wire.messages import GetDescriptors, RecordsReply
+from pulsenet.wire.messages import GetDescriptors, GetEpochs, RecordsReply
 from pulsenet.wire.schema import decode_value
 from pulsenetd import runs
 from pulsenetd.logs import logger
 from pulsenetd.network.streams import PeerRefusedError
 from pulsenetd.storage.store import Store
 
-Ask = Callable[[PeerId, GetDescriptors], Awaitable[RecordsReply]]
+Ask = Callable[[PeerId, GetDescriptors | GetEpochs], Awaitable[RecordsReply]]
 
 
 class Membership:
@@ -55,14 +59,51 @@ class Membership:
             if revision >= self._trust.next_revision and not self._accept(known[revision]):
                 break
         newest, record = self._trust.descriptor, self._trust.descriptor_record
-        if newest is None or record is None or newest.revision == self._told_revision:
+        if newest is None or record is None:
+            return
+        for signed in runs.load_epochs(self._run_path):
+            self._take_epoch(signed)
+        if newest.revision == self._told_revision:
             return
         self._keep(known | {newest.revision: record}, in_directory)
         self._told_revision = newest.revision
         self._on_change(newest)
 
     async def ask(self, peer_id: PeerId, ask: Ask) -> bool:
-        """Ask a peer for newer revisions; return whether any came."""
+        """Ask a peer for newer revisions, and epochs that the owners opened; return whether any came."""
+        taken = await self._ask_descriptors(peer_id, ask)
+        if self._trust.descriptor is None or self.is_refused:
+            return taken
+        return await self._ask_epochs(peer_id, ask) or taken
+
+    async def _ask_epochs(self, peer_id: PeerId, ask: Ask) -> bool:
+        """Only what owners signed: other epochs come with the heads that name them, to the machine that may judge."""
+        try:
+            reply = await ask(peer_id, GetEpochs(self._trust.epoch + 1))
+            taken = [self._take_epoch(decode_signed(record)) for record in reply.records]
+        except (UnavailableError, RemoteProtocolError) as error:
+            logger.debug("no epochs: %s", error)
+            return False
+        return any(taken)
+
+    def _take_epoch(self, signed: SignedRecord) -> bool:
+        """Take an epoch record that enough owners signed; return whether it is news."""
+        descriptor = self._trust.descriptor
+        if descriptor is None or signed.type != EpochRecord.TYPE or not is_owners_word(descriptor, signed.signers):
+            return False  # of authorities, or still waiting for other owners
+        if decode_value(EpochRecord, signed.payload).epoch <= self._trust.epoch:
+            return False
+        try:
+            record = self._trust.accept_epoch(signed)
+        except (RemoteProtocolError, TrustError) as error:
+            self._tell_refusal(f"an epoch of the owners was not accepted: {error}")
+            return False
+        logger.warning("the run's owners opened epoch %d: it goes on at number %d", record.epoch, record.first_number)
+        self._store.put_record(signed)
+        runs.save_epoch(self._run_path, signed)
+        return True
+
+    async def _ask_descriptors(self, peer_id: PeerId, ask: Ask) -> bool:
         try:
             reply = await ask(peer_id, GetDescriptors(self._trust.next_revision))
         except (UnavailableError, RemoteProtocolError) as error:
@@ -88,13 +129,15 @@ class Membership:
         try:
             self._trust.accept_descriptor(signed)
         except (RemoteProtocolError, TrustError) as error:
-            # Once each: a revision that still lacks an owner's signature is looked at again and again.
-            text = str(error)
-            if text != self._last_refusal:
-                logger.warning("a descriptor revision was not accepted: %s", text)
-            self._last_refusal = text
+            self._tell_refusal(f"a descriptor revision was not accepted: {error}")
             return False
         return True
+
+    def _tell_refusal(self, text: str) -> None:
+        """Say it once: a revision that still lacks an owner's signature is looked at again and again."""
+        if text != self._last_refusal:
+            logger.warning("%s", text)
+        self._last_refusal = text
 
     def _keep(self, accepted: Mapping[int, SignedRecord], in_directory: Mapping[int, SignedRecord]) -> None:
         """Write each revision where it is missing, and remember the unbroken chain for peers."""

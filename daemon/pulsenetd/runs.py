@@ -5,6 +5,7 @@
     $XDG_DATA_HOME/pulsenet/<run>/
         run.json            0600: run id, token, live bootstraps
         descriptors/        one signed revision per file, 000000.record is the genesis
+        epochs/             epochs that the owners opened, one signed record per file
         owner.key           0600, only where the run was created
         trainer/ inferencer/ inferencer-2/ ...   one directory per node
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pulsenet import limits
-from pulsenet.chain.records import ALGORITHM_NONE, Descriptor, JoinToken, SignedRecord
+from pulsenet.chain.records import ALGORITHM_NONE, Descriptor, EpochRecord, JoinToken, SignedRecord
 from pulsenet.chain.signing import add_signature, decode_signed, encode_signed, record_digest, seal
 from pulsenet.chain.token import decode_token, encode_token
 from pulsenet.errors import ConfigError, PulsenetError, StorageError
@@ -123,19 +124,55 @@ def load_descriptors(run: Path) -> list[SignedRecord]:
     Raises:
         StorageError: One of the files is damaged.
     """
-    records = []
-    for path in sorted((run / "descriptors").glob("[0-9]*.record")):
-        try:
-            if path.stat().st_size > limits.RECORD_SIZE_BYTES_MAX:
-                raise StorageError(f"{path} is too large for a descriptor; delete it and join again")
-            signed = decode_signed(path.read_bytes())
-            decode_value(Descriptor, signed.payload)
-            records.append(signed)
-        except OSError as error:
-            raise StorageError(f"cannot read {path}: {error.strerror}") from error
-        except PulsenetError as error:
-            raise StorageError(f"{path} is damaged ({error}); delete it and join again") from error
-    return records
+    return _load_records(run / "descriptors", Descriptor)
+
+
+def save_epoch(run: Path, signed: SignedRecord) -> None:
+    """Keep an epoch record of the owners beside the run file."""
+    epoch = decode_value(EpochRecord, signed.payload).epoch
+    write_private(run / "epochs" / f"{epoch:019d}.record", encode_signed(signed))
+
+
+def load_epochs(run: Path) -> list[SignedRecord]:
+    """Return the epoch records of the owners, ascending; empty where they opened none.
+
+    Raises:
+        StorageError: One of the files is damaged.
+    """
+    return _load_records(run / "epochs", EpochRecord)
+
+
+def open_epoch(
+    run: Path, record: Callable[[Descriptor, RunId], EpochRecord], *, sign: Callable[[bytes], bytes], owner: PeerId
+) -> tuple[EpochRecord, bool]:
+    """Sign, as an owner, the record that says with which version the run goes on.
+
+    Returns:
+        The record, and whether its signatures already reach the owners' threshold.
+
+    Raises:
+        ConfigError: There is no run here, its newest revision lacks signatures, or the key is none of its owners'.
+    """
+    records, current = _find_complete(run, owner)
+    made = record(current, RunId(record_digest(records[0])))
+    signed = seal(made, sign, owner)
+    save_epoch(run, signed)
+    return made, len(signed.signers) >= current.owner_threshold
+
+
+def countersign_epoch(run: Path, *, sign: Callable[[bytes], bytes], owner: PeerId) -> int:
+    """Add an owner's signature to the newest epoch record of the owners; return how many it has now.
+
+    Raises:
+        ConfigError: There is none here, or the key is none of the run's owners'.
+    """
+    _find_complete(run, owner)
+    epochs = load_epochs(run)
+    if not epochs:
+        raise ConfigError(f"the owners opened no epoch in {run}")
+    signed = add_signature(epochs[-1], sign, owner)
+    save_epoch(run, signed)
+    return len(signed.signers)
 
 
 def genesis(
@@ -218,15 +255,7 @@ def revise(
     Raises:
         ConfigError: There is no run here, or the key is not one of its owners.
     """
-    records = load_descriptors(run)
-    if not records:
-        raise ConfigError(f"no run in {run}; create it with 'pulsenet run create' on the owner's machine")
-    current = decode_value(Descriptor, records[-1].payload)
-    _check_owner(run, current, owner)
-    if len(records[-1].signers) < _judge(records).owner_threshold:
-        raise ConfigError(
-            f"revision {current.revision} lacks signatures: let the other owners 'pulsenet run countersign' it first"
-        )
+    records, current = _find_complete(run, owner)
     changed = replace(change(current), revision=current.revision + 1, previous=record_digest(records[-1]))
     signed = seal(changed, sign, owner)
     save_descriptor(run, signed)
@@ -248,6 +277,20 @@ def countersign(run: Path, *, sign: Callable[[bytes], bytes], owner: PeerId) -> 
     return len(signed.signers)
 
 
+def _find_complete(run: Path, owner: PeerId) -> tuple[list[SignedRecord], Descriptor]:
+    """Return the revisions and the newest of them, which has all its signatures, for one of its owners."""
+    records = load_descriptors(run)
+    if not records:
+        raise ConfigError(f"no run in {run}; create it with 'pulsenet run create' on the owner's machine")
+    current = decode_value(Descriptor, records[-1].payload)
+    _check_owner(run, current, owner)
+    if len(records[-1].signers) < _judge(records).owner_threshold:
+        raise ConfigError(
+            f"revision {current.revision} lacks signatures: let the other owners 'pulsenet run countersign' it first"
+        )
+    return records, current
+
+
 def _judge(records: list[SignedRecord]) -> Descriptor:
     """Return the descriptor whose owners have to sign the newest revision: the one before, or the genesis itself."""
     return decode_value(Descriptor, records[max(len(records) - 2, 0)].payload)
@@ -256,3 +299,19 @@ def _judge(records: list[SignedRecord]) -> Descriptor:
 def _check_owner(run: Path, descriptor: Descriptor, owner: PeerId) -> None:
     if owner not in descriptor.owners:
         raise ConfigError(f"the key in {run / 'owner.key'} does not own this run; give --owner-key")
+
+
+def _load_records(directory: Path, kind: type[Descriptor] | type[EpochRecord]) -> list[SignedRecord]:
+    records = []
+    for path in sorted(directory.glob("[0-9]*.record")):
+        try:
+            if path.stat().st_size > limits.RECORD_SIZE_BYTES_MAX:
+                raise StorageError(f"{path} is too large for a record; delete it and join again")
+            signed = decode_signed(path.read_bytes())
+            decode_value(kind, signed.payload)
+            records.append(signed)
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error.strerror}") from error
+        except PulsenetError as error:
+            raise StorageError(f"{path} is damaged ({error}); delete it and join again") from error
+    return records

@@ -298,6 +298,18 @@ def test_a_revision_of_several_owners_waits_for_all_of_them(shell: Shell) -> Non
     assert shell.key("new").peer_id in shell.descriptor().authorities
 
 
+def test_owners_are_added_and_removed_with_their_threshold(shell: Shell) -> None:
+    shell.create()
+    assert shell.ok("own", "mine", shell.text("second"), "--threshold", "2")["complete"]
+    assert (len(shell.descriptor().owners), shell.descriptor().owner_threshold) == (2, 2)
+    shell.fails(2, "2 owners cannot give 3 signatures", "own", "mine", shell.text("second"), "--threshold", "3")
+    shell.fails(2, "1 owners cannot give 2 signatures", "disown", "mine", shell.text("second"))
+    assert not shell.ok("disown", "mine", shell.text("second"), "--threshold", "1")["complete"]
+    shell.ok("countersign", "mine", *owner(shell, "second"))
+    assert (len(shell.descriptor().owners), shell.descriptor().owner_threshold) == (1, 1)
+    shell.fails(78, "does not own this run", "promote", "mine", shell.text("new"), *owner(shell, "second"))
+
+
 def test_a_stranger_cannot_spoil_a_revision_with_a_signature(shell: Shell) -> None:
     create_shared(shell)
     shell.run("promote", "mine", shell.text("new"), *owner(shell, "first"))
@@ -326,3 +338,60 @@ def test_a_damaged_revision_is_named(shell: Shell) -> None:
     path = shell.home / "mine" / "descriptors" / "000000.record"
     path.write_bytes(path.read_bytes()[:-1])
     shell.fails(6, "000000.record is damaged", "show", "mine")
+
+
+# Where the run goes on
+
+
+ROOT = "ab" * 32
+
+
+def test_an_epoch_of_the_owner_says_what_counts_and_what_comes_next(shell: Shell) -> None:
+    shell.create()
+    assert shell.ok("epoch", "mine", "--keep", "0.57", "--root", ROOT) == {
+        "epoch": 1,
+        "first_number": 58,
+        "complete": True,
+    }
+    code, out, _ = shell.run("epoch", "mine", "--keep", "1.60", "--root", ROOT, "--first-number", "100")
+    assert code == 0
+    assert "epoch 2 signed: what came after version 1.60 does not count, and the next version is 2.100" in out
+    code, out, _ = shell.run("epoch", "mine", "--first-number", "1", "--epoch", "9")
+    assert (code, "no earlier version counts" in out) == (0, True)
+    trust = shell.trust()
+    for signed in runs.load_epochs(shell.home / "mine"):
+        record = trust.accept_epoch(signed)
+    assert (record.epoch, record.kept_version, record.first_number) == (9, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((), "--first-number"),
+        (("--keep", "0.57"), "belong together"),
+        (("--keep", "57", "--root", ROOT), "is no version"),
+        (("--keep", "0.57", "--root", "ab"), "64 hexadecimal digits"),
+        (("--keep", "0.57", "--root", ROOT, "--first-number", "57"), "no epoch can be like that"),
+        (("--first-number", "5", "--epoch", "0"), "no epoch can be like that"),
+        (("--first-number", str(1 << 63)), "no epoch can be like that"),
+    ],
+)
+def test_an_epoch_that_cannot_be_is_refused_and_nothing_is_written(
+    shell: Shell, arguments: tuple[str, ...], text: str
+) -> None:
+    shell.create()
+    shell.fails(2, text, "epoch", "mine", *arguments)
+    assert runs.load_epochs(shell.home / "mine") == []
+
+
+def test_an_epoch_of_several_owners_waits_for_all_of_them(shell: Shell) -> None:
+    create_shared(shell)
+    code, out, _ = shell.run("epoch", "mine", "--first-number", "5", *owner(shell, "first"))
+    assert (code, out) == (0, "epoch 1 needs more owners: 'pulsenet run countersign mine --epoch'\n")
+    assert shell.ok("countersign", "mine", "--epoch", *owner(shell, "second")) == {"signatures": 2}
+    shell.trust().accept_epoch(runs.load_epochs(shell.home / "mine")[0])
+
+
+def test_no_epoch_no_signature(shell: Shell) -> None:
+    shell.create()
+    shell.fails(78, "opened no epoch", "countersign", "mine", "--epoch")

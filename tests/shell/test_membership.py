@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pulsenet.chain.records import Descriptor, SignedRecord
+from pulsenet.chain.records import Descriptor, EpochRecord, SignedRecord
 from pulsenet.chain.signing import decode_signed, encode_signed
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import RemoteProtocolError, StorageError, UnavailableError
 from pulsenet.ids import PeerId
-from pulsenet.wire.messages import GetDescriptors, RecordsReply
+from pulsenet.wire.messages import GetDescriptors, GetEpochs, RecordsReply
 from pulsenet.wire.schema import decode_value
 from pulsenetd import runs
 from pulsenetd.identity import verify
@@ -41,8 +42,11 @@ class Node:
         for signed in revisions:
             runs.save_descriptor(self.directory, signed)
 
-    def ask(self, *records: bytes) -> bool:
-        async def answer(peer_id: PeerId, request: GetDescriptors) -> RecordsReply:
+    def ask(self, *records: bytes, epochs: Sequence[bytes] = ()) -> bool:
+        async def answer(peer_id: PeerId, request: GetDescriptors | GetEpochs) -> RecordsReply:
+            if isinstance(request, GetEpochs):
+                self.asked_epoch = request.epoch_min
+                return RecordsReply(tuple(epochs))
             self.asked = request.revision_min
             return RecordsReply(records)
 
@@ -228,3 +232,64 @@ def test_a_file_of_the_directory_that_is_no_descriptor_is_named(node: Node, run:
     path.write_bytes(encode_signed(run.news(1).manifest))
     with pytest.raises(StorageError, match=r"000001\.record is damaged"):
         node.membership.refresh()
+
+
+# Epochs that the owners opened
+
+
+def open_epoch(run: Any, epoch: int, *signers: Any) -> SignedRecord:
+    record = EpochRecord(run.run_id, 0, epoch, None, None, 58, "owners")
+    signed: SignedRecord = run.sign(record, *(signers or (run.owner,)))
+    return signed
+
+
+def test_an_epoch_of_the_directory_is_taken_once_and_kept(
+    node: Node, run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.put(run.genesis)
+    signed = open_epoch(run, 1)
+    runs.save_epoch(node.directory, signed)
+    node.membership.refresh()
+    node.membership.refresh()
+    assert node.trust.epoch == 1
+    assert [record.getMessage() for record in caplog.records].count(
+        "the run's owners opened epoch 1: it goes on at number 58"
+    ) == 1
+    node.open()
+    node.membership.refresh()
+    assert node.trust.epoch == 1
+
+
+def test_an_epoch_of_the_owners_comes_from_peers_and_reaches_the_directory(node: Node, run: Any) -> None:
+    node.put(run.genesis)
+    node.membership.refresh()
+    signed = open_epoch(run, 2)
+    assert node.ask(epochs=[encode_signed(signed)])
+    assert (node.asked_epoch, node.trust.epoch) == (1, 2)
+    assert runs.load_epochs(node.directory) == [signed]
+    assert not node.ask(epochs=[encode_signed(signed)])
+    assert node.asked_epoch == 3
+
+
+def test_epochs_of_others_are_left_to_the_machines_that_may_judge(node: Node, run: Any) -> None:
+    node.put(run.genesis)
+    node.membership.refresh()
+    by_authorities = open_epoch(run, 1, run.publisher, run.second)
+    by_strangers = open_epoch(run, 1, run.stranger)
+    assert not node.ask(epochs=[encode_signed(by_authorities), encode_signed(by_strangers), encode_signed(run.genesis)])
+    assert not node.ask(epochs=[b"junk"])
+    assert node.trust.epoch == 0
+    assert runs.load_epochs(node.directory) == []
+
+
+def test_an_epoch_that_contradicts_what_is_known_is_told_once(
+    node: Node, run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.put(run.genesis)
+    node.membership.refresh()
+    node.trust.accept_head(run.news(70).head, run.now_ms)
+    runs.save_epoch(node.directory, open_epoch(run, 1))
+    node.membership.refresh()
+    node.membership.refresh()
+    assert node.trust.epoch == 0
+    assert sum("an epoch of the owners was not accepted" in text for text in caplog.messages) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -13,12 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from pulsenet import limits
-from pulsenet.chain.records import Descriptor
+from pulsenet.chain.records import Descriptor, EpochRecord
+from pulsenet.chain.rules import check_record
 from pulsenet.chain.token import encode_token
-from pulsenet.errors import ConfigError, UsageError
-from pulsenet.ids import PeerId
+from pulsenet.errors import ConfigError, LocalProtocolError, RemoteProtocolError, UsageError
+from pulsenet.ids import Digest, PeerId, RunId, Version
 from pulsenet.local.directories import data_home
-from pulsenet.wire.schema import decode_value
+from pulsenet.wire.schema import decode_value, encode_value
 from pulsenetd import config, runs
 from pulsenetd.commands import run_rounds
 from pulsenetd.logs import printable
@@ -30,7 +32,7 @@ EXPIRES_HOURS_MAX: Final = 10 * 365 * 24
 
 
 def add_parser(commands: Any) -> None:
-    """Add ``run create|show|admit|revoke|promote|countersign`` to the command line."""
+    """Add ``run create|show|admit|revoke|promote|own|disown|epoch|countersign`` to the command line."""
     parser = commands.add_parser("run", help="create a run or change whom it trusts")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     create = actions.add_parser("create", help="name a run, list its keys, print its join token")
@@ -57,9 +59,21 @@ def add_parser(commands: Any) -> None:
         change.add_argument("key", metavar="KEY", help="peer id, or public key in hexadecimal")
         if action == "admit":
             change.add_argument("--role", choices=("trainer", "inferencer"), required=True)
+        if action in ("own", "disown"):
+            change.add_argument("--threshold", type=int, metavar="K", help="owners who have to sign from then on")
         _common(change, _change)
+    epoch = actions.add_parser("epoch", help="say where the run goes on, for instance after a key leaked")
+    epoch.add_argument("name", metavar="NAME")
+    epoch.add_argument("--keep", metavar="E.N", help="last version that still counts (default: none does)")
+    epoch.add_argument("--root", metavar="HEX", help="root of that version")
+    epoch.add_argument(
+        "--epoch", type=int, metavar="N", help="its number (default: above those the owners opened here)"
+    )
+    epoch.add_argument("--first-number", type=int, metavar="N", help="of its first version (default: after --keep)")
+    _common(epoch, _open_epoch)
     countersign = actions.add_parser("countersign", help="add an owner's signature to the newest revision")
     countersign.add_argument("name", metavar="NAME")
+    countersign.add_argument("--epoch", action="store_true", help="to the newest epoch that the owners opened instead")
     _common(countersign, _countersign)
 
 
@@ -244,10 +258,20 @@ def _promote(descriptor: Descriptor, key: PeerId, role: str) -> Descriptor:
     return replace(descriptor, authorities=tuple(sorted({*descriptor.authorities, key})))
 
 
+def _own(descriptor: Descriptor, key: PeerId, role: str) -> Descriptor:
+    return replace(descriptor, owners=tuple(sorted({*descriptor.owners, key})))
+
+
+def _disown(descriptor: Descriptor, key: PeerId, role: str) -> Descriptor:
+    return replace(descriptor, owners=tuple(owner for owner in descriptor.owners if owner != key))
+
+
 _CHANGES: dict[str, tuple[str, Callable[[Descriptor, PeerId, str], Descriptor]]] = {
     "admit": ("list a trainer's or inferencer's key", _admit),
     "revoke": ("remove a key from every role", _revoke),
     "promote": ("let a key publish", _promote),
+    "own": ("let a key own the run, beside its owners", _own),
+    "disown": ("remove an owner", _disown),
 }
 
 
@@ -256,10 +280,17 @@ def _change(arguments: argparse.Namespace) -> int:
     key = parse_key(arguments.key)
     _, change = _CHANGES[arguments.action]
     role = getattr(arguments, "role", "")
+    threshold = getattr(arguments, "threshold", None)
     owner = _owner(arguments, path)
 
     def apply(current: Descriptor) -> Descriptor:
         changed = change(current, key, role)
+        if threshold is not None:
+            changed = replace(changed, owner_threshold=threshold)
+        if not 1 <= changed.owner_threshold <= min(len(changed.owners), limits.SIGNATURES_MAX):
+            raise UsageError(
+                f"--threshold: {len(changed.owners)} owners cannot give {changed.owner_threshold} signatures"
+            )
         if changed == current:
             raise UsageError("the run says so already; nothing was changed")
         return changed
@@ -274,9 +305,58 @@ def _change(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _parse_kept(arguments: argparse.Namespace) -> tuple[Version | None, Digest | None]:
+    if arguments.keep is None and arguments.root is None:
+        return None, None
+    if arguments.keep is None or arguments.root is None:
+        raise UsageError(
+            "--keep and --root belong together: a version and the root that 'pulsenet status' shows for it"
+        )
+    if not re.fullmatch(r"\d{1,19}\.\d{1,19}", arguments.keep):
+        raise UsageError(f"--keep: '{arguments.keep}' is no version: epoch, point, number")
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", arguments.root):
+        raise UsageError(f"--root: '{arguments.root}' is not 64 hexadecimal digits")
+    epoch, number = map(int, arguments.keep.split("."))
+    return Version(epoch, number), Digest(bytes.fromhex(arguments.root))
+
+
+def _open_epoch(arguments: argparse.Namespace) -> int:
+    path = _run_path(arguments.name)
+    kept, root = _parse_kept(arguments)
+    first = arguments.first_number
+    if first is None:
+        if kept is None:
+            raise UsageError("--first-number: say with which number the run goes on, or which version it --keep")
+        first = kept.number + 1
+    opened = [decode_value(EpochRecord, signed.payload).epoch for signed in runs.load_epochs(path)]
+    number = max([0, *opened, 0 if kept is None else kept.epoch]) + 1 if arguments.epoch is None else arguments.epoch
+    owner = _owner(arguments, path)
+
+    def make(current: Descriptor, run_id: RunId) -> EpochRecord:
+        record = EpochRecord(run_id, current.revision, number, kept, root, first, "owners")
+        try:
+            check_record(record)
+            encode_value(record)  # numbers beyond 63 bits
+        except (RemoteProtocolError, LocalProtocolError) as error:
+            raise UsageError(f"no epoch can be like that: {error}") from error
+        return record
+
+    record, complete = runs.open_epoch(path, make, sign=owner.sign, owner=owner.peer_id)
+    if arguments.json:
+        print(json.dumps({"epoch": record.epoch, "first_number": record.first_number, "complete": complete}))
+    elif complete:
+        kept_text = "no earlier version counts" if kept is None else f"what came after version {kept} does not count"
+        print(f"epoch {record.epoch} signed: {kept_text}, and the next version is {record.epoch}.{record.first_number}")
+        print("running nodes of this machine pass it on within a minute")
+    else:
+        print(f"epoch {record.epoch} needs more owners: 'pulsenet run countersign {arguments.name} --epoch'")
+    return 0
+
+
 def _countersign(arguments: argparse.Namespace) -> int:
     path = _run_path(arguments.name)
     owner = _owner(arguments, path)
-    count = runs.countersign(path, sign=owner.sign, owner=owner.peer_id)
+    sign_again = runs.countersign_epoch if arguments.epoch else runs.countersign
+    count = sign_again(path, sign=owner.sign, owner=owner.peer_id)
     print(json.dumps({"signatures": count}) if arguments.json else f"{count} signatures")
     return 0
