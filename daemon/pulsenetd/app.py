@@ -301,7 +301,7 @@ class Node:
                 tasks.create_task(repeat(HEARTBEAT_SECONDS, lambda: self._beat(role, driver)))
                 tasks.create_task(repeat(chores.LINKS_SECONDS, links.look))
                 tasks.create_task(repeat(chores.HEADS_SECONDS, reader.read_heads))
-                tasks.create_task(repeat(chores.HAVES_SECONDS, reader.read_haves))
+                tasks.create_task(repeat(reader.haves_wait_seconds, reader.read_haves))
                 tasks.create_task(repeat(chores.MEND_SECONDS, self._mend))
                 if not self._settled.is_local:
                     tasks.create_task(repeat(LOOK_SECONDS, self._reachability.look))

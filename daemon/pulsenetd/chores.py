@@ -22,6 +22,8 @@ LINKS_SECONDS: Final = 1.0
 HEADS_SECONDS: Final = 15.0
 """The directory is the fallback: the mesh brings heads within a round trip."""
 HAVES_SECONDS: Final = 20.0
+HAVES_FIRST_SECONDS: Final = 1.0
+"""Between the reads of one shard and the next; a newcomer first reads them all, each in about this time."""
 MEND_SECONDS: Final = 20.0
 """A link that comes back is used within this time, the 10 s a dial takes at most, and libp2p's back-off from the one or
 two dials that our own calls made before the loss was noticed (6 to 9 s)."""
@@ -31,8 +33,8 @@ DESCRIPTORS_SECONDS: Final = 15.0
 """A revision usually comes with the next head; a run that publishes seldom passes it on by asking around."""
 
 
-async def repeat(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-    """Do ``work`` again and again, waiting so many seconds in between.
+async def repeat(seconds: float | Callable[[], float], work: Callable[[], Awaitable[None]]) -> None:
+    """Do ``work`` again and again, waiting so many seconds in between, or as many as the call says each time.
 
     The network may be away for a while, the disk may refuse, and a file of the run may be damaged: none of it ends
     a node that works, and the operator is told once.
@@ -49,7 +51,7 @@ async def repeat(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
             last_text = text
         else:
             last_text = ""
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds() if callable(seconds) else seconds)
 
 
 class LinkWatch:
@@ -89,7 +91,9 @@ class DirectoryReader:
     def __init__(self, network: Network, broadcast: Callable[[Event], None], draw: Callable[[int], int]) -> None:
         self._network = network
         self._broadcast = broadcast
+        self._draw = draw
         self._shard = draw(limits.HAVE_SHARDS)
+        self._read_count = 0
 
     async def read_heads(self) -> None:
         """Show the machines every head the directory has."""
@@ -101,6 +105,12 @@ class DirectoryReader:
         self._shard = (self._shard + 1) % limits.HAVE_SHARDS
         for record in await self._network.directory.read_haves(self._shard):
             self._broadcast(HaveSeen(record, None))
+        self._read_count += 1
+
+    def haves_wait_seconds(self) -> float:
+        """Return when to read the next shard: soon until all were read once, with some chance against steps in time."""
+        usual = HAVES_SECONDS if self._read_count >= limits.HAVE_SHARDS else HAVES_FIRST_SECONDS
+        return usual * (0.75 + self._draw(1_000) / 2_000)
 
 
 class RunFileKeeper:

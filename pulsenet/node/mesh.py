@@ -27,6 +27,7 @@ from pulsenet.node.effects import (
     SaveState,
     SendRequest,
     SetTimer,
+    ShowToMachines,
     StrikePeer,
 )
 from pulsenet.node.events import (
@@ -44,7 +45,9 @@ from pulsenet.node.machine import Draw
 from pulsenet.node.neighbours import Link, choose_neighbours
 from pulsenet.wire.messages import (
     ExchangeHave,
+    GetHead,
     HaveReply,
+    HeadReply,
     Message,
     PeerAddress,
     PushForkProof,
@@ -70,6 +73,12 @@ REBALANCE_SECONDS = 60.0
 
 OUTBOUND_MIN = 2
 """Connections this node chose itself: inbound ones alone could all be one stranger's."""
+
+UNCHOSEN_SECONDS = 60.0
+"""A node to which nobody pushed a head for so long is no node's neighbour: heads are signed again every 40 s."""
+
+ASK_HEAD_SECONDS = 4.0
+"""How often such a node asks one of its own neighbours for the head: a small answer, and the directory is slower."""
 
 LINKS_MAX = 256
 """Connected peers the mesh looks after; further ones are served and nothing more."""
@@ -144,7 +153,12 @@ class Mesh:
         self._have_at = float("-inf")
         self._have_told_at = float("-inf")
         self._rebalance_at = float("-inf")
+        self._pushed_at = float("-inf")
+        self._ask_head_at = float("-inf")
+        self._asked_head = b""
+        """The answer to a question: to hear it shows nothing about who pushes."""
         self._requests: dict[int, tuple[PeerId, float]] = {}
+        self._head_requests: set[int] = set()
         self._request_count = 0
         self._timer_at: float | None = None
 
@@ -227,6 +241,8 @@ class Mesh:
                 self._choose_neighbours()
                 return [self._report()]
             case HeadSeen(record, source):
+                if source is not None and record != self._asked_head:
+                    self._pushed_at = now
                 return self._gossip.take_head(record, self._link_of(source), now, now_ms)
             case ForkProofSeen(first, second, source):
                 return self._gossip.take_fork_proof(first, second, self._link_of(source), now)
@@ -277,6 +293,8 @@ class Mesh:
 
     def _take_reply(self, event: ReplyReceived | RequestFailed, now: float, now_ms: int) -> list[Effect]:
         asked = self._requests.pop(event.request_id, None)
+        is_asked_head = event.request_id in self._head_requests
+        self._head_requests.discard(event.request_id)
         link = self._links.get(event.peer_id)
         if asked is None or asked[0] != event.peer_id:
             return []
@@ -291,11 +309,19 @@ class Mesh:
             for peer in reply.neighbours:
                 self._book.learn(peer.peer_id, peer.addresses)
             return [] if reply.have is None else self._take_have(reply.have, event.peer_id, now, now_ms)
+        if isinstance(reply, HeadReply) and is_asked_head:
+            return self._take_asked_head(reply.head, event.peer_id)
         if isinstance(reply, PushReply | Refusal):
             if link is not None:
                 link.end_push(event.request_id)
             return []
         return [StrikePeer(event.peer_id, "unexpected"), Count("rejected", "unexpected")]
+
+    def _take_asked_head(self, head: bytes | None, source: PeerId) -> list[Effect]:
+        if head is None or not self._gossip.verdict(head):
+            return []
+        self._asked_head = head
+        return [ShowToMachines(HeadSeen(head, source))]
 
     # Work
 
@@ -316,7 +342,24 @@ class Mesh:
                 request = self._send(peer_id, push.message, now)
                 link.start_push(request.request_id, push.digest)
                 effects.append(request)
+        effects += self._ask_head(now)
         return effects + self._set_timer(now, now_ms)
+
+    def _ask_head(self, now: float) -> list[Effect]:
+        """Ask a neighbour for the head, where nobody seems to push any."""
+        asks_at = self._asks_head_at()
+        if asks_at is None or now < asks_at:
+            return []
+        self._ask_head_at = now + ASK_HEAD_SECONDS * (0.5 + self._draw(1_000) / 1_000)
+        request = self._send(self._neighbours[self._draw(len(self._neighbours))], GetHead(), now)
+        self._head_requests.add(request.request_id)
+        return [request]
+
+    def _asks_head_at(self) -> float | None:
+        newest = self._trust.head_record
+        if not self._neighbours or (newest is not None and self._peer_id in newest.signers):
+            return None  # who publishes hears of no head before it is signed
+        return max(self._ask_head_at, self._pushed_at + UNCHOSEN_SECONDS)
 
     def _tell_have(self, now: float, now_ms: int) -> list[Effect]:
         self._issued_at_ms = max(now_ms, self._issued_at_ms + 1)
@@ -372,6 +415,7 @@ class Mesh:
         overdue = now - 2 * limits.REQUEST_OPEN_SECONDS_MAX
         for request_id in [request_id for request_id, (_, sent_at) in self._requests.items() if sent_at < overdue]:
             peer_id, _ = self._requests.pop(request_id)
+            self._head_requests.discard(request_id)
             if peer_id in self._links:
                 self._links[peer_id].fail_push(request_id, now, self._draw)
 
@@ -403,6 +447,8 @@ class Mesh:
     def _set_timer(self, now: float, now_ms: int) -> list[Effect]:
         times = [self._have_at, self._rebalance_at]
         times += self._gossip.next_times((self._links[peer_id] for peer_id in self._neighbours), now, now_ms)
+        asks_head_at = self._asks_head_at()
+        times += [] if asks_head_at is None else [asks_head_at]
         if self._needs_peers() and self._book.dialling_count < DIALS_MAX:
             dial_at = self._book.next_dial_at(self._links)
             times += [] if dial_at is None else [dial_at]

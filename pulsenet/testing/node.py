@@ -30,6 +30,7 @@ from pulsenet.node.effects import (
     SaveState,
     SendRequest,
     SetTimer,
+    ShowToMachines,
     StoreChunkList,
     StoreRecord,
     StrikePeer,
@@ -305,6 +306,9 @@ class SimNode:
             case CancelRequest(request_id):
                 if (machine, request_id) in self.exchanges:
                     self.exchanges[machine, request_id].cancel()
+            case ShowToMachines(event):
+                for name in self.machines:
+                    self._world.schedule(self, name, event)
             case SetTimer(at):
                 self._world.set_timer(self, machine, at)
             case DialPeer():

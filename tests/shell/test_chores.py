@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +17,7 @@ from pulsenet.errors import ConfigError, RemoteProtocolError, StorageError, Unav
 from pulsenet.ids import PeerId
 from pulsenet.node.events import Event, HaveSeen, HeadSeen, PeerConnected, PeerLost
 from pulsenetd import logs, runs
-from pulsenetd.chores import DirectoryReader, LinkWatch, RunFileKeeper, repeat
+from pulsenetd.chores import HAVES_SECONDS, DirectoryReader, LinkWatch, RunFileKeeper, repeat
 from pulsenetd.network.addresses import join_address
 from pulsenetd.network.transport import PeerLink
 
@@ -147,6 +149,28 @@ def test_every_shard_of_have_records_has_its_turn(network: Any) -> None:
     for _ in range(limits.HAVE_SHARDS):
         asyncio.run(reader.read_haves())
     assert told == [HaveSeen(bytes([shard]), None) for shard in range(limits.HAVE_SHARDS)]
+
+
+def test_a_newcomer_reads_every_shard_within_half_a_minute_and_then_one_now_and_then(network: Any, hands: Any) -> None:
+    at: list[float] = []
+
+    async def read_haves(shard: int) -> list[bytes]:
+        at.append(asyncio.get_running_loop().time())
+        if len(at) == limits.HAVE_SHARDS + 6:
+            raise ValueError("enough")
+        if len(at) == 3:
+            raise UnavailableError("p2pd is being restarted")
+        return []
+
+    network.read_haves = read_haves
+    reader = DirectoryReader(network, lambda _: None, random.Random(1).randrange)
+    with pytest.raises(ValueError, match="enough"):
+        hands.run_quickly(lambda: repeat(reader.haves_wait_seconds, reader.read_haves))
+    assert at[limits.HAVE_SHARDS] - at[0] <= 25.0
+    waits = [later - earlier for earlier, later in itertools.pairwise(at[limits.HAVE_SHARDS + 1 :])]
+    assert min(waits) >= 0.75 * HAVES_SECONDS
+    assert max(waits) <= 1.25 * HAVES_SECONDS
+    assert len(set(waits)) == len(waits)
 
 
 # The run's file

@@ -14,7 +14,17 @@ from pulsenet.chain.records import CatalogueEntry, Have, Kind
 from pulsenet.chain.signing import decode_signed, encode_signed, open_record
 from pulsenet.errors import StorageError
 from pulsenet.ids import Version
-from pulsenet.node.effects import AnnounceHave, Count, DialPeer, Effect, Report, SaveState, SendRequest, StrikePeer
+from pulsenet.node.effects import (
+    AnnounceHave,
+    Count,
+    DialPeer,
+    Effect,
+    Report,
+    SaveState,
+    SendRequest,
+    ShowToMachines,
+    StrikePeer,
+)
 from pulsenet.node.effects import SetTimer as Timer
 from pulsenet.node.events import (
     Event,
@@ -28,6 +38,7 @@ from pulsenet.node.events import (
     TimerFired,
 )
 from pulsenet.node.mesh import (
+    ASK_HEAD_SECONDS,
     BOOK_KEY,
     DIALS_MAX,
     HAVE_CHANGE_SECONDS,
@@ -38,6 +49,7 @@ from pulsenet.node.mesh import (
 )
 from pulsenet.wire.messages import (
     ExchangeHave,
+    GetHead,
     HaveReply,
     HeadReply,
     PeerAddress,
@@ -107,6 +119,41 @@ def node(run: Any) -> Node:
     node = Node(run, run.stranger)
     node.send(TimerFired())
     return node
+
+
+# Heads that nobody pushes
+
+
+def test_a_node_that_nobody_pushes_to_asks_its_neighbours_for_the_head(run: Any, node: Node) -> None:
+    node.connect(run.publisher)
+    node.connect(run.second)
+    asked = requests(node.wait(60.0), GetHead)
+    assert {request.peer_id for request in asked} == {run.publisher.peer_id, run.second.peer_id}
+    assert 60.0 / (1.5 * ASK_HEAD_SECONDS) <= len(asked) <= 60.0 / (0.5 * ASK_HEAD_SECONDS) + 1
+    record = run.head(Version(0, 1))
+    effects = node.send(ReplyReceived(asked[-1].request_id, asked[-1].peer_id, HeadReply(record)))
+    assert of(effects, ShowToMachines) == [ShowToMachines(HeadSeen(record, asked[-1].peer_id))]
+    node.send(HeadSeen(record, asked[-1].peer_id))
+    again = requests(node.wait(2 * ASK_HEAD_SECONDS), GetHead)
+    assert again, "an answer is no push"
+    known = node.send(ReplyReceived(again[0].request_id, again[0].peer_id, HeadReply(record)))
+    assert of(known, ShowToMachines) == []
+    assert of(node.send(ReplyReceived(again[-1].request_id, again[-1].peer_id, HeadReply(None))), StrikePeer) == []
+
+
+def test_a_node_that_is_pushed_to_asks_nobody(run: Any, node: Node) -> None:
+    node.connect(run.second)
+    for number in range(1, 5):
+        node.send(HeadSeen(run.head(Version(0, number), issued_at_ms=node.now_ms), run.second.peer_id))
+        assert requests(node.wait(40.0), GetHead) == []
+    assert requests(node.wait(40.0), GetHead) != []
+
+
+def test_who_publishes_asks_nobody_for_the_head(run: Any) -> None:
+    node = Node(run, run.publisher, role="trainer")
+    node.send(HeadSeen(run.head(Version(0, 1)), None))
+    node.connect(run.second)
+    assert requests(node.wait(100.0), GetHead) == []
 
 
 # Have records
