@@ -44,8 +44,8 @@ class NodeWatch:
         """Return the exposition text, or nothing while the node cannot be reached."""
         try:
             address = json.loads((self.data_directory / NODE_FILE).read_text())["metrics_url"]
-            # The node wrote this address itself, into a directory of our own.
-            with urllib.request.urlopen(f"{address}/metrics", timeout=ANSWER_SECONDS_MAX) as answer:  # noqa: S310
+            url = f"{address}/metrics"
+            with urllib.request.urlopen(url, timeout=ANSWER_SECONDS_MAX) as answer:  # noqa: S310 - the node's own address
                 text: str = answer.read(ANSWER_SIZE_BYTES_MAX).decode(errors="replace")
                 return text
         except (OSError, ValueError, KeyError, TypeError):

@@ -118,7 +118,8 @@ class Reachability:
         if found.is_reachable:
             place = f"peers can dial this node at {found.host} port {port}"
             return place if self._announced or public in self._told else f"{place}: add --announce {public}"
-        listen = addresses.make_tcp_address("::" if ":" in found.host else "0.0.0.0", port)  # noqa: S104
+        everywhere = "::" if ":" in found.host else "0.0.0.0"  # noqa: S104 - advice to the operator, bound by nobody here
+        listen = addresses.make_tcp_address(everywhere, port)
         return (
             f"peers cannot dial this node at {found.host} port {port} ({CLOSED.get(found.reason, found.reason)}): it "
             f"goes on over connections it opens itself. To be found, let TCP port {port} through to this machine and "
