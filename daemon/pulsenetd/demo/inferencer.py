@@ -67,6 +67,10 @@ class WatchedEngine:
         """Hash the weights."""
         self.inner.read_back()
 
+    def read_back_sample(self) -> None:
+        """Compare a sample of the last update."""
+        self.inner.read_back_sample()
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Follow the run until the version named in ``--final-file`` is served, write the weights and leave."""
