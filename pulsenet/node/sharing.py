@@ -17,7 +17,7 @@ from pulsenet.node.holdings import Flags
 from pulsenet.node.holdings_fetch import HoldingsFetcher, Missing
 from pulsenet.node.list_fetch import BlobWant
 from pulsenet.node.picker import SETTLE_SECONDS, TURNS_MAX, Picker
-from pulsenet.node.relief import Help, Relief
+from pulsenet.node.relief import RELIEF_SECONDS, Help, Relief
 from pulsenet.node.sources import Claim, Source, Sources
 from pulsenet.node.transfers import Transfer, Transfers
 from pulsenet.node.windows import Meter
@@ -201,8 +201,16 @@ class Sharing:
 
     @property
     def shortfall(self) -> str:
-        """Why the publisher helps out: ``thin-upload``, or empty."""
-        return "thin-upload" if self._relief.is_told(self._now) else ""
+        """Why the publisher serves what other readers should: ``thin-upload``, ``no-readers``, or empty."""
+        if self._relief.is_told(self._now):
+            return "thin-upload"
+        return "no-readers" if self._sources.unreached_count and any(map(self._is_alone, self._shares.values())) else ""
+
+    def _is_alone(self, share: _Share) -> bool:
+        """Say whether for a while there was nobody but the publisher to ask for a blob that readers share."""
+        if not share.want.is_shared or share.opened_at is None or self._now < share.opened_at + RELIEF_SECONDS:
+            return False
+        return all(source.is_parked or source.peer_id == share.want.publisher for source in self._sources)
 
     def find_late(self, now: float) -> list[int]:
         """Return requests to other readers to call back: the publisher brings sooner what they owe."""

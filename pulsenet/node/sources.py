@@ -40,6 +40,11 @@ BANS_MAX = 1_024
 """Peers whose strikes outlive their connection; the one struck longest ago is forgotten beyond."""
 
 
+UNREACHED_MAX = 256
+UNREACHED_SECONDS = 400.0
+"""Readers that told of themselves and that no connection leads to: remembered until all others told so much later."""
+
+
 class Claim(IntEnum):
     """What a source says about holding a blob; smaller is asked first."""
 
@@ -112,6 +117,9 @@ class Sources:
         self._sources: dict[PeerId, Source] = {}
         self._struck: dict[PeerId, tuple[float, float]] = {}
         """Strikes of peers, and until when they are banned, if they are."""
+        self._unreached: dict[PeerId, int] = {}
+        """Issue times of have records, in Unix milliseconds."""
+        self._told_at_ms = 0
 
     def __len__(self) -> int:
         return len(self._sources)
@@ -130,6 +138,7 @@ class Sources:
             if len(self._sources) >= SOURCES_MAX:
                 return False
             source = self._sources[peer_id] = Source(peer_id)
+        self._unreached.pop(peer_id, None)
         source.failure_count = 0
         source.retry_at = 0.0
         source.misses.clear()
@@ -144,12 +153,23 @@ class Sources:
 
     def note_have(self, peer_id: PeerId, have: Have) -> None:
         """Take in a verified have record: newer claims make earlier misses worth another try."""
+        self._told_at_ms = max(self._told_at_ms, have.issued_at_ms)
         source = self._sources.get(peer_id)
+        if source is None and have.role != "trainer":
+            self._unreached.pop(peer_id, None)
+            self._unreached[peer_id] = have.issued_at_ms
+            if len(self._unreached) > UNREACHED_MAX:
+                del self._unreached[next(iter(self._unreached))]
         if source is None or (source.have is not None and source.have.issued_at_ms >= have.issued_at_ms):
             return
         source.have = have
         source.misses.clear()
         self.note_heard(peer_id)
+
+    @property
+    def unreached_count(self) -> int:
+        """Readers and seeds that told of themselves lately and cannot be asked, because no connection leads to them."""
+        return sum(at > self._told_at_ms - UNREACHED_SECONDS * 1000 for at in self._unreached.values())
 
     def note_heard(self, peer_id: PeerId) -> None:
         """The peer spoke to us: if it was parked, it deserves one more try now."""

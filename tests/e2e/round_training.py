@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -21,8 +22,8 @@ SCRIPT = Path(__file__).with_name("round_trainer.py")
 class Training:
     """The training process beside a trainer's daemon, and what it printed."""
 
-    def __init__(self, swarm: Swarm, node: Node, seed: int, *options: object) -> None:
-        self.node, self._seed, self._options = node, seed, options
+    def __init__(self, swarm: Swarm, node: Node, seed: int, *options: object, script: Path = SCRIPT) -> None:
+        self.node, self._seed, self._options, self._script = node, seed, options, script
         self._swarm = swarm
         self._process: subprocess.Popen[bytes] | None = None
         self.log_path = swarm.directory / f"{node.name}-training.log"
@@ -30,7 +31,7 @@ class Training:
 
     def start(self) -> None:
         options = ["--data-dir", self.node.data_dir, "--checkpoint", self.checkpoint, "--seed", self._seed]
-        command = [sys.executable, SCRIPT, *options, "--goal", self._swarm.directory / "goal", *self._options]
+        command = [sys.executable, self._script, *options, "--goal", self._swarm.directory / "goal", *self._options]
         with self.log_path.open("ab") as log:
             environment = make_environment(self._swarm.home())
             self._process = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log, env=environment)
@@ -40,6 +41,10 @@ class Training:
         if self._process is not None:
             self._process.kill()
             self._process.wait(10)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def wait_end(self) -> None:
         assert self._process is not None

@@ -190,7 +190,9 @@ def test_the_round_is_shown_where_there_are_rounds(machine: Machine) -> None:
 def test_a_line_says_so_where_readers_upload_too_little(machine: Machine) -> None:
     machine.start("mine/inferencer", {"run": "mine", "role": "inferencer", "fetch_shortfall": "thin-upload"})
     machine.start("mine/inferencer-2", {"run": "mine", "role": "inferencer", "fetch_shortfall": ""})
+    machine.start("mine/inferencer-3", {"run": "mine", "role": "inferencer", "fetch_shortfall": "no-readers"})
     _, out, _ = machine.run()
-    first, second = out.splitlines()
+    first, second, third = out.splitlines()
     assert first.endswith("readers upload too little, the publisher helps out")
-    assert "upload" not in second
+    assert "publisher" not in second
+    assert third.endswith("other readers cannot be reached, the publisher serves this node alone")

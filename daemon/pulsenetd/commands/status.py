@@ -18,6 +18,10 @@ from pulsenetd.logs import printable
 ANSWER_SECONDS_MAX: Final = 5.0
 ANSWER_SIZE_BYTES_MAX: Final = 4 << 20
 NODE_FILE: Final = "node.json"
+SHORTFALLS: Final = {
+    "thin-upload": "  readers upload too little, the publisher helps out",
+    "no-readers": "  other readers cannot be reached, the publisher serves this node alone",
+}
 """Where a running node says how to reach it."""
 
 
@@ -26,7 +30,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("status", help="show the running nodes of a run on this machine")
     parser.add_argument("--run", default=None, metavar="NAME", help="only this run (default: all)")
     parser.add_argument("--data-dir", default=None, metavar="DIR", help="only the node in this directory")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object; with --watch one a line")
+    parser.add_argument("--watch", action="store_true", help="go on until Ctrl-C; lines of changes if no terminal")
     parser.set_defaults(run_command=_status)
 
 
@@ -54,15 +59,25 @@ def read_status(node: Path) -> dict[str, Any]:
     return status
 
 
-def _status(arguments: argparse.Namespace) -> int:
-    directories = node_directories(arguments)
+def _look(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the status of every node asked for, and why others have none."""
     nodes: list[dict[str, Any]] = []
     problems: list[str] = []
-    for directory in directories:
+    for directory in node_directories(arguments):
         try:
             nodes.append({"data_dir": str(directory), **read_status(directory)})
         except UnavailableError as error:
             problems.append(str(error))
+    return nodes, problems
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    if arguments.watch:
+        # Imported late: one look needs no table.
+        from pulsenetd.commands.status_watch import watch
+
+        watch(lambda: _look(arguments), as_json=arguments.json)
+    nodes, problems = _look(arguments)
     if arguments.data_dir and not nodes:
         raise UnavailableError(problems[0])
     for problem in problems:
@@ -103,9 +118,7 @@ def _line(node: dict[str, Any]) -> str:
 
 def _shortfall(node: dict[str, Any]) -> str:
     """Return why the publisher serves what other readers should, if it does."""
-    return (
-        "  readers upload too little, the publisher helps out" if node.get("fetch_shortfall") == "thin-upload" else ""
-    )
+    return SHORTFALLS.get(str(node.get("fetch_shortfall")), "")
 
 
 def _round(node: dict[str, Any]) -> str:

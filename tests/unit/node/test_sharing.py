@@ -293,6 +293,22 @@ def test_where_readers_bring_enough_nothing_is_called_back_and_the_publisher_is_
     assert bench.sharing.find_late(8.0 + CALL_BACK_SECONDS) == []
 
 
+def test_a_reader_that_reaches_no_other_says_so() -> None:
+    """Behind a NAT, say: others told of themselves in the directory, and no connection leads to them."""
+    bench = Bench()
+    bench.ask_around(0.0)
+    bench.choose_all(0.0)
+    bench.ask_around(RELIEF_SECONDS)
+    assert bench.sharing.shortfall == "", "nobody else reads"
+    bench.sources.note_have(PEERS[0], Have(RUN_ID, "inferencer", 0, 1, 6, (), (), 1))
+    bench.ask_around(RELIEF_SECONDS - 0.1)
+    assert bench.sharing.shortfall == ""
+    bench.ask_around(RELIEF_SECONDS)
+    assert bench.sharing.shortfall == "no-readers"
+    bench.sources.connect(PEERS[1])
+    assert bench.sharing.shortfall == "", "this one can be reached"
+
+
 def test_parts_of_a_blob_are_not_shared() -> None:
     want = BlobWant(MANIFEST, PUBLISHER, SliceChoice(frozenset([0]), 2))
     bench = Bench(PEERS[0], want=want)

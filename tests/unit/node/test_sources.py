@@ -17,6 +17,8 @@ from pulsenet.node.sources import (
     PARKED_SECONDS,
     SOURCES_MAX,
     STRIKES_MAX,
+    UNREACHED_MAX,
+    UNREACHED_SECONDS,
     Claim,
     Source,
     Sources,
@@ -321,3 +323,17 @@ def test_misses_of_what_nobody_wants_are_forgotten() -> None:
     source = sources.get(A)
     assert source is not None
     assert set(source.misses) == {other}
+
+
+def test_readers_that_told_of_themselves_and_are_not_connected_are_counted_for_a_while() -> None:
+    sources = make()
+    readers = [PeerId(bytes([7, number % 256, number // 256]) + bytes(29)) for number in range(UNREACHED_MAX + 3)]
+    sources.note_have(readers[0], replace(have(), role="trainer"))
+    assert sources.unreached_count == 0
+    for at_ms, peer_id in enumerate(readers):
+        sources.note_have(peer_id, have(at_ms=at_ms))
+    assert sources.unreached_count == UNREACHED_MAX
+    sources.connect(readers[-1])
+    assert sources.unreached_count == UNREACHED_MAX - 1
+    sources.note_have(readers[-1], have(at_ms=int(UNREACHED_SECONDS * 1000) + 5_000))
+    assert sources.unreached_count == 0
