@@ -13,7 +13,10 @@ from pulsenetd import errors
 from pulsenetd.cli import build_parser
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "deploy/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def commands() -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import subprocess
@@ -12,6 +13,8 @@ import pytest
 import yaml
 from exported import ROOT, RULES, find_faults, read_known, read_rules
 from promql import Selector, find_labels, find_selectors
+
+from pulsenetd import metrics
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 ALERTS = read_rules("alerts.yml")
@@ -147,3 +150,20 @@ def read_parsed(expression: Any, found: set[str]) -> set[str]:
 def test_a_real_parser_finds_the_same_names(rule: dict[str, Any]) -> None:
     parser = pytest.importorskip("promql_parser", reason="promql-parser is not installed")
     assert read_parsed(parser.parse(rule["expr"]), set()) == {one.name for one in find_selectors(rule["expr"])}
+
+
+def test_promtool_has_nothing_to_say_about_what_a_node_exports() -> None:
+    """A-OBS-1"""
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+    node = metrics.Metrics()
+    for name, (_, labels) in metrics.COUNTERS.items():
+        for values in itertools.product(*(sorted(map(str, allowed)) for allowed in labels.values())):
+            if name == "bytes":
+                node.count(f"bytes_{values[0]}", values[1])
+            elif name != "blob_bytes":
+                node.count(name, "-".join(values))
+    for stage in metrics.STAGES:
+        node.observe(stage, 1.0)
+    done = subprocess.run(["promtool", "check", "metrics"], input=node.text(), capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

@@ -1,0 +1,171 @@
+"""``pulsenet status --watch``: every node again and again, as a table that stays in place or as lines of changes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from pulsenetd.logs import printable
+
+INTERVAL_SECONDS: Final = 2.0
+ETA_SECONDS_MAX: Final = 86_400.0
+"""What would take longer has stopped."""
+
+HEADINGS: Final = ("node", "state", "version", "lag", "peers", "received", "sent", "fetching", "round")
+
+Look = Callable[[], tuple[Sequence[dict[str, Any]], Sequence[str]]]
+"""Returns the status of every node that answers, and a line for each that does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One node, as people read it; empty where there is nothing to say."""
+
+    node: str
+    state: str
+    version: str
+    lag: str
+    peers: str
+    received: str = ""
+    sent: str = ""
+    fetching: str = ""
+    round: str = ""
+
+    @property
+    def settled(self) -> Row:
+        """The same without what changes all the time."""
+        return replace(self, received="", sent="", fetching="")
+
+
+class Rates:
+    """Bytes per second of every node and direction, between one look and the next."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._before: dict[tuple[str, int], tuple[float, dict[str, float]]] = {}
+
+    def measure(self, node: dict[str, Any]) -> dict[str, float]:
+        """Return the rates by direction; nothing at the first look at a process."""
+        key = (str(node.get("data_dir", "")), int(node.get("pid", 0)))
+        now, counted = self._monotonic(), node.get("bytes") or {}
+        totals = {
+            direction: float(sum(size for name, size in counted.items() if name.startswith(direction)))
+            for direction in ("received", "sent")
+        }
+        before = self._before.get(key)
+        self._before[key] = (now, totals)
+        if before is None or now <= before[0]:
+            return {}
+        return {name: (total - before[1][name]) / (now - before[0]) for name, total in totals.items()}
+
+
+def make_row(node: dict[str, Any], rates: dict[str, float]) -> Row:
+    """Return what a node's status says in a few words."""
+    number, lag = node.get("applied_version"), node.get("version_lag")
+    name = Path(str(node.get("data_dir", ""))).name or str(node.get("role", "?"))
+    round_index, phase = node.get("round_index"), node.get("rounds_phase")
+    reason = node.get("rounds_reason") or ""
+    return Row(
+        node=printable(f"{node.get('run', '?')}/{name}"),
+        state=printable(str(node.get("state", ""))),
+        version="-" if number is None else f"{node.get('applied_epoch', 0)}.{number}",
+        lag="?" if lag is None else str(lag),
+        peers=str(node.get("peers", 0)),
+        received=_rate(rates.get("received")),
+        sent=_rate(rates.get("sent")),
+        fetching=_progress(node, rates.get("received", 0.0)),
+        round="" if phase is None else printable(f"{round_index} {phase}{f' ({reason})' if reason else ''}"),
+    )
+
+
+def make_table(rows: Sequence[Row], problems: Sequence[str]) -> Table:
+    """Return the table for a terminal; what no node answers stands below it."""
+    table = Table(box=None, pad_edge=False, caption="\n".join(map(printable, problems)) or None, caption_justify="left")
+    for heading in HEADINGS:
+        is_number = heading in ("lag", "peers", "received", "sent")
+        table.add_column(heading, justify="right" if is_number else "left", no_wrap=True)
+    for row in rows:
+        # Never markup: run names and reasons may hold brackets.
+        table.add_row(*(Text(cell) for cell in astuple(row)))
+    return table
+
+
+def make_line(row: Row) -> str:
+    """Return a row as a line of text."""
+    cells = [f"{row.node}: {row.state}", f"version {row.version}", f"lag {row.lag}", f"peers {row.peers}"]
+    return ", ".join([*cells, *([f"round {row.round}"] if row.round else [])])
+
+
+def watch(
+    look: Look,
+    *,
+    as_json: bool,
+    console: Console | None = None,
+    sleep: Callable[[float], object] = time.sleep,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> None:
+    """Show the nodes until the caller interrupts.
+
+    Args:
+        look: Asks the nodes.
+        as_json: Print an object for every look, on a line of its own.
+        console: Where to; a terminal gets the table, anything else a line whenever a node changed.
+        sleep: Waits so many seconds; may raise to end.
+        monotonic: Monotonic seconds.
+    """
+    console = Console(highlight=False, soft_wrap=True) if console is None else console
+    rates = Rates(monotonic)
+    if as_json:
+        while True:
+            nodes, problems = look()
+            print(json.dumps({"nodes": nodes, "problems": problems}), file=console.file, flush=True)
+            sleep(INTERVAL_SECONDS)
+    if not console.is_terminal or console.is_dumb_terminal:
+        _print_changes(look, console, sleep)
+    with Live(console=console, auto_refresh=False, screen=False) as live:
+        while True:
+            nodes, problems = look()
+            rows = [make_row(node, rates.measure(node)) for node in nodes]
+            live.update(make_table(rows, problems or ([] if rows else ["no node is running"])), refresh=True)
+            sleep(INTERVAL_SECONDS)
+
+
+def _print_changes(look: Look, console: Console, sleep: Callable[[float], object]) -> None:
+    said: set[str] = set()
+    while True:
+        nodes, problems = look()
+        lines = {make_line(make_row(node, {}).settled) for node in nodes} | {printable(problem) for problem in problems}
+        for line in sorted(lines - said) or ([] if said or lines else ["no node is running"]):
+            print(f"{time.strftime('%H:%M:%S')} {line}", file=console.file, flush=True)
+        said = lines or {""}
+        sleep(INTERVAL_SECONDS)
+
+
+def _rate(bytes_per_second: float | None) -> str:
+    if bytes_per_second is None:
+        return ""
+    for unit in ("B/s", "kB/s", "MB/s"):
+        if bytes_per_second < 1000:
+            return f"{bytes_per_second:.0f} {unit}" if unit == "B/s" else f"{bytes_per_second:.1f} {unit}"
+        bytes_per_second /= 1000
+    return f"{bytes_per_second:.1f} GB/s"
+
+
+def _progress(node: dict[str, Any], bytes_per_second: float) -> str:
+    """Return how much of what is being fetched is here, and when the rest will be."""
+    wanted = (node.get("fetch_wanted_bytes") or 0) + (node.get("rounds_wanted_size_bytes") or 0)
+    held = (node.get("fetch_held_bytes") or 0) + (node.get("rounds_held_size_bytes") or 0)
+    if wanted <= held:
+        return ""
+    share = f"{100 * held / wanted:.0f} % of {wanted / 1e6:.1f} MB"
+    seconds = (wanted - held) / bytes_per_second if bytes_per_second > 0 else ETA_SECONDS_MAX
+    return share if seconds >= ETA_SECONDS_MAX else f"{share}, {seconds:.0f} s left"
