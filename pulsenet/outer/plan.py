@@ -2,7 +2,7 @@
 
 The model is ``U = C / (max(C, T1) + T2)``: C is the time of the inner steps, T1 a mixing that overlaps them and T2 an
 exchange that everything waits for. Sizes of ``pulseloco`` are fitted to what was measured (docs/planning.md says from
-what). Variants of Factored Gossip DiLoCo are planned here although no run can choose them yet.
+what).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Variant(StrEnum):
 
 
 RUNNABLE: Final = frozenset({Variant.DDP, Variant.DILOCO, Variant.PULSELOCO})
-"""What ``run create --algorithm`` takes."""
+"""Algorithms that close rounds; the others are variants of the algorithm ``gossip``."""
 
 TARGET_UTILIZATION: Final = 0.9
 

@@ -103,7 +103,7 @@ def draw_plot(canvas: Canvas, plans: Sequence[Plan], workload: Workload, link: L
             RIGHT + 14, TOP + 14 + 24 * row, f"{100 * plan.utilization:5.1f} % {plan.variant}", COLOURS[plan.variant]
         )
     canvas.text(RIGHT + 14, TOP + 24 + 24 * len(ordered), "on this link (grey)", GREY)
-    canvas.text(RIGHT + 14, TOP + 46 + 24 * len(ordered), "dashed: planned, not runnable", GREY)
+    canvas.text(RIGHT + 14, TOP + 46 + 24 * len(ordered), "dashed: variants of gossip", GREY)
 
 
 def _decades(plans: Sequence[Plan], link: Link) -> tuple[int, int]:

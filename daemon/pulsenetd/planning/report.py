@@ -10,15 +10,15 @@ from pulsenet.outer.plan_link import Link
 
 HEADINGS: Final = ("algorithm", "payload", "received", "sent", "waits", "utilization", "for 90 %", "joiner")
 
-PLANNED: Final = "*"
-"""Marks what no run can choose yet."""
+GOSSIP: Final = "*"
+"""Marks the variants of gossip."""
 
 
 def as_json(plan: Plan, workload: Workload) -> dict[str, Any]:
     """Return the figures of one algorithm; bytes are whole, what does not exist is ``None``."""
     return {
         "algorithm": str(plan.variant),
-        "runnable": plan.variant in RUNNABLE,
+        "runnable": True,
         "bytes_per_round": round(plan.received_bytes),
         "payload_bytes_per_round": round(plan.payload_bytes),
         "received_bytes_per_round": round(plan.received_bytes),
@@ -46,7 +46,7 @@ def print_report(plans: Sequence[Plan], workload: Workload, link: Link, stream: 
     stream.write(
         "\nbytes of one trainer and round; 'for 90 %': download at which 90 % of the time goes into inner steps;\n"
         "'joiner': time to the run's state at worst, 'no' where the run is faster or drops what is needed before\n"
-        f"{PLANNED} planned: no run can choose it yet\n"
+        f"{GOSSIP} variant of gossip: run create --algorithm gossip --variant NAME\n"
     )
 
 
@@ -70,7 +70,7 @@ def describe_link(link: Link) -> str:
 def _row(plan: Plan) -> tuple[str, ...]:
     catch_up = plan.catch_up_seconds
     return (
-        f"{plan.variant}{'' if plan.variant in RUNNABLE else PLANNED}",
+        f"{plan.variant}{'' if plan.variant in RUNNABLE else GOSSIP}",
         _size(plan.payload_bytes),
         _size(plan.received_bytes),
         _size(plan.sent_bytes),

@@ -23,7 +23,7 @@ def test_the_table_names_what_it_is_for_and_marks_what_cannot_run() -> None:
     names = [line.split()[0] for line in lines[3:10]]
     assert names[:3] == ["ddp", "diloco", "pulseloco"]
     assert all(name.endswith("*") for name in names[3:])
-    assert lines[-1].startswith("* planned")
+    assert lines[-1].startswith("* variant of gossip")
     assert len({len(line) for line in lines[2:10]}) == 1
 
 
