@@ -18,11 +18,13 @@ from pulsenet.chain.trust import Trust
 from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import PeerId, Version
 from pulsenet.node.address_book import AddressBook
+from pulsenet.node.doubles import Doubles
 from pulsenet.node.effects import (
     AnnounceHave,
     Count,
     DialPeer,
     Effect,
+    Log,
     Report,
     SaveState,
     SendRequest,
@@ -148,6 +150,7 @@ class Mesh:
         self._links: dict[PeerId, Link] = {}
         self._neighbours: tuple[PeerId, ...] = ()
         self._haves: dict[PeerId, _Told] = {}
+        self._doubles = Doubles(peer_id)
         self._own_have: bytes | None = None
         self._issued_at_ms = 0
         self._have_at = float("-inf")
@@ -282,14 +285,18 @@ class Mesh:
             return blame(error, source)
         peer_id = signed.signers[0]
         known = self._haves.get(peer_id)
-        if peer_id == self._peer_id or (known is not None and known.have.issued_at_ms >= have.issued_at_ms):
+        if known is not None and known.have.issued_at_ms >= have.issued_at_ms:
             return []
+        double = self._doubles.look(peer_id, have, now)
+        effects: list[Effect] = [] if double is None else [Log("warning", double)]
+        if peer_id == self._peer_id:
+            return effects
         self._haves.pop(peer_id, None)
         self._haves[peer_id] = _Told(have, now)
         if len(self._haves) > HAVES_MAX:
             del self._haves[next(iter(self._haves))]
         self._book.learn(peer_id, have.addresses)
-        return []
+        return effects
 
     def _take_reply(self, event: ReplyReceived | RequestFailed, now: float, now_ms: int) -> list[Effect]:
         asked = self._requests.pop(event.request_id, None)
@@ -363,6 +370,7 @@ class Mesh:
 
     def _tell_have(self, now: float, now_ms: int) -> list[Effect]:
         self._issued_at_ms = max(now_ms, self._issued_at_ms + 1)
+        self._doubles.note_own(self._issued_at_ms)
         holdings = self._holdings
         record = seal(
             Have(

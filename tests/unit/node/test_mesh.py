@@ -19,6 +19,7 @@ from pulsenet.node.effects import (
     Count,
     DialPeer,
     Effect,
+    Log,
     Report,
     SaveState,
     SendRequest,
@@ -554,3 +555,15 @@ def test_a_head_reaches_a_whole_swarm_in_a_few_round_trips_and_no_pair_carries_i
     assert heads == [decode_signed(record)] * 20
     swarm.run_for(20.0)
     assert max(map(len, swarm.pushes.values())) == 1
+
+
+def test_a_have_in_the_own_name_that_this_node_did_not_sign_is_told_to_the_operator(node: Node) -> None:
+    """A-AUTH-3: the key file was copied, and the other node is up too."""
+    assert node.mesh.own_have is not None
+    assert of(node.send(HaveSeen(node.mesh.own_have, None)), Log) == []
+    node.wait(1.0)
+    other = node.run.have(node.key, addresses=("/ip4/10.0.0.9/tcp/9",), issued_at_ms=node.now_ms)
+    (told,) = of(node.send(HaveSeen(other, None)), Log)
+    assert told.level == "warning"
+    assert "/ip4/10.0.0.9/tcp/9" in told.text
+    assert of(node.send(HaveSeen(other, None)), Log) == []
