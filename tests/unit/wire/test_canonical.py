@@ -85,14 +85,16 @@ def test_a_form_longer_than_needed_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["ddffffffff", "dfffffffff", "c6ffffffff", "c9ffffffff01"])
-def test_a_huge_length_costs_nothing_a_msg_1(text: str) -> None:
+def test_a_huge_length_costs_nothing(text: str) -> None:
+    """A-MSG-1."""
     tracemalloc.start()
     refuse(bytes.fromhex(text))
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
 
-def test_deep_nesting_is_refused_a_msg_2() -> None:
+def test_deep_nesting_is_refused() -> None:
+    """A-MSG-2."""
     refuse(b"\x91" * 100_000)
     refuse(b"\x81\xa1a" * 100_000)
     skip_all(b"\x91" * limits.MESSAGE_DEPTH_MAX + b"\xc0")
@@ -125,5 +127,6 @@ def test_deep_nesting_is_refused_a_msg_2() -> None:
     ],
     ids=lambda text: text[:20],
 )
-def test_bytes_outside_the_subset_are_refused_a_msg_6(text: str) -> None:
+def test_bytes_outside_the_subset_are_refused(text: str) -> None:
+    """A-MSG-6."""
     refuse(bytes.fromhex(text))

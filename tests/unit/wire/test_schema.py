@@ -86,12 +86,14 @@ def test_what_was_encoded_comes_back(wrap: Any) -> None:
     assert decode_value(Sample, wrap(encode_value(sample))) == sample
 
 
-def test_an_unknown_field_is_ignored_a_msg_6() -> None:
+def test_an_unknown_field_is_ignored() -> None:
+    """A-MSG-6."""
     assert decode_value(Sample, msgpack.packb(plain(later={"x": [1, None]}))) == Sample(**GOOD)
     assert decode_value(Sample, msgpack.packb(plain(aaa=1))) == Sample(**GOOD)
 
 
-def test_a_missing_field_is_refused_a_msg_6() -> None:
+def test_a_missing_field_is_refused() -> None:
+    """A-MSG-6."""
     for name in GOOD:
         fields = plain()
         del fields[name]
@@ -164,18 +166,21 @@ def test_we_never_encode_what_a_peer_would_refuse(changes: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("value", [1.0, 1.5])
-def test_a_float_where_an_integer_is_due_is_refused_a_msg_6(value: float) -> None:
+def test_a_float_where_an_integer_is_due_is_refused(value: float) -> None:
+    """A-MSG-6."""
     assert code_of(plain(zeta=value)) == "decode"
 
 
-def test_keys_that_are_doubled_unsorted_or_no_text_are_refused_a_msg_6() -> None:
+def test_keys_that_are_doubled_unsorted_or_no_text_are_refused() -> None:
+    """A-MSG-6."""
     one = b"\xa6number\x01"
     for body in (b"\x82" + one + one, b"\x82" + one + b"\xa1a\x01", b"\x81\x01\x01"):
         with pytest.raises(RemoteProtocolError, match="decode"):
             decode_value(Inner, body)
 
 
-def test_trailing_bytes_are_refused_a_msg_5() -> None:
+def test_trailing_bytes_are_refused() -> None:
+    """A-MSG-5."""
     with pytest.raises(RemoteProtocolError, match="decode"):
         decode_value(Sample, encode_value(Sample(**GOOD)) + b"\x00")
 
