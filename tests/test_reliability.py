@@ -12,7 +12,7 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 DOCUMENT = TESTS.parent / "docs" / "reliability.md"
 GROUPS = {
-    "ENC", "DT", "NAME", "CHAIN", "PUB", "APP", "CACHE", "CHK", "DHT", "NET", "PROC", "DSK", "LOC", "PEER", "OBS",
+    "ENC", "DT", "NAME", "CHAIN", "PUB", "APP", "CACHE", "CHK", "AUTH", "DHT", "NET", "PROC", "DSK", "LOC", "PEER", "OBS",
     "CLI", "MSG",
 }  # fmt: skip
 
@@ -34,11 +34,12 @@ def read_functions(path: Path) -> dict[str, str]:
     tree = ast.parse(text)
     lines = text.splitlines()
     about = ast.get_docstring(tree) or ""
+    classes = [node.body for node in tree.body if isinstance(node, ast.ClassDef)]
     return {
         node.name: "\n".join(
             [about, *lines[min([node.lineno, *(one.lineno for one in node.decorator_list)]) - 1 : node.end_lineno]]
         )
-        for node in tree.body
+        for node in [*tree.body, *(node for body in classes for node in body)]
         if isinstance(node, ast.FunctionDef)
     }
 

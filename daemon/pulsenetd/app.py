@@ -22,7 +22,7 @@ from pulsenetd.admin import AdminServer
 from pulsenetd.announcing import NODE_FILE, announce_start
 from pulsenetd.blob_kinds import BlobKinds
 from pulsenetd.chores import DirectoryReader, LinkWatch, RunFileKeeper, repeat
-from pulsenetd.config import Config
+from pulsenetd.config import Config, parse_version
 from pulsenetd.driver import Driver
 from pulsenetd.errors import first_cause
 from pulsenetd.handlers.network import NetworkHandlers
@@ -40,6 +40,7 @@ from pulsenetd.network.pacing import Caps
 from pulsenetd.network.reachability import LOOK_SECONDS, Reachability
 from pulsenetd.network.stack import Network
 from pulsenetd.network.transport import Transport
+from pulsenetd.readiness import check_readiness
 from pulsenetd.roles import Role, build_role
 from pulsenetd.rollouts import Rollouts
 from pulsenetd.rounds_part import shape_of
@@ -136,7 +137,8 @@ class Node:
     async def _run_with_store(self, store: Store) -> None:
         settled = self._settled
         self._store = store
-        self._trust = open_trust(store, settled.token, verify)
+        version_min = parse_version(self._config.version_min) if self._config.version_min else None
+        self._trust = open_trust(store, settled.token, verify, version_min)
         self._membership = Membership(settled.run_path, store, self._trust, self._on_descriptor)
         self._network = self._build_network()
         self._search = DescriptorSearch(
@@ -393,18 +395,8 @@ class Node:
         return {"event loop turns": self._monotonic() - self._heartbeat_at < HEARTBEAT_MISSED_SECONDS}
 
     def _ready_checks(self) -> Mapping[str, bool]:
-        fields = self._ledger.fields
-        checks = {
-            **self._live_checks(),
-            "p2pd answers": self._network.supervisor.is_healthy,
-            "no fork": not fields.get("fork", False),
-        }
-        if self._config.role != "trainer":
-            checks["a version was verified and applied"] = fields.get("applied_version") is not None
-            checks["the last update succeeded"] = not self._ledger.last_update_failed
-        if self._config.role == "inferencer" and self._config.engine == "vllm":
-            checks["the engine answers and holds a version"] = bool(fields.get("engine_ready"))
-        return checks
+        is_healthy = self._network.supervisor.is_healthy
+        return {**self._live_checks(), **check_readiness(self._config, self._ledger, p2pd_answers=is_healthy)}
 
     def status(self) -> dict[str, Any]:
         """Return the node's state as plain values; called from any thread."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pulsenet.errors import ConfigError, UsageError
+from pulsenet.ids import Version
 
 ENVIRONMENT_PREFIX: Final = "PULSENET_"
 
@@ -74,6 +75,12 @@ class Config:
     worker_threads: int = _option(2, "threads for encoding, decoding and hashing", kind="count")
     max_staleness: int = _option(-1, "a trainer drops rollouts more versions behind; -1 keeps all", kind="staleness")
     allow_uid: tuple[str, ...] = _option((), "further user ids that may use the local socket", metavar="UID")
+    version_min: str = _option(
+        "", "believe no head below this version, as 0.57; for a node that lost its state", kind="version"
+    )
+    ready_while_stale: bool = _option(
+        True, "/readyz stays 200 while the newest head has outlived its validity", kind="flag"
+    )
     round_seconds: float = _option(1200.0, "a round that takes longer is reported as stuck", kind="seconds")
     watchdog_seconds: float = _option(3600.0, "a node that stands still for longer ends itself", kind="seconds")
     p2pd: str = _option("", "p2pd binary to run instead of hivemind's", kind="path")
@@ -198,11 +205,25 @@ def _parse_single(item: dataclasses.Field[Any], raw: Any) -> Any:
         return _parse_seconds(raw)
     if not isinstance(raw, str):
         raise ValueError(f"{raw!r} is not text")
+    if kind == "version" and raw:
+        parse_version(raw)
     if "\0" in raw:
         raise ValueError(f"{raw!r} holds a zero byte")
     if choices and raw not in choices:
         raise ValueError(f"'{raw}' is not one of {', '.join(choices)}")
     return raw
+
+
+def parse_version(text: str) -> Version:
+    """Return the version that ``epoch.number`` names.
+
+    Raises:
+        ValueError: It names none.
+    """
+    if not re.fullmatch(r"\d{1,19}\.\d{1,19}", text):
+        raise ValueError(f"'{text}' is no version: epoch, point, number")
+    epoch, number = map(int, text.split("."))
+    return Version(epoch, number)
 
 
 def _parse_flag(raw: Any) -> bool:

@@ -66,6 +66,8 @@ def test_unknown_key_names_the_nearest_one(tmp_path: Path) -> None:
         ("listen", "/ip4/127.0.0.1/tcp/70000", "'70000' is not a port"),
         ("max_staleness", "-2", "from -1 to 1000000"),
         ("max_staleness", "some", "from -1 to 1000000"),
+        ("version_min", "57", "no version"),
+        ("version_min", "0.57.1", "no version"),
         ("allow_uid", ["root"], "not a numeric user id"),
         ("allow_uid", ["\u00b2"], "not a numeric user id"),
         ("data_dir", "a\0b", "zero byte"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pulsenet.errors import TrustError
-from pulsenet.ids import RunId
+from pulsenet.ids import RunId, Version
 from pulsenet.node.news import TRUST_KEY
 from pulsenetd.identity import verify
 from pulsenetd.storage.store import Store
@@ -46,3 +46,15 @@ def test_a_lost_state_is_said_and_the_token_is_what_is_left(
     trust = open_trust(store, replace(run.token, run_id=run_id), verify)
     assert (trust.run_id, trust.descriptor) == (run_id, None)
     assert "the stored trust state cannot be used" in caplog.text
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_the_operators_minimum_holds_with_and_without_a_saved_state(store: Store, run: Any, is_saved: bool) -> None:
+    """A-AUTH-7: a node that lost its state is told what it had."""
+    if is_saved:
+        store.save_state(TRUST_KEY, run.trust().save())
+    trust = open_trust(store, run.token, verify, Version(0, 50))
+    trust.accept_descriptor(run.genesis)
+    with pytest.raises(TrustError, match=r"0\.50 is known"):
+        trust.accept_head(run.news(41).head, run.now_ms)
+    trust.accept_head(run.news(51).head, run.now_ms)

@@ -312,12 +312,13 @@ def _parse_kept(arguments: argparse.Namespace) -> tuple[Version | None, Digest |
         raise UsageError(
             "--keep and --root belong together: a version and the root that 'pulsenet status' shows for it"
         )
-    if not re.fullmatch(r"\d{1,19}\.\d{1,19}", arguments.keep):
-        raise UsageError(f"--keep: '{arguments.keep}' is no version: epoch, point, number")
+    try:
+        kept = config.parse_version(arguments.keep)
+    except ValueError as error:
+        raise UsageError(f"--keep: {error}") from error
     if not re.fullmatch(r"[0-9a-fA-F]{64}", arguments.root):
         raise UsageError(f"--root: '{arguments.root}' is not 64 hexadecimal digits")
-    epoch, number = map(int, arguments.keep.split("."))
-    return Version(epoch, number), Digest(bytes.fromhex(arguments.root))
+    return kept, Digest(bytes.fromhex(arguments.root))
 
 
 def _open_epoch(arguments: argparse.Namespace) -> int:

@@ -85,6 +85,7 @@ class TestHeads:
         trust.accept_head(run.signed_head(1), run.now_ms)
 
     def test_a_key_not_on_the_list_is_ignored_a_auth_1(self, run: Any, trust: Trust) -> None:
+        """A-AUTH-1."""
         for key in (run.stranger, run.owner, run.trainer, run.inferencer):
             with refused(trust, "untrusted"):
                 trust.accept_head(run.sign(run.head(1), key), run.now_ms)
@@ -103,6 +104,7 @@ class TestHeads:
             again.accept_head(run.signed_head(41), run.now_ms + HOUR_MS)
 
     def test_an_old_head_under_a_fresh_directory_expiry_is_refused_a_auth_4(self, run: Any, trust: Trust) -> None:
+        """A-AUTH-4."""
         old = run.signed_head(41, issued_at_ms=run.now_ms - HOUR_MS)
         with refused(trust, "expired"):
             trust.accept_head(old, run.now_ms)
@@ -111,6 +113,7 @@ class TestHeads:
             trust.accept_head(old, run.now_ms)
 
     def test_a_frozen_head_becomes_stale_a_auth_5(self, run: Any, trust: Trust) -> None:
+        """A-AUTH-5."""
         signed = run.signed_head(57)
         trust.accept_head(signed, run.now_ms)
         assert not trust.stale(run.now_ms + 299_999)
@@ -139,6 +142,7 @@ class TestHeads:
         assert trust.next_revision == 1
 
     def test_a_node_without_state_holds_to_the_operators_minimum_a_auth_7(self, run: Any) -> None:
+        """A-AUTH-7."""
         trust = run.trust(version_min=Version(0, 50))
         with refused(trust, "rollback"):
             trust.accept_head(run.signed_head(41), run.now_ms)
@@ -150,6 +154,7 @@ class TestHeads:
     def test_a_head_of_another_run_with_the_same_keys_is_refused_a_auth_6(
         self, run: Any, trust: Trust, make_run: Callable[..., Any]
     ) -> None:
+        """A-AUTH-6."""
         other = make_run(nonce=b"another run 1234")
         with refused(trust, "wrong-run"):
             trust.accept_head(other.signed_head(1), run.now_ms)
@@ -432,6 +437,7 @@ class TestLastHeads:
             trust.accept_last_head(run.signed_head(58), later)
 
     def test_every_other_rule_holds_for_it(self, run: Any, trust: Trust) -> None:
+        """A-AUTH-7: nothing but the time is forgiven."""
         later = run.now_ms + HOUR_MS
         trust.accept_last_head(run.signed_head(57), later)
         with refused(trust, "rollback"):
@@ -473,6 +479,7 @@ class TestForks:
         restored.accept_head(run.signed_head(59, epoch=1, epoch_digest=record_digest(record)), run.now_ms)
 
     def test_one_key_on_two_machines_forks_the_epoch_once_for_good_a_auth_3(self, run: Any, trust: Trust) -> None:
+        """A-AUTH-3."""
         trust.accept_head(run.signed_head(58), run.now_ms)
         later = run.now_ms + 1000
         with forks(trust):
@@ -607,6 +614,7 @@ class TestManifests:
             trust.accept_manifest(run.sign(run.manifest(1, revision=1), run.publisher))
 
     def test_every_flipped_byte_is_rejected_a_auth_2(self, run: Any, trust: Trust) -> None:
+        """A-AUTH-2."""
         good = encode_signed(run.sign(run.manifest(1), run.publisher))
         before = trust.save()
         for position in range(len(good)):
