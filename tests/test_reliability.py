@@ -12,8 +12,8 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 DOCUMENT = TESTS.parent / "docs" / "reliability.md"
 GROUPS = {
-    "ENC", "DT", "NAME", "CHAIN", "PUB", "APP", "CACHE", "CHK", "AUTH", "DHT", "NET", "PROC", "DSK", "LOC", "PEER", "OBS",
-    "CLI", "MSG",
+    "ENC", "DT", "NAME", "CHAIN", "PUB", "APP", "CACHE", "CHK", "AUTH", "DHT", "NET", "PROC", "DSK", "LOC", "PEER",
+    "OBS", "CLI", "MSG",
 }  # fmt: skip
 
 
