@@ -61,7 +61,7 @@ class Mixed:
     """By vector and tensor of the job, flat. Where nothing arrived they are the own values, a debt settled; ``None``
     if the job changed nothing at all."""
     contributor_count: int = 1
-    """Trainers whose values are in the mean, this one among them; the fewest of any part."""
+    """Trainers whose values are in the mean, this one among them; the fewest of any part that came."""
     reason: str = ""
     """Stable code, where somebody's values are missing."""
     is_common: bool = False

@@ -142,7 +142,8 @@ class MixingWork:
                     reason = reason or _code_of(error)
                     piece = replace(piece, mean=None)
             is_whole = is_whole and piece.mean is not None
-            contributor_counts.append(1 if piece.mean is None else piece.contributor_count)
+            if piece.mean is not None:
+                contributor_counts.append(piece.contributor_count)
         is_common = self._settings.variant.kind(handed.job_table.job) is MixingKind.GLOBAL and is_whole
         return self.gather(handed, min(contributor_counts, default=1), reason, is_common=is_common)
 

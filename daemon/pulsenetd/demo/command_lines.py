@@ -84,13 +84,15 @@ def rounds_process(
     output: Path,
     threads: int,
     algorithm: str,
+    until: Path | None = None,
 ) -> list[str]:
-    """Return the command of one of several training loops."""
+    """Return the command of one of several training loops; with ``until`` it also goes on until that file exists."""
     return [
         *(sys.executable, "-m", "pulsenetd.demo.together.trainer"),
         *("--model", model, "--data-dir", str(data_directory), "--rounds", str(rounds), "--shard", str(shard)),
         *("--checkpoint", str(checkpoint), "--output", str(output), "--threads", str(threads)),
         *("--algorithm", algorithm),
+        *(() if until is None else ("--until", str(until))),
     ]
 
 

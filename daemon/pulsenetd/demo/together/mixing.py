@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,17 +38,22 @@ class MixedSwarm(Protocol):
         """Return where a trainer wrote its last weights."""
 
 
+ROUNDS_MORE_MAX: Final = 200
+"""Rounds beyond those asked for, after which the one that was cut off is not waited for any more."""
+
+
+def is_over(swarm: MixedSwarm, rounds: int) -> bool:
+    """Return whether there is nothing more to see: the one that was cut off mixes again, or never will."""
+    return _mixes_again(swarm) or max(swarm.mixed_rows, default=0) >= rounds + ROUNDS_MORE_MAX
+
+
 def summarise(swarm: MixedSwarm) -> dict[str, Any]:
     """Return the summary as plain values."""
     rows = [row for _, row in sorted(swarm.mixed_rows.items())]
     resumed = swarm.resumed
-    after = [row for row in rows if resumed is not None and row.round_index >= resumed.round_index]
-    mixes_again = any(
-        max(done.mix1_count, done.mix2_count) > 1 for row in after if (done := row.done.get(swarm.victim)) is not None
-    )
     apart = measure_spread({name: swarm.weights(name) for name in swarm.finished})
     return {
-        "mixes_again": mixes_again,
+        "mixes_again": _mixes_again(swarm),
         "model": swarm.settings.name,
         "variant": swarm.variant,
         "trainers": len(swarm.finished),
@@ -85,6 +90,14 @@ def describe(summary: Mapping[str, Any]) -> Iterable[str]:
     yield f"{'used':<12} {used:.0%} of the time in inner steps, on machines that share their cores"
     yield f"{'loss':<12} {rounds[0]['loss']:.4f} in the first round, {rounds[-1]['loss']:.4f} in the last"
     yield f"{'time':<12} {summary['seconds']:.0f} s"
+
+
+def _mixes_again(swarm: MixedSwarm) -> bool:
+    resumed = swarm.resumed
+    after = [row for row in swarm.mixed_rows.values() if resumed is not None and row.round_index >= resumed.round_index]
+    return any(
+        max(done.mix1_count, done.mix2_count) > 1 for row in after if (done := row.done.get(swarm.victim)) is not None
+    )
 
 
 def measure_spread(paths: Mapping[str, Path]) -> float:

@@ -84,6 +84,11 @@ class _Swarm:
         return self.algorithm == "gossip"
 
     @property
+    def over(self) -> Path:
+        """The file whose coming ends a run that mixes: nobody there waits for the one that was cut off."""
+        return self.workdir / "over"
+
+    @property
     def all_rows(self) -> Mapping[int, RoundRow | MixedRow]:
         """Rounds by index, of whichever kind."""
         return self.mixed_rows if self.mixes else self.rows
@@ -195,6 +200,8 @@ def _run_swarm(swarm: _Swarm) -> None:
     while set(swarm.finished) != set(swarm.watches):
         _follow(swarm)
         _kill_or_return(swarm)
+        if swarm.mixes and not swarm.over.exists() and mixing.is_over(swarm, swarm.rounds):
+            swarm.over.touch()
         if time.monotonic() - swarm.heard_at > SILENCE_SECONDS_MAX:
             missing = sorted(set(swarm.watches) - set(swarm.finished))
             log = swarm.children.logs / f"{missing[0]}.log"
@@ -232,6 +239,7 @@ def _start_training(swarm: _Swarm, name: str) -> None:
         output=swarm.weights(name),
         threads=threads,
         algorithm=swarm.algorithm,
+        until=swarm.over if swarm.mixes else None,
     )
     environment = command_lines.environment(swarm.workdir, os.environ, threads=threads)
     swarm.children.start(name, command, environment, may_exit=True)

@@ -80,13 +80,13 @@ class Learner:
             self._way = exchange = join_rounds(data_dir=data_directory)
             self.sync = OuterOptimizer(model, self._optimizer, exchange=exchange)
 
-    def run(self, rounds: int) -> None:
-        """Train until ``rounds`` rounds are done, and say what each did."""
+    def run(self, rounds: int, until: Path | None = None) -> None:
+        """Train until ``rounds`` rounds are done and the file ``until`` exists, and say what each did."""
         if load_checkpoint(self._checkpoint, self._model, self._optimizer, self.sync):
             held = self.sync.round_index
             self.sync.catch_up()
             write_report(sys.stdout, Resumed(held, self.sync.round_index))
-        while self.sync.round_index < rounds:
+        while self.sync.round_index < rounds or (until is not None and not until.exists()):
             self._run_round()
             save_checkpoint(self._checkpoint, self._model, self._optimizer, self.sync)
 
@@ -167,6 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--until", type=Path, default=None)
     parser.add_argument("--algorithm", choices=tuple(ALGORITHMS), default="pulseloco")
     parsed = parser.parse_args(arguments)
     torch.set_num_threads(parsed.threads)
@@ -184,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         checkpoint=parsed.checkpoint,
         algorithm=parsed.algorithm,
     )
-    learner.run(parsed.rounds)
+    learner.run(parsed.rounds, parsed.until)
     write_weights(copy_module(model, torch.bfloat16), parsed.output)
     root = learner.sync.state_root.hex() if isinstance(learner.sync, OuterOptimizer) else ""
     write_report(sys.stdout, Finished(0, learner.sync.round_index, root))

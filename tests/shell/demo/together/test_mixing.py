@@ -89,7 +89,9 @@ def test_the_verdict_is_that_the_one_cut_off_mixes_again(tmp_path: Path) -> None
     report_round(swarm, RETURN_IN_ROUND, NAMES, mix1_count=1, mix2_count=1)
     finish(swarm)
     assert not mixing.summarise(swarm)["mixes_again"]
+    assert not mixing.is_over(swarm, 8)
     report_round(swarm, RETURN_IN_ROUND + 1)
+    assert mixing.is_over(swarm, 8)
     summary = mixing.summarise(swarm)
     assert summary["mixes_again"]
     assert summary["rounds"][0]["reasons"] == ["lost"]
@@ -104,6 +106,8 @@ def test_without_a_return_nothing_was_shown(tmp_path: Path) -> None:
     report_round(swarm, 0)
     finish(swarm)
     assert not mixing.summarise(swarm)["mixes_again"]
+    report_round(swarm, 8 + mixing.ROUNDS_MORE_MAX)
+    assert mixing.is_over(swarm, 8), "it is not waited for longer"
 
 
 def test_how_far_apart_weights_are_is_relative_to_their_mean(tmp_path: Path) -> None:
