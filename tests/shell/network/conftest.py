@@ -14,6 +14,7 @@ import pytest
 from pulsenet.ids import PeerId, RunId
 from pulsenetd.identity import Identity, load_or_create
 from pulsenetd.network.p2pd import P2pdSettings
+from pulsenetd.network.pacing import Caps
 from pulsenetd.network.streams import Deadlines
 from pulsenetd.network.transport import Transport
 
@@ -50,11 +51,18 @@ def make_node(tmp_path: Path) -> NodeMaker:
 
     @contextlib.asynccontextmanager
     async def make(
-        name: str, *, deadlines: Deadlines | None = None, run_id: RunId = RUN_ID, **options: Any
+        name: str,
+        *,
+        deadlines: Deadlines | None = None,
+        run_id: RunId = RUN_ID,
+        caps: Caps = Caps(),  # noqa: B008 - frozen
+        **options: Any,
     ) -> AsyncIterator[Node]:
         identity = load_or_create(tmp_path / f"{name}.key")
         settings = P2pdSettings(identity_path=identity.path, socket_directory=tmp_path / name, **options)
-        transport = Transport(settings, peer_id=identity.peer_id, run_id=run_id, role="inferencer", deadlines=deadlines)
+        transport = Transport(
+            settings, peer_id=identity.peer_id, run_id=run_id, role="inferencer", deadlines=deadlines, caps=caps
+        )
         await transport.open()
         try:
             yield Node(identity, settings, transport)
