@@ -31,6 +31,7 @@ from pulsenet.outer.contribution import Entries
 from pulsenet.outer.floats import FP32s
 from pulsenet.outer.mixing.settings import Job, MixingKind, MixingSettings, Vector
 from pulsenet.outer.self_test import SELF_TEST_DIGEST, run_self_test
+from pulsenet.training.gossip_gate import GossipGate
 from pulsenet.training.gossip_state import GossipState, MixingCounters
 from pulsenet.training.inner import InnerOptimizer, Schedule, unwrap_optimizer
 from pulsenet.training.masters import adopt_masters
@@ -101,6 +102,8 @@ class GossipOptimizer:
         """In inner steps, and blocked, since the round began."""
         self._settings = MixingSettings()
         self._state: GossipState | None = None
+        self._gate: GossipGate | None = None
+        """In a gated run, on rank 0."""
         if is_first_rank():
             self._open(z, momentum)
         elif mixer is not None:
@@ -188,7 +191,11 @@ class GossipOptimizer:
             "warmup_left": self._inner.warmup_left,
         }
         masters = self._masters.tensors if self._masters.are_separate else ()
-        return self.state.pack(masters, numbers, self._counters)
+        packed = self.state.pack(masters, numbers, self._counters)
+        if self._gate is not None:
+            packed["gate"] = self._gate.pack()
+            packed["mixed_root"] = "" if self._mixed_root is None else self._mixed_root.hex()
+        return packed
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken; load the model and the optimizer first.
@@ -199,6 +206,10 @@ class GossipOptimizer:
         masters = self._masters.tensors if self._masters.are_separate else ()
         numbers, self._counters = self.state.unpack(saved, masters)
         self._round_index, self._inner_step = numbers["round_index"], numbers["inner_step"]
+        if self._gate is not None:
+            self._gate.unpack(saved.get("gate", {}))
+            root = saved.get("mixed_root", "")
+            self._mixed_root = Digest(bytes.fromhex(root)) if root else None
         self._inner.round_index, self._inner.warmup_left = self._round_index, numbers["warmup_left"]
         if self._plan is not None and self._mixer is not None:
             self._mixer.abandon()
@@ -214,6 +225,8 @@ class GossipOptimizer:
         digests = [run_self_test(), *(run_device_self_test(device) for device in devices)]
         wrong = [digest for digest in digests if digest != SELF_TEST_DIGEST]
         self._state = GossipState(self._masters.table, self._masters.tensors, z=z, momentum=momentum)
+        if self._settings.mixing_gate:
+            self._gate = GossipGate(self._masters.table)
         self._mixer.open(self._masters.table, wrong[0] if wrong else SELF_TEST_DIGEST)
 
     def _share_settings(self) -> None:
@@ -263,7 +276,11 @@ class GossipOptimizer:
         self._plan = self._mixer.begin_round(self._round_index, self._iterate)
         self._round_index = self._inner.round_index = self._plan.round_index
         if self._settings.vectors(Job.MIX1):
-            self._start(Job.MIX1, {Vector.ITERATE: self._iterate()}, self._all)
+            iterate = self._iterate()
+            if self._gate is not None and self._settings.variant.mix1 is MixingKind.GLOBAL:
+                is_relative = self._settings.gates(Vector.ITERATE, self._round_index)
+                iterate = self._gate.send_iterate(iterate, is_relative=is_relative)
+            self._start(Job.MIX1, {Vector.ITERATE: iterate}, self._all)
 
     def _iterate(self) -> Iterable[Entries]:
         return self.state.entries(self.state.z, self._all)
@@ -302,15 +319,14 @@ class GossipOptimizer:
         assert plan is not None
         subset = self._all if plan.subset is None else plan.subset
         # Computed while Mix1 may still be under way, and needed even where Mix2 brings nothing.
-        deltas = {}
-        if self._settings.vectors(Job.MIX2):
-            deltas = {index: self.state.compute_delta(index, self._masters.tensors[index]) for index in subset}
-        mix1 = self._result(Job.MIX1)
-        if deltas:
-            self._start(Job.MIX2, {Vector.GRADIENT: (Entries(*one) for one in _dense(deltas))}, subset)
-        mix2 = self._result(Job.MIX2) if deltas else NOTHING_MIXED
+        deltas = [self._delta(index) for index in subset] if self._settings.vectors(Job.MIX2) else []
+        mix1 = self._take_mix1(self._result(Job.MIX1))
         if mix1.is_common and mix1.sections is not None:
             self._mixed_root = compute_mixed_root(self._masters.table, plan.round_index, mix1.sections[0])
+        if deltas:
+            self._start(Job.MIX2, {Vector.GRADIENT: deltas}, subset)
+        mix2 = self._result(Job.MIX2) if deltas else NOTHING_MIXED
+        own = {} if self._gate is None else {one.tensor_index: self._gate.spread(one) for one in deltas}
         given = {**self._values(Job.MIX1, mix1, self._all), **self._values(Job.MIX2, mix2, subset)}
         delta_square = distance_square = 0.0
         for index, local in enumerate(self._masters.tensors):
@@ -318,7 +334,7 @@ class GossipOptimizer:
                 index,
                 local,
                 x=given.get((Vector.ITERATE, index)),
-                delta=given.get((Vector.GRADIENT, index)),
+                delta=given.get((Vector.GRADIENT, index), own.get(index)),
                 momentum=given.get((Vector.MOMENTUM, index)),
                 learning_rate=self._settings.learning_rate,
                 momentum_factor=self._settings.momentum_factor,
@@ -343,6 +359,29 @@ class GossipOptimizer:
             blocked_seconds=0.0,
             adopted=has_adopted,
         )
+
+    def _delta(self, index: int) -> Entries:
+        """Return what of one tensor's pseudo-gradient goes into Mix2."""
+        local = self._masters.tensors[index]
+        if self._gate is None:
+            return Entries(index, None, self.state.compute_delta(index, local))
+        z, flat = self.state.z[index].cpu().numpy(), local.detach().reshape(-1).cpu().numpy()
+        return self._gate.send_gradient(index, z, flat)
+
+    def _take_mix1(self, mix1: Mixed) -> Mixed:
+        """Return what Mix1 gave with x in it, where only what moved travelled."""
+        if self._gate is None or self._settings.variant.mix1 is not MixingKind.GLOBAL:
+            return mix1
+        mean = None if mix1.sections is None else mix1.sections[0]
+        x = self._gate.take_iterate(mean, is_common=mix1.is_common)
+        if x is None:
+            return replace(mix1, sections=None, is_common=False)
+        others = () if mix1.sections is None else mix1.sections[1:]
+        own_momentum = tuple(
+            tuple(one.values for one in self.state.entries(self.state.momentum, self._all))
+            for _ in self._settings.vectors(Job.MIX1)[1 + len(others) :]
+        )
+        return replace(mix1, sections=(tuple(x), *others, *own_momentum))
 
     def _start(self, job: Job, vectors: Mapping[Vector, Iterable[Entries]], tensor_indices: Sequence[int]) -> None:
         assert self._mixer is not None
@@ -404,7 +443,3 @@ class GossipOptimizer:
     @property
     def _all(self) -> range:
         return range(len(self._masters.tensors))
-
-
-def _dense(values: Mapping[int, FP32s]) -> Iterable[tuple[int, None, FP32s]]:
-    return ((index, None, one) for index, one in values.items())

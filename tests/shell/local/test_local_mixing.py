@@ -206,13 +206,16 @@ class SmallRun:
         for place in range(len(next(iter(parts.values())).slices)):
             inputs = tuple(CombinePart(KEYS[i], part.slices[place]) for i, part in sorted(parts.items()))
             count = len(parts[min(parts)].slices)
-            order = CombineParts(place, round_index, job, place, count, self.subset, inputs)
+            roots = {part.mixed_root for part in parts.values()}
+            assert len(roots) == 1, "all hold the same mean"
+            root = roots.pop()
+            order = CombineParts(place, round_index, job, place, count, self.subset, inputs, root)
             owner = self.daemons[min(parts)]
             answer = owner.means.combine(order)
             assert isinstance(answer, PartsCombined), answer
             name = SliceName(answer.blob_id, answer.encoded_size_bytes)
             mean = PartSlice(*_name_of(name), inputs[0].part.element_count, answer.norm_bits)
-            check = CheckMean(9, round_index, job, place, count, self.subset, len(inputs), mean)
+            check = CheckMean(9, round_index, job, place, count, self.subset, len(inputs), mean, root)
             assert owner.means.check(check).reason == ""
             slices.append(MixedSlice(name, len(inputs)))
         self.results[round_index, job] = tuple(slices)
@@ -282,10 +285,17 @@ def begin(mixer: DaemonMixer, value: float = 1.0, round_index: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("variant", list(MixingVariant))
+@pytest.mark.parametrize("is_gated", [False, True])
 def test_two_trainers_mix_through_their_daemons(
-    variant: MixingVariant, make_daemon: Callable[..., Daemon], connect: Callable[..., DaemonMixer]
+    variant: MixingVariant, is_gated: bool, make_daemon: Callable[..., Daemon], connect: Callable[..., DaemonMixer]
 ) -> None:
-    settings = MixingSettings(variant=variant, inner_steps=2, mixes_momentum=variant is not MixingVariant.DILOCO)
+    settings = MixingSettings(
+        variant=variant,
+        inner_steps=2,
+        mixes_momentum=variant is not MixingVariant.DILOCO,
+        mixing_gate=is_gated,
+        roster_rounds=8,
+    )
     daemons = [make_daemon(settings) for _ in range(2)]
     run = SmallRun(daemons, settings, subset=(1, 2) if variant.mixes_subset else ())
     trainers = []
