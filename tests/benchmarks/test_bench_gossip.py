@@ -6,6 +6,7 @@ import copy
 import importlib
 import json
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,8 @@ import torch
 
 from pulsenet.outer.mixing.settings import MixingSettings, MixingVariant
 from pulsenet.tensors.params import ParameterTable, TensorSpec
+from pulsenet.training.gossip_optimizer import GossipOptimizer
+from pulsenet.training.local_mixer import LocalMixing
 
 FOLDER = str(Path(__file__).parent)
 
@@ -95,6 +98,50 @@ def test_the_mean_of_all_trainers_is_what_no_mixing_at_all_gives(
     # What the gate holds back arrives late, so with it the mean is near, not equal.
     slack = 0.4 if "mixing_gate" in options else 2e-5
     assert max(np.abs(one - other).max() for one, other in zip(found, expected, strict=True)) < slack
+
+
+@pytest.mark.parametrize("mixes_momentum", [False, True])
+@pytest.mark.parametrize("variant", list(MixingVariant))
+def test_what_is_measured_is_what_training_processes_run(variant: MixingVariant, mixes_momentum: bool) -> None:
+    """The same bits as GossipOptimizer, round by round; with a power of two as inner rate, which rounds nothing."""
+    settings = MixingSettings(
+        variant=variant, inner_steps=1, mixes_momentum=mixes_momentum and variant is not MixingVariant.DILOCO
+    )
+    start, count = [np.linspace(-1, 1, 6, dtype=np.float32), np.ones(3, np.float32)], 3
+    gradients = np.random.default_rng(1).normal(size=(5, count, 9)).astype(np.float32)
+    table = ParameterTable((TensorSpec("0", "F32", (6,)), TensorSpec("1", "F32", (3,))))
+    mine = rounds_module.GossipRounds(settings, table, start, count, seed=0, subset=[1])
+    mine._keys, mine._seed = [bytes([member]) * 32 for member in range(count)], b"shared"
+    expected = []
+    for row in gradients:
+        mine.open()
+        mine.close(
+            [
+                [z - np.float32(0.125) * part for z, part in zip(member.iterate, np.split(one, [6]), strict=True)]
+                for member, one in zip(mine.members, row, strict=True)
+            ]
+        )
+        expected.append([[z.tobytes() for z in member.iterate] for member in mine.members])
+    mixing = LocalMixing(settings, count, seed=b"shared", subset=[1])
+    found: list[list[list[bytes]]] = [[] for _ in range(count)]
+
+    def train(member: int) -> None:
+        model = torch.nn.ParameterList([torch.from_numpy(values.copy()) for values in start])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+        sync = GossipOptimizer(model, optimizer, mixer=mixing.member(member), warmup_steps=0)
+        for row in gradients:
+            for parameter, part in zip(model, np.split(row[member], [6]), strict=True):
+                parameter.grad = torch.from_numpy(part.copy())
+            optimizer.step()
+            sync.step()
+            found[member].append([values.numpy().tobytes() for values in sync.state.z])
+
+    threads = [threading.Thread(target=train, args=(member,)) for member in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [list(each) for each in zip(*found, strict=True)] == expected
 
 
 def test_all_variants_with_one_trainer_are_diloco() -> None:
