@@ -62,6 +62,31 @@ def test_trainers_that_train_together_outlive_a_kill_of_one(tmp_path: Path) -> N
     assert _processes_of(workdir) == []
 
 
+@pytest.mark.timeout(600)
+def test_trainers_that_mix_outlive_a_kill_of_one(tmp_path: Path) -> None:
+    workdir = tmp_path / "work"
+    command = [sys.executable, "-m", "pulsenetd.cli", "demo", "--trainers", "3", "--algorithm", "gossip", "--json"]
+    finished = subprocess.run(
+        [*command, "--model", "tiny", "--rounds", "8", "--workdir", str(workdir)],
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    summary = json.loads(finished.stdout)
+    assert summary["mixes_again"] is True
+    assert summary["resumed"]["at"] >= summary["resumed"]["from"] >= 1
+    rounds = summary["rounds"]
+    assert [row["round"] for row in rounds] == list(range(len(rounds)))
+    assert rounds[1]["trainers"] == ["trainer-1", "trainer-2", "trainer-3"]
+    assert rounds[3]["trainers"] == ["trainer-1", "trainer-2"], "the others went on"
+    # weights of their own, and close: BF16 alone keeps three digits
+    assert 0.0 < summary["apart"] < 0.01
+    assert rounds[-1]["loss"] < rounds[0]["loss"]
+    assert _processes_of(workdir) == []
+
+
 def _processes_of(workdir: Path) -> list[str]:
     """Return the command lines of running processes that name the directory: none may be left behind."""
     found = []

@@ -1,0 +1,69 @@
+"""Utilisation of trainers that mix, measured in the namespace lab, beside what ``pulsenet plan`` says.
+
+Inner steps are paced by a timer and payloads are small; the published proportion of the time of the inner steps to
+that of a pair's exchange is kept (236 s to 240 s at 100 Mbit/s). Needs root and an idle machine.
+
+    python tests/benchmarks/bench_utilization.py [--variant NAME ...] [--mbps 8] [--write docs/gossip.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path += [str(ROOT / "tests" / "lab"), str(ROOT / "tests" / "e2e")]
+
+from mixing_lab import Case, Measured, measure  # noqa: E402
+
+VARIANTS = ("diloco", "global_m1", "global_m1_local_m2", "global_m1_local_m2_subset", "local_m1_m2")
+COMPUTE_OVER_PAIR = 236 / 240
+"""C over the time of a pair's exchange, at the slower of the published speeds."""
+BEGIN, END = "<!-- utilization -->", "<!-- /utilization -->"
+
+
+def make_case(variant: str, mbps: float, params: int) -> Case:
+    """Return a case with the published proportions."""
+    pair_seconds = params * 4 * 8e-6 / mbps
+    return Case(variant, mbps, params, step_seconds=COMPUTE_OVER_PAIR * pair_seconds / 8)
+
+
+def format_table(found: list[Measured]) -> str:
+    """Return the table that goes into the documentation."""
+    lines = [
+        "| variant | measured | planned | whole mixings | work beside mixing, 95th percentile |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| `{one.case.variant}` | {one.utilization:.0%} | {one.predicted:.0%} | {one.mixed_ratio:.0%} "
+        f"| {one.work_ratio_p95:.2f} of alone |"
+        for one in found
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--variant", action="append", choices=VARIANTS)
+    parser.add_argument("--mbps", type=float, default=8.0)
+    parser.add_argument("--params", type=int, default=1 << 20)
+    parser.add_argument("--write", type=Path, default=None, help="document with the markers of the table")
+    arguments = parser.parse_args()
+    found = []
+    for variant in arguments.variant or VARIANTS:
+        found.append(measure(make_case(variant, arguments.mbps, arguments.params)))
+        one = found[-1]
+        print(f"{variant}: measured {one.utilization:.3f}, planned {one.predicted:.3f}", flush=True)
+    table = format_table(found)
+    print(table, f"\nload {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")
+    if arguments.write is not None:
+        text = arguments.write.read_text()
+        start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+        arguments.write.write_text(f"{text[:start]}\n{table}\n{text[end:]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""A training process whose inner steps take as long as it is told, over a model that only has a size.
+
+It prints a line of JSON for each round, and how long a fixed piece of work took in each inner step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import asdict
+
+import torch
+
+import pulsenet.training
+from pulsenet.training import GossipOptimizer, MixingReport
+
+WORK_SIDE = 256
+"""Of the matrices that are multiplied in an inner step."""
+
+
+def work() -> float:
+    """Compute something, always the same, and return the seconds it took."""
+    started_at = time.perf_counter()
+    matrix = torch.ones(WORK_SIDE, WORK_SIDE)
+    for _ in range(4):
+        matrix = (matrix @ matrix).clamp_(max=1.0)
+    return time.perf_counter() - started_at
+
+
+def main() -> None:
+    """Mix for so many rounds."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data-dir", required=True)
+    parser.add_argument("--params", type=int, required=True)
+    parser.add_argument("--step-seconds", type=float, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(1)
+    model = torch.nn.Module()
+    layers = [torch.randn(arguments.params // 8, generator=generator) for _ in range(8)]
+    model.layers = torch.nn.ParameterList(layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    noise = torch.Generator().manual_seed(100 + arguments.seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=noise)
+    alone = [work() for _ in range(200)]
+    mixer = pulsenet.training.join_mixing(data_dir=arguments.data_dir, publish=False)
+    assert mixer is not None
+    taken: list[float] = []
+
+    def tell(report: MixingReport) -> None:
+        line = {**asdict(report), "work_seconds": taken, "alone_seconds": alone}
+        print(json.dumps(line), flush=True)
+        taken.clear()
+
+    sync = GossipOptimizer(model, optimizer, mixer=mixer, on_round=tell)
+    while sync.counters.rounds < arguments.rounds:
+        ends_at = time.monotonic() + arguments.step_seconds
+        taken.append(work())
+        optimizer.step()
+        time.sleep(max(0.0, ends_at - time.monotonic()))
+        sync.step()
+    mixer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""Utilisation over shaped links is what the planner says, within five points (paced inner steps, small payloads)."""
+
+from __future__ import annotations
+
+import pytest
+from mixing_lab import Case, measure
+
+pytestmark = [pytest.mark.e2e, pytest.mark.lab, pytest.mark.nightly, pytest.mark.timeout(1200)]
+pytest.importorskip("torch")
+
+MBPS = 8.0
+PARAMS = 1 << 20
+PAIR_SECONDS = PARAMS * 4 * 8e-6 / MBPS
+POINTS_MAX = 0.05
+
+
+@pytest.mark.parametrize(
+    "variant", ["diloco", "global_m1", "global_m1_local_m2", "global_m1_local_m2_subset", "local_m1_m2"]
+)
+def test_utilisation_is_what_the_planner_says(variant: str) -> None:
+    found = measure(Case(variant, MBPS, PARAMS, step_seconds=236 / 240 * PAIR_SECONDS / 8))
+    print(f"{variant}: measured {found.utilization:.3f}, planned {found.predicted:.3f}, whole {found.mixed_ratio:.2f}")
+    assert found.mixed_ratio >= 0.8
+    assert abs(found.utilization - found.predicted) <= POINTS_MAX
