@@ -176,6 +176,7 @@ def check_lag(prometheus: Prometheus, reader: Node) -> None:
 
 
 def test_prometheus_sees_bandwidth_and_lag_of_a_live_run(swarm: Swarm, tmp_path: Path) -> None:
+    """A-OBS-1, A-OBS-2"""
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
     run_file, port = set_up(swarm)
