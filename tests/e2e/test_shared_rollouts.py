@@ -117,6 +117,24 @@ def test_an_answer_goes_to_the_trainer_that_asked(party: Party) -> None:
         assert party.nodes[name].status["rollouts"]["tasks"]["done"] == len(groups)
 
 
+def test_tasks_outlast_a_trainer_that_is_killed(party: Party) -> None:
+    first = party.nodes["first"]
+    sent = set(party.trainers["first"].send_tasks([{"group": 900 + place} for place in range(4)], lease_seconds=3600.0))
+    (given,) = islice(party.sampler.tasks(count_max=1, timeout_seconds=WAIT_SECONDS), 1)
+    first.kill()
+    first.start()
+    first.wait_ready()
+    counts = {"waiting": 3, "leased": 1, "done": 0, "expired": 0, "given_up": 0}
+    assert first.status["rollouts"]["tasks"] == counts
+    # They come over the new connection; over none, the answer would go to the other trainer.
+    rest = {task.task_id for task in islice(party.sampler.tasks(timeout_seconds=WAIT_SECONDS), 3)}
+    assert {given.task_id} | rest == sent
+    party.submit(given.content["group"], tasks=[given])
+    party.wait_delivered()
+    assert first.status["rollouts"]["tasks"] == {**counts, "waiting": 0, "leased": 3, "done": 1}
+    assert party.take("first") == [given.content["group"]]
+
+
 def test_the_share_of_a_trainer_that_is_gone_goes_to_the_other(party: Party) -> None:
     party.nodes["second"].kill()
     for group in range(BATCHES):
