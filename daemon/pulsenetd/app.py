@@ -44,6 +44,8 @@ from pulsenetd.readiness import check_readiness
 from pulsenetd.roles import Role, build_role
 from pulsenetd.rollouts import Rollouts
 from pulsenetd.rounds_part import shape_of
+from pulsenetd.scrubbing import LOOK_SECONDS as SCRUB_SECONDS
+from pulsenetd.scrubbing import Scrubber
 from pulsenetd.service_manager import ServiceManager
 from pulsenetd.startup import Settled, take_up_rounds
 from pulsenetd.storage.store import Store
@@ -305,6 +307,7 @@ class Node:
                 tasks.create_task(repeat(chores.HEADS_SECONDS, reader.read_heads))
                 tasks.create_task(repeat(reader.haves_wait_seconds, reader.read_haves))
                 tasks.create_task(repeat(chores.MEND_SECONDS, self._mend))
+                tasks.create_task(repeat(SCRUB_SECONDS, Scrubber(self._store, self._read_threads, driver.post).look))
                 if not self._settled.is_local:
                     tasks.create_task(repeat(LOOK_SECONDS, self._reachability.look))
                 tasks.create_task(repeat(chores.RUN_FILES_SECONDS, lambda: self._look_around(live, links)))

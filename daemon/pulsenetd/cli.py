@@ -11,7 +11,21 @@ from importlib.metadata import version
 from typing import Any, NoReturn
 
 from pulsenet.errors import PulsenetError, UsageError
-from pulsenetd.commands import bench, config, demo, doctor, join, keygen, patch, plan, run, sim, status, verify
+from pulsenetd.commands import (
+    bench,
+    config,
+    demo,
+    doctor,
+    join,
+    keygen,
+    patch,
+    plan,
+    run,
+    scrub,
+    sim,
+    status,
+    verify,
+)
 from pulsenetd.errors import exit_code
 from pulsenetd.logs import printable
 
@@ -52,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pulsenet {version('pulsenet')}")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
-    for module in (join, run, keygen, status, doctor, verify, patch, bench, plan, sim, config, demo):
+    for module in (join, run, keygen, status, doctor, scrub, verify, patch, bench, plan, sim, config, demo):
         module.add_parser(commands)
     return parser
 

@@ -100,6 +100,13 @@ class StoreFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class BlobDamaged:
+    """The disk lost a chunk of a stored blob: read again, it was not what it had been, and is deleted."""
+
+    blob_id: Digest
+
+
+@dataclass(frozen=True, slots=True)
 class HopApplied:
     """The mirror now holds ``version``, its root was checked and the fact is durable."""
 
@@ -374,6 +381,7 @@ Event = (
     | RequestFailed
     | ChunkStored
     | StoreFailed
+    | BlobDamaged
     | HopApplied
     | HopFailed
     | EngineApplied

@@ -29,6 +29,7 @@ from pulsenet.node.effects import (
 )
 from pulsenet.node.engine_swap import EngineSwap
 from pulsenet.node.events import (
+    BlobDamaged,
     EngineApplied,
     EngineFailed,
     Event,
@@ -243,6 +244,11 @@ class Inferencer:
                 return self._take_hop(event, now)
             case EngineApplied() | EngineFailed():
                 return self._engine.handle(event, now)
+            case BlobDamaged(blob_id):
+                self._shelf.lose(blob_id)
+                self._fetcher.look_again(blob_id)
+                self._seen = ()
+                return []
             case StoreFailed(digest, reason):
                 told = self._store_trouble.note(reason, now, is_state=digest is None)
                 return told + self._fetcher.handle(event, now)
@@ -328,7 +334,8 @@ class Inferencer:
             if self._phase is not Phase.CURRENT:
                 self._move(Step.TARGET_REACHED)
                 effects += self._tidy()
-            return effects
+            lost = self._shelf.choose_lost(catalogue, self._news.manifest, self._fetcher.is_whole)
+            return effects + (self._want(lost) if lost else [])
         hop = self._router.next_hop
         if hop is None:
             if catalogue is not None and self._phase is not Phase.STALLED:

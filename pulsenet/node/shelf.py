@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from pulsenet.chain.records import Catalogue, CatalogueEntry, Kind, Manifest
 from pulsenet.chain.retention import RetentionLimits, retained
@@ -24,6 +24,8 @@ class Shelf:
         self._role = role
         self._stored = dict(stored)
         self._limits = retention_limits
+        self._lost: dict[Digest, None] = {}
+        """Manifests whose blobs were here whole until the disk damaged them."""
         self._chosen: tuple[Catalogue, tuple[CatalogueEntry, ...]] | None = None
 
     def __len__(self) -> int:
@@ -62,6 +64,38 @@ class Shelf:
         """Put a whole blob on the shelf."""
         if manifest is not None:
             self._stored[digest] = manifest
+            self._lost.pop(digest, None)
+
+    def lose(self, blob_id: Digest) -> None:
+        """Take a blob off the shelf that the disk damaged: it is neither announced nor taken for whole any more."""
+        gone = [digest for digest, manifest in self._stored.items() if manifest.blob_id == blob_id]
+        for digest in gone:
+            del self._stored[digest]
+            self._lost[digest] = None
+
+    def choose_lost(
+        self,
+        catalogue: Catalogue | None,
+        find: Callable[[Digest], Manifest | None],
+        is_whole: Callable[[Digest], bool],
+    ) -> tuple[CatalogueEntry, ...]:
+        """Return what was damaged and is still named, to be fetched again; what is whole by now is put back.
+
+        Args:
+            catalogue: The newest, or ``None`` while it is not here.
+            find: Returns a manifest by its digest.
+            is_whole: Says whether a blob was fetched.
+        """
+        if catalogue is None or not self._lost:
+            return ()
+        named = {entry.manifest_digest: entry for entry in catalogue.entries}
+        for digest in tuple(self._lost):
+            manifest = find(digest)
+            if digest not in named:
+                del self._lost[digest]
+            elif manifest is not None and is_whole(manifest.blob_id):
+                self.add(digest, manifest)
+        return tuple(named[digest] for digest in self._lost)
 
     def choose_for_seed(self, catalogue: Catalogue) -> tuple[CatalogueEntry, ...]:
         """Return what a seed wants of a catalogue, newest first, patches before anchors."""

@@ -9,7 +9,7 @@ import pytest
 from pulsenet.chain.records import Kind
 from pulsenet.chain.retention import RetentionLimits
 from pulsenet.ids import Version
-from pulsenet.node.events import HeadSeen
+from pulsenet.node.events import BlobDamaged, HeadSeen
 from pulsenet.testing.node import SimNode
 from pulsenet.testing.world import World
 
@@ -285,6 +285,32 @@ def test_a_seed_drops_what_the_publisher_drops() -> None:
     assert set(seed.store.chunks) == set(trainer.store.chunks)
     # The inferencer came by the first anchor and still keeps what rebuilds its mirror.
     assert fetched_numbers(inferencer, Kind.ANCHOR) == [1]
+
+
+@pytest.mark.parametrize("role", ["seed", "inferencer"])
+def test_what_a_disk_damaged_is_fetched_again_and_not_announced_meanwhile(role: str) -> None:
+    """A-DSK-2: found by a scrub while nothing else happens; whatever the catalogue still names comes back."""
+    world, trainer = make_world(14)
+    node = world.add_node("keeper", role)
+    world.run_until(world.is_settled, SETTLE_SECONDS)
+    before = set(node.store.chunks)
+    for kind, number in ((Kind.PATCH, 13), (Kind.ANCHOR, 11)):
+        forget_blob(node, number, kind)
+    lost = before - set(node.store.chunks)
+    assert lost
+    lists = {blob_id: set(node.store.digests_of(data)) for blob_id, data in node.store.lists.items()}
+    for blob_id, digests in lists.items():
+        if digests & lost:
+            node.deliver_to_all(BlobDamaged(blob_id))
+    assert node.follower is not None
+    assert 11 not in node.follower.holdings.anchors
+    world.run_until(lambda: set(node.store.chunks) == before, SETTLE_SECONDS)
+    world.run_until(lambda: node.follower is not None and 11 in node.follower.holdings.anchors, SETTLE_SECONDS)
+    assert node.follower.phase == "current"
+    assert node.hands.fetched_size_bytes > 0
+    trainer.deliver_to_all(BlobDamaged(next(iter(trainer.store.lists))))
+    world.publish_and_wait()
+    world.run_until(world.is_settled, SETTLE_SECONDS)
 
 
 def test_a_killed_inferencer_comes_back_from_its_own_disk() -> None:

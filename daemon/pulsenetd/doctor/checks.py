@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pulsenet.errors import PulsenetError
-from pulsenetd.doctor import installation, machine, network
+from pulsenetd.doctor import installation, machine, network, stores
 from pulsenetd.doctor.findings import Check, Finding, Grade, Subject, fail
 
 CHECKS: Final = (
@@ -15,6 +15,7 @@ CHECKS: Final = (
     Check("keys", installation.look_at_keys),
     Check("clock", machine.look_at_clock),
     Check("disk", machine.look_at_disk),
+    Check("stores", stores.look_at_stores),
     Check("memory", machine.look_at_memory),
     Check("files", machine.look_at_files),
     Check("congestion", machine.look_at_congestion_control),

@@ -27,6 +27,13 @@ class ChunkFiles:
         self._has_changed = threading.Condition(self._lock)
         self.damaged_count = 0
         """Files deleted because their bytes did not match their name."""
+        self._damaged: set[Digest] = set()
+
+    def take_damaged(self) -> set[Digest]:
+        """Return the chunks found damaged or gone since the last call."""
+        with self._lock:
+            damaged, self._damaged = self._damaged, set()
+        return damaged
 
     def scan(self) -> None:
         """Learn what is there and delete what a crash left unfinished.
@@ -126,12 +133,16 @@ class ChunkFiles:
                 data = file.read(limits.CHUNK_SIZE_BYTES_MAX + 1)  # whatever it has become since it was written
         except FileNotFoundError:
             self._forget(digest)
+            with self._lock:
+                self._damaged.add(digest)
             return None
         except OSError as error:
             raise describe_os_error("read", path, error) from error
         if compute_digest(data) != digest:
             self.damaged_count += 1
             self.remove(digest)
+            with self._lock:
+                self._damaged.add(digest)
             return None
         return data
 

@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from pulsenet.chain.records import Aggregate, Contribution, Manifest, SignedRecord, StateAnchor
+from pulsenet.chain.records import Manifest, SignedRecord
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
-from pulsenet.errors import IntegrityError, RemoteProtocolError, StorageError
+from pulsenet.errors import IntegrityError, StorageError
 from pulsenet.ids import Digest, short
 from pulsenet.wire.chunks import ChunkCutter, ChunkList
 from pulsenet.wire.schema import decode_value
@@ -35,6 +34,7 @@ from pulsenetd.storage.disk import (
     require_free_space,
 )
 from pulsenetd.storage.leases import Leases
+from pulsenetd.storage.naming import NAMING, decode_own_list, find_blobs_of
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (digest BLOB PRIMARY KEY, type TEXT NOT NULL, encoded BLOB NOT NULL);
@@ -46,10 +46,6 @@ CREATE TABLE IF NOT EXISTS blobs (
     released INTEGER NOT NULL    -- nobody here needs it: goes once no lease protects it
 );
 """
-
-_Naming = Manifest | Contribution | Aggregate | StateAnchor
-_NAMING: Final[tuple[type[_Naming], ...]] = (Manifest, Contribution, Aggregate, StateAnchor)
-"""Records that name blobs."""
 
 DATABASE_NAME = "store.sqlite"
 FREE_SIZE_BYTES_MIN = 64 << 20
@@ -139,7 +135,7 @@ class Store:
             database.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", state)
         with self._mutex:
             for record in records:
-                self._uncommitted -= _find_blobs_of(record)
+                self._uncommitted -= find_blobs_of(record)
         return tuple(Digest(row[0]) for row in rows)
 
     def record(self, digest: Digest) -> bytes | None:
@@ -280,6 +276,24 @@ class Store:
         """
         return BlobWriter(self, self._chunks, ChunkCutter() if cutter is None else cutter)
 
+    def blob_ids(self) -> list[Digest]:
+        """Return the blobs whose lists are kept, in no order."""
+        return [Digest(row[0]) for row in self._database.fetch_all("SELECT blob_id FROM blobs WHERE released = 0")]
+
+    def chunk_digests(self) -> list[Digest]:
+        """Return the chunks held, in no order; reading one (:meth:`chunk`) checks it."""
+        return list(self._chunks)
+
+    def records(self) -> list[tuple[Digest, bytes]]:
+        """Return every record with the digest it is kept under, in no order."""
+        return [(Digest(row[0]), row[1]) for row in self._database.fetch_all("SELECT digest, encoded FROM records")]
+
+    def take_damaged_blobs(self) -> list[Digest]:
+        """Return the blobs that lost a chunk to damage since the last call."""
+        lost = self._chunks.take_damaged()
+        lists = ((blob_id, self.chunk_list(blob_id)) for blob_id in self.blob_ids()) if lost else ()
+        return [blob_id for blob_id, held in lists if held is not None and not lost.isdisjoint(held.digests)]
+
     def discard_blob(self, blob_id: Digest) -> None:
         """Delete a blob made here that no record will name; one that a record names stays."""
         with self._mutex:
@@ -370,7 +384,7 @@ class Store:
         lists: list[ChunkList] = []
         dead: list[Digest] = []
         for blob_id, data, made_here, released in self._database.fetch_all("SELECT * FROM blobs"):
-            chunk_list = _decode_own_list(data)
+            chunk_list = decode_own_list(data)
             if chunk_list is None or released or (made_here and blob_id not in named):
                 dead.append(Digest(blob_id))
                 continue
@@ -384,8 +398,8 @@ class Store:
             self._check_chunks(chunk_list)
 
     def _find_named_blobs(self) -> set[Digest]:
-        records = (decode_signed(data) for kind in _NAMING for data in self.records_of_type(kind.TYPE))
-        return {blob_id for record in records for blob_id in _find_blobs_of(record)}
+        records = (decode_signed(data) for kind in NAMING for data in self.records_of_type(kind.TYPE))
+        return {blob_id for record in records for blob_id in find_blobs_of(record)}
 
     def _check_chunks(self, chunk_list: ChunkList) -> None:
         """Drop chunks of a wrong size; read every chunk of a blob a crash may have interrupted."""
@@ -478,20 +492,3 @@ class BlobWriter:
     def _let_go(self) -> None:
         held, self._held = self._held, set()
         self._store._drop_references(held)
-
-
-def _find_blobs_of(record: SignedRecord) -> set[Digest]:
-    """Return the blobs that a record stands for."""
-    for kind in _NAMING:
-        if record.type == kind.TYPE:
-            named: _Naming = decode_value(kind, record.payload)
-            return {each.blob_id for each in (named.slices if isinstance(named, Aggregate) else (named,))}
-    return set()
-
-
-def _decode_own_list(data: bytes) -> ChunkList | None:
-    """Decode a list we stored; a damaged one is treated like an absent one."""
-    try:
-        return ChunkList.decode(data)
-    except RemoteProtocolError:
-        return None

@@ -126,3 +126,34 @@ def test_a_blob_still_named_by_another_manifest_is_not_released() -> None:
     blob_ids, digests = holder.release(Version(0, 9), ())
     assert blob_ids == ()
     assert digests == (digest_of(first),)
+
+
+def test_a_damaged_blob_is_neither_held_nor_announced_until_it_is_whole_again() -> None:
+    anchor, patch, last = manifest(Kind.ANCHOR, 1), manifest(Kind.PATCH, 2), manifest(Kind.PATCH, 3)
+    kept = shelf("inferencer", anchor, patch, last)
+    kept.lose(patch.blob_id)
+    kept.lose(Digest(b"unknown blob".ljust(32)))
+    assert not kept.holds(digest_of(patch))
+    assert (kept.holdings.version_first, kept.holdings.version_last) == (3, 3)
+    catalogue = Catalogue(RunId(bytes(32)), 0, tuple(entries(anchor, patch, last)))
+    known = {digest_of(item): item for item in (anchor, patch, last)}
+    whole: set[Digest] = set()
+
+    def choose(named: Catalogue | None) -> list[Digest]:
+        return [entry.manifest_digest for entry in kept.choose_lost(named, known.get, whole.__contains__)]
+
+    assert choose(None) == []
+    assert choose(catalogue) == [digest_of(patch)]
+    whole.add(patch.blob_id)
+    assert choose(catalogue) == []
+    assert kept.holds(digest_of(patch))
+
+
+def test_what_was_damaged_and_is_named_no_more_is_forgotten() -> None:
+    anchor, patch = manifest(Kind.ANCHOR, 1), manifest(Kind.PATCH, 2)
+    kept = shelf("inferencer", anchor, patch)
+    kept.lose(patch.blob_id)
+    known = {digest_of(patch): patch}
+    for numbers in ((anchor,), (anchor, patch)):
+        catalogue = Catalogue(RunId(bytes(32)), 0, tuple(entries(*numbers)))
+        assert kept.choose_lost(catalogue, known.get, lambda blob_id: False) == ()

@@ -1,0 +1,103 @@
+"""``pulsenet scrub``: read everything a stopped node keeps, and delete what is damaged."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pulsenet.errors import ConfigError
+from pulsenet.local.directories import RUN_NAME_DEFAULT, data_home
+from pulsenetd.errors import DirectoryLockedError
+
+if TYPE_CHECKING:
+    from pulsenetd.storage.scrub import Report
+
+_EPILOG = """\
+For nodes that are stopped: a running one reads what it holds by itself, all of it within a day, and fetches again what
+it finds damaged. What a stopped node lacks after this, it fetches again at its next start, where it needs it.
+Exit code 0 if everything was whole, 6 if anything was damaged.
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add ``scrub`` to the command line."""
+    parser = commands.add_parser(
+        "scrub",
+        help="find and delete what is damaged on a node's disk",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--run", default=RUN_NAME_DEFAULT, metavar="NAME", help="all nodes of this run")
+    parser.add_argument("--data-dir", default=None, metavar="DIR", help="only the node in this directory")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run_command=_scrub)
+
+
+def find_nodes(run: str, data_dir: str | None) -> list[Path]:
+    """Return the directories that are meant.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    from pulsenetd import runs
+    from pulsenetd.storage.store import DATABASE_NAME
+
+    if data_dir is not None:
+        nodes = [Path(data_dir)] if (Path(data_dir) / DATABASE_NAME).exists() else []
+    else:
+        nodes = sorted(path.parent for path in runs.run_path(data_home(os.environ), run).glob(f"*/{DATABASE_NAME}"))
+    if not nodes:
+        raise ConfigError(f"no node keeps anything in {data_dir or f'run {run} on this machine'}")
+    return nodes
+
+
+def _scrub(arguments: argparse.Namespace) -> int:
+    from pulsenetd.storage.scrub import scrub
+    from pulsenetd.storage.store import Store
+
+    found: dict[str, Any] = {}
+    code = 0
+    for node in find_nodes(arguments.run, arguments.data_dir):
+        try:
+            store = Store.open(node)
+        except DirectoryLockedError as error:
+            if arguments.data_dir is not None:
+                raise
+            found[str(node)] = {"skipped": str(error)}
+            if not arguments.json:
+                print(f"{node}: left out, it is running and reads its disk by itself")
+            continue
+        try:
+            report = scrub(store, _show_progress if sys.stderr.isatty() else lambda done, total: None)
+        finally:
+            store.close()
+        code = code if report.is_whole else 6
+        found[str(node)] = {
+            **asdict(report),
+            "lacks": [{**asdict(lack), "blob_id": lack.blob_id.hex()} for lack in report.lacks],
+        }
+        if not arguments.json:
+            _print(node, report)
+    if arguments.json:
+        print(json.dumps({"whole": code == 0, "nodes": found}, indent=2))
+    return code
+
+
+def _show_progress(done: int, total: int) -> None:
+    print(f"\r{done} of {total} chunks", end="" if done < total else "\n", file=sys.stderr, flush=True)
+
+
+def _print(node: Path, report: Report) -> None:
+    print(
+        f"{node}: {report.chunk_count} chunks ({report.chunk_size_bytes} bytes), {report.record_count} records read; "
+        f"{report.damaged_count} chunks and {report.bad_record_count} records were damaged and are deleted"
+    )
+    for lack in report.lacks:
+        print(f"  {lack.name or lack.blob_id.hex()[:16]} lacks {lack.chunk_count} chunks ({lack.size_bytes} bytes)")
+    if report.lacks:
+        print("  start the node: it fetches again what it needs of that")

@@ -1,0 +1,91 @@
+"""Reading everything a store holds, and naming what is damaged: bits rot on disks that nobody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pulsenet.chain.signing import decode_signed, record_digest
+from pulsenet.errors import RemoteProtocolError
+from pulsenet.ids import Digest
+from pulsenetd.storage.naming import describe_record, find_blobs_of
+from pulsenetd.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """A blob that is not whole."""
+
+    name: str
+    """What names it, for people; empty if nothing does yet."""
+    blob_id: Digest
+    chunk_count: int
+    """Chunks that it lacks."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a scrub found. What was damaged is deleted by then: a node fetches it again where it needs it."""
+
+    chunk_count: int
+    chunk_size_bytes: int
+    damaged_count: int
+    record_count: int
+    bad_record_count: int
+    """Records that are not what they are kept as."""
+    lacks: tuple[Lack, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing was damaged and nothing is missing."""
+        return not (self.damaged_count or self.bad_record_count or self.lacks)
+
+
+def scrub(store: Store, on_progress: Callable[[int, int], None] = lambda done, total: None) -> Report:
+    """Read and check everything in a store, and delete what is damaged. Blocks for as long as that takes.
+
+    Args:
+        store: Open, and used by nobody else.
+        on_progress: Told how many chunks of how many were read.
+
+    Raises:
+        StorageError: The disk refused.
+    """
+    before = store.usage()
+    digests = sorted(store.chunk_digests())
+    damaged = 0
+    for done, digest in enumerate(digests, 1):
+        damaged += store.chunk(digest) is None
+        on_progress(done, len(digests))
+    names, bad = _read_records(store)
+    store.release((), bad, now=0.0)
+    lacks = []
+    for blob_id in sorted(store.blob_ids()):
+        missing = store.missing_chunks(blob_id)
+        if missing:
+            lacks.append(Lack(names.get(blob_id, ""), blob_id, len(missing), sum(size for size, _ in missing)))
+    return Report(
+        chunk_count=len(digests),
+        chunk_size_bytes=before.chunk_size_bytes,
+        damaged_count=damaged,
+        record_count=len(store.records()),
+        bad_record_count=len(bad),
+        lacks=tuple(lacks),
+    )
+
+
+def _read_records(store: Store) -> tuple[dict[Digest, str], list[Digest]]:
+    """Return what names each blob, and the records that are not what they are kept as."""
+    names: dict[Digest, str] = {}
+    bad = []
+    for digest, encoded in store.records():
+        try:
+            record = decode_signed(encoded)
+            if record_digest(record) != digest:
+                raise RemoteProtocolError("digest", "another record")
+            for blob_id in find_blobs_of(record):
+                names[blob_id] = describe_record(record)
+        except RemoteProtocolError:
+            bad.append(digest)
+    return names, bad

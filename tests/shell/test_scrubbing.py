@@ -1,0 +1,85 @@
+"""A running node finds what its disk damaged, and its machines hear of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+import pytest
+
+from pulsenet.ids import compute_digest
+from pulsenet.node.events import BlobDamaged, Event
+from pulsenet.wire.chunks import ChunkList
+from pulsenetd import scrubbing
+from pulsenetd.scrubbing import Scrubber
+from pulsenetd.storage.store import Store
+
+PARTS = [b"one", b"two", b"three"]
+
+
+@pytest.fixture
+def thread() -> Iterator[Executor]:
+    with ThreadPoolExecutor(1) as threads:
+        yield threads
+
+
+@pytest.fixture
+def chunk_list(store: Store) -> ChunkList:
+    held = ChunkList(tuple((len(part), compute_digest(part)) for part in PARTS))
+    store.put_chunk_list(held.blob_id, held.encode())
+    for part in PARTS:
+        store.put_chunk(compute_digest(part), part)
+    return held
+
+
+def damage(store: Store, part: bytes) -> None:
+    name = compute_digest(part).hex()
+    (store.directory / "chunks" / name[:2] / name).write_bytes(b"x" * len(part))
+
+
+def test_all_is_read_little_by_little_and_damage_told_once(
+    store: Store, chunk_list: ChunkList, thread: Executor
+) -> None:
+    """A-DSK-2."""
+    posted: list[Event] = []
+    scrubber = Scrubber(store, thread, posted.append)
+    damage(store, b"two")
+    for _ in PARTS:
+        asyncio.run(scrubber.look())
+    assert posted == [BlobDamaged(chunk_list.blob_id)]
+    assert scrubber.pass_count == 1
+    assert not store.is_complete(chunk_list.blob_id)
+    for _ in PARTS:
+        asyncio.run(scrubber.look())
+    assert len(posted) == 1
+
+
+def test_what_a_reader_found_damaged_is_told_too(store: Store, chunk_list: ChunkList, thread: Executor) -> None:
+    posted: list[Event] = []
+    scrubber = Scrubber(store, thread, posted.append)
+    damage(store, b"three")
+    assert store.chunk(compute_digest(b"three")) is None
+    asyncio.run(scrubber.look())
+    assert posted == [BlobDamaged(chunk_list.blob_id)]
+
+
+def test_a_large_store_is_read_within_a_day(
+    store: Store, chunk_list: ChunkList, thread: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrubbing, "PASS_SECONDS", 2 * scrubbing.LOOK_SECONDS)
+    scrubber = Scrubber(store, thread, lambda event: None)
+    asyncio.run(scrubber.look())
+    assert scrubber.pass_count == 0
+    asyncio.run(scrubber.look())
+    assert scrubber.pass_count == 1
+
+
+def test_a_chunk_that_was_let_go_meanwhile_is_no_damage(store: Store, chunk_list: ChunkList, thread: Executor) -> None:
+    posted: list[Event] = []
+    scrubber = Scrubber(store, thread, posted.append)
+    asyncio.run(scrubber.look())
+    store.release([chunk_list.blob_id], [], now=0.0)
+    for _ in PARTS:
+        asyncio.run(scrubber.look())
+    assert posted == []
