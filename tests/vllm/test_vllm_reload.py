@@ -20,6 +20,8 @@ from pulsenet.serving.vllm.reload import ReloadEngine
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
+COMPILE_SECONDS_MAX = 900.0
+"""vLLM compiles what experts are computed with at the first request."""
 PROMPTS = [list(range(first, first + 40)) for first in range(0, 200, 40)]
 
 
@@ -34,6 +36,7 @@ def test_experts_follow_by_loads_and_answer_as_a_fresh_engine(tmp_path: Path) ->
     times: list[UpdateTimes] = []
     length = ("--max-model-len", "512")  # all that these experts know
     with running_server(checkpoint, tmp_path / "engine.log", *length) as server:
+        server.generate(PROMPTS[0], 1, COMPILE_SECONDS_MAX)
         first = [server.generate(prompt, 16) for prompt in PROMPTS]
         control = HttpControl(server.url)
         patched = VllmEngine(control, tmp_path / "node")
@@ -60,6 +63,7 @@ def test_experts_follow_by_loads_and_answer_as_a_fresh_engine(tmp_path: Path) ->
     assert [answer.token_ids for answer in found] != [answer.token_ids for answer in first]
     save_file(state, file, {"format": "pt"})
     with running_server(checkpoint, tmp_path / "fresh.log", *length) as server:
+        server.generate(PROMPTS[0], 1, COMPILE_SECONDS_MAX)
         expected = [server.generate(prompt, 16) for prompt in PROMPTS]
     assert [answer.token_ids for answer in found] == [answer.token_ids for answer in expected]
     assert [answer.logprobs for answer in found] == [answer.logprobs for answer in expected]

@@ -61,14 +61,14 @@ class Server:
             raise RuntimeError(f"{path}: {response.status} {data[:500]!r}")
         return json.loads(data) if data else None
 
-    def generate(self, prompt: Sequence[int], count: int) -> Generated:
+    def generate(self, prompt: Sequence[int], count: int, seconds: float = REQUEST_SECONDS_MAX) -> Generated:
         """Return ``count`` greedy tokens after ``prompt``."""
         body = {
             "token_ids": list(prompt),
             "sampling_params": {"max_tokens": count, "temperature": 0.0, "logprobs": 1, "ignore_eos": True},
             "stream": False,
         }
-        reply = self.ask("POST", "/inference/v1/generate", body)
+        reply = self.ask("POST", "/inference/v1/generate", body, seconds)
         (choice,) = reply["choices"]
         usage = reply.get("usage") or {}
         details = usage.get("prompt_tokens_details") or {}
@@ -166,14 +166,22 @@ def start_server(model: Path, log: Path, *arguments: str, **environment: str) ->
             env=server_environment(**environment),
         )
     server = Server(port, process, log)
+    try:
+        _wait_until_healthy(server)
+    except BaseException:  # a test that takes too long ends here too, and would leave the server behind
+        server.stop(patience_seconds=1.0)
+        raise
+    return server
+
+
+def _wait_until_healthy(server: Server) -> None:
     give_up_at = time.monotonic() + START_SECONDS_MAX
     while True:
         with contextlib.suppress(OSError, RuntimeError, http.client.HTTPException):
             server.ask("GET", "/health", seconds=2.0)
-            return server
-        if process.poll() is not None or time.monotonic() > give_up_at:
-            server.stop()
-            raise RuntimeError(f"vLLM did not start: {log.read_text()[-3000:]}")
+            return
+        if server.process.poll() is not None or time.monotonic() > give_up_at:
+            raise RuntimeError(f"vLLM did not start: {server.log.read_text()[-3000:]}")
         time.sleep(0.25)
 
 
