@@ -295,3 +295,23 @@ def test_reading_back_finds_files_that_changed(engine: FilesEngine, versions: li
     with pytest.raises(IntegrityError, match=r"no longer version 0\.0"):
         engine.read_back()
     assert engine.version is None
+
+
+def test_names_of_tensors_are_never_paths(tmp_path: Path, make_full: MakeFull, make_records: MakeRecords) -> None:
+    """A publisher chooses them; what is written stays in the engine's directory under names of our own."""
+    names = ["../../escape", "/tmp/escape", "..", "a/b/c", "line\nbreak", "\x1b[31m", "CON", "-rf"]
+
+    def make(seed: int) -> dict[str, torch.Tensor]:
+        return {name: torch.full((3,), float(seed)) for name in names}
+
+    root = tmp_path / "deep" / "er" / "engine"
+    engine = FilesEngine(root)
+    first, second = (make_full(make(seed), Version(0, seed)) for seed in (1, 2))
+    apply_update(engine, first)
+    apply_update(engine, make_records(first, second))
+    assert set(load_file(engine.current / "model.safetensors")) == set(names)
+    engine.close()
+    written = {path.relative_to(root).as_posix() for path in tmp_path.rglob("*") if not path.is_dir()}
+    wholes = ("model.safetensors", "pulsenet.json")
+    assert written == {".lock"} | {f"versions/0.{number}/{name}" for number in (1, 2) for name in wholes}
+    assert not list(Path("/tmp").glob("escape"))
