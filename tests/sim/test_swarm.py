@@ -52,7 +52,7 @@ def test_a_calm_swarm_refuses_nothing() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(FRESH_SEED + FRESH_COUNT, FRESH_SEED + 1_000))
+@pytest.mark.parametrize("seed", range(FRESH_SEED + FRESH_COUNT, FRESH_SEED + FRESH_COUNT + 1_000))
 def test_a_thousand_fresh_seeds(seed: int) -> None:
     check(Plan(seed, node_count=5 + seed % 16, steps=4 + seed % 9))
 

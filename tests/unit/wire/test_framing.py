@@ -54,7 +54,8 @@ def test_a_full_chunk_fits_a_frame_and_more_does_not() -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [0, limits.FRAME_SIZE_BYTES_MAX + 1, 2**32 - 1])
-def test_a_length_that_lies_is_refused_before_the_body_comes_a_chk_7(size_bytes: int) -> None:
+def test_a_length_that_lies_is_refused_before_the_body_comes(size_bytes: int) -> None:
+    """A-CHK-7."""
     tracemalloc.start()
     assert code_of(size_bytes.to_bytes(4, "little")) == "framing"
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
@@ -63,7 +64,8 @@ def test_a_length_that_lies_is_refused_before_the_body_comes_a_chk_7(size_bytes:
         check_frame_size(size_bytes)
 
 
-def test_a_length_too_small_or_too_large_breaks_the_message_a_chk_7() -> None:
+def test_a_length_too_small_or_too_large_breaks_the_message() -> None:
+    """A-CHK-7."""
     frame = bytearray(encode_message(ChunkReply(DIGEST, b"data")))
     frame[0] -= 1
     assert code_of(bytes(frame)) == "decode"
@@ -71,7 +73,8 @@ def test_a_length_too_small_or_too_large_breaks_the_message_a_chk_7() -> None:
     assert code_of(bytes(frame) + b"\x00") == "decode"
 
 
-def test_a_stream_cut_inside_a_frame_is_noticed_a_chk_7() -> None:
+def test_a_stream_cut_inside_a_frame_is_noticed() -> None:
+    """A-CHK-7."""
     for end in range(1, 7):
         decoder = FrameDecoder()
         decoder.feed(encode_message(HeadReply(None))[:end])
@@ -100,6 +103,7 @@ def test_a_broken_message_names_what_is_broken(payload: bytes, code: str) -> Non
 
 
 def test_the_buffer_never_holds_more_than_a_frame() -> None:
+    """A-CHK-7: memory stays flat."""
     decoder = FrameDecoder()
     for _ in range(3):
         assert decoder.feed(STREAM * 50) == MESSAGES * 50
