@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pulsenet.chain.ledger import LEDGER_KEY, Ledger
+from pulsenet.chain.records import SliceName
 from pulsenet.chain.rosters import Rosters
 from pulsenet.node.candidacy import BALLOT_KEY
-from pulsenet.node.effects import Effect
+from pulsenet.node.effects import Effect, SaveState
 from pulsenet.node.events import Event, TimerFired
 from pulsenet.node.mixing.convener import Convener
 from pulsenet.node.mixing.effects import (
@@ -19,8 +21,8 @@ from pulsenet.node.mixing.effects import (
     StartMixing,
     StoreState,
 )
-from pulsenet.node.mixing.events import MixingEvent, MixingLost
-from pulsenet.node.mixing.journal import MIXING_KEY
+from pulsenet.node.mixing.events import MixingEvent, MixingLost, PartsCombined, PartStored
+from pulsenet.node.mixing.journal import MIXING_KEY, Stand
 from pulsenet.node.mixing.machine import Mixing
 from pulsenet.node.mixing.respond import MIXING_REQUESTS, MixingRequest, event_of, respond_to_mixing
 from pulsenet.node.rounds_respond import event_of as event_of_round
@@ -29,7 +31,17 @@ from pulsenet.outer.mixing.settings import Job
 from pulsenet.testing.checkers import SimulationError
 from pulsenet.testing.fakes import Chance, make_sign
 from pulsenet.testing.rounds_node import RoundsNode
-from pulsenet.testing.toy_mixing import Doing, MixingDisk, ToyMixing, Values, check_mean, combine, make_start
+from pulsenet.testing.toy_mixing import (
+    Doing,
+    MixingDisk,
+    ToyMixing,
+    Values,
+    check_mean,
+    combine,
+    make_start,
+    read_values,
+    write_values,
+)
 from pulsenet.wire.messages import Message, PushTerm, PushVote
 
 if TYPE_CHECKING:
@@ -69,8 +81,10 @@ class MixingNode(RoundsNode):
         self.convener: Convener | None = None
         self.toy: ToyMixing | None = None
         self.wants_state = False
-        self.lies: Callable[[Values], bytes] | None = None
-        """What this node stores in place of a mean it was to make."""
+        self.durable_stands: dict[tuple[int, int], Stand] = {}
+        """Where the disk says that this node stands in exchanges."""
+        self.lies: Callable[[Values], Values] | None = None
+        """What this node hands out in place of its parts, and of the means it was to make."""
         self.waited_since: dict[Job, float] = {}
         """Since when the training process waits for a job's result."""
         self.busy_seconds = 0.0
@@ -158,7 +172,8 @@ class MixingNode(RoundsNode):
         toy = self.toy
         assert toy is not None
         for event in events:
-            self._world.schedule(self, "mixing", event, HAND_SECONDS_MAX)
+            told = self._lie(event) if isinstance(event, PartStored) and self.lies is not None else event
+            self._world.schedule(self, "mixing", told, HAND_SECONDS_MAX)
         if toy.doing in (Doing.MIX1, Doing.MIX2):
             job = Job.MIX1 if toy.doing is Doing.MIX1 else Job.MIX2
             self.waited_since.setdefault(job, self._world.now)
@@ -170,7 +185,7 @@ class MixingNode(RoundsNode):
         offers, self.wants_state = self.wants_state, False
         self.waited_since = {}
         self._tell(toy.open(plan, offers_state=offers))
-        seconds = world.draw_inner_seconds(self)
+        seconds = world.open_round(self, plan.round_index)
 
         def end() -> None:
             if self.toy is toy and toy.plan is plan and toy.doing is Doing.INNER:
@@ -198,9 +213,25 @@ class MixingNode(RoundsNode):
             self._mixing_world.note_wait(self, ready, self.waited_since.pop(ready.job, self._world.now))
         self._tell(events)
 
+    def deliver(self, machine: str, event: Event) -> None:
+        """Hand an event to one machine and carry out what it orders."""
+        self._mixing_world.touched.add(self.peer_id)
+        super().deliver(machine, event)
+
+    def _lie(self, event: PartStored) -> PartStored:
+        """Return other parts than the training process handed over."""
+        assert self.lies is not None
+        place = (event.round_index, int(event.job))
+        slices = [self.lies(read_values(self.store, part)) for part in event.slices]
+        return replace(event, slices=tuple(write_values(self.store, values, *place) for values in slices))
+
     def do_combine(self, order: CombineParts) -> Event:
         """Carry out a combination; a liar stores something else."""
         answer = combine(self.store, order)
+        if self.lies is not None and isinstance(answer, PartsCombined):
+            honest = read_values(self.store, SliceName(answer.blob_id, answer.encoded_size_bytes))
+            lie = write_values(self.store, self.lies(honest), order.round_index, int(order.job))
+            answer = PartsCombined(order.number, lie.blob_id, lie.encoded_size_bytes, lie.norm_bits)
         self._mixing_world.note_combined(self, order, answer)
         return answer
 
@@ -218,6 +249,9 @@ class MixingNode(RoundsNode):
                 self._take(effect)
             case StoreState():
                 self.wants_state = True
+            case SaveState(key, _) if key == MIXING_KEY and self.mixing is not None:
+                self.durable_stands = self.mixing.stands()
+                super()._execute(machine, effect)
             case StartMixing():
                 pass
             case _:

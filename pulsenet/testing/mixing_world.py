@@ -18,7 +18,7 @@ from pulsenet.node.events import Event, RequestFailed
 from pulsenet.node.mixing.effects import CombineParts, MixReady
 from pulsenet.outer.mixing.settings import ALGORITHM, MixingSettings
 from pulsenet.testing.fakes import make_key, make_sign
-from pulsenet.testing.mixing_checkers import MixingChecker
+from pulsenet.testing.mixing_checkers import TOLERANCE, TOLERANCE_FP32, MixingChecker
 from pulsenet.testing.mixing_node import MixingNode
 from pulsenet.testing.network import CALM, Faults
 from pulsenet.testing.rounds_checkers import RoundsChecker
@@ -46,6 +46,7 @@ class MixingWorld(RoundsWorld):
         step: Largest pseudo-gradient of the inner steps.
         learning_rate: Of the outer step.
         dtype: Of all vectors.
+        failures_per_mille: How often two members cannot reach each other for a whole round.
         counts: As in :class:`RoundsWorld`.
     """
 
@@ -60,16 +61,22 @@ class MixingWorld(RoundsWorld):
         step: float = 0.0,
         learning_rate: float = 0.5,
         dtype: npt.DTypeLike = np.float64,
+        failures_per_mille: int = 0,
         **counts: int,
     ) -> None:
         self.settings = settings
         self.spread, self.step, self.learning_rate, self.dtype = spread, step, learning_rate, dtype
         self._inner_seconds = inner_seconds
+        self._failures_per_mille = failures_per_mille
+        self._drawn_round = -1
         self.waits: list[tuple[str, MixReady, float]] = []
         """Who waited for a result, and how long."""
+        self.touched: set[PeerId] = set()
+        """Who was told something in the event under way."""
         self.failing_exchanges: dict[tuple[PeerId, PeerId], int] = {}
         """Pairs of members between which nothing gets through in a round."""
-        self.mixing_checker = MixingChecker(seed)
+        is_double = np.dtype(dtype) == np.float64
+        self.mixing_checker = MixingChecker(seed, TOLERANCE if is_double else TOLERANCE_FP32)
         super().__init__(seed, faults=faults, constants=None, **counts)
         self._checker = _NoRounds(seed)
 
@@ -140,8 +147,15 @@ class MixingWorld(RoundsWorld):
         """Let something happen after a delay, whoever lives then."""
         self._later(delay_seconds, action)
 
-    def draw_inner_seconds(self, node: MixingNode) -> float:
-        """Return how long the next inner steps of a node take."""
+    def open_round(self, node: MixingNode, round_index: int) -> float:
+        """Return how long the inner steps of a round that a node opens take; draw which exchanges fail in it."""
+        if round_index > self._drawn_round and self._failures_per_mille:
+            self._drawn_round = round_index
+            keys = sorted(member.peer_id for member in self.members)
+            for place, first in enumerate(keys):
+                for second in keys[place + 1 :]:
+                    if self.chance.happens(self._failures_per_mille):
+                        self.failing_exchanges[first, second] = round_index
         return self.chance.between(*self._inner_seconds)
 
     def note_wait(self, node: MixingNode, ready: MixReady, since: float) -> None:
@@ -180,7 +194,8 @@ class MixingWorld(RoundsWorld):
     def _step(self, end: float) -> bool:
         if not super()._step(end):
             return False
-        self.mixing_checker.check(self.members, self.now)
+        self.mixing_checker.check(self.members, self.touched, self.now)
+        self.touched = set()
         return True
 
     def _make_node(

@@ -215,9 +215,8 @@ class ToyMixing:
         if not plan.is_mixed:
             return []
         assert self.plan is not None
-        added = {name for name, _ in self.settled}
         for debt in plan.debts:
-            if debt.name in added:
+            if self.has_added(debt.name):
                 continue
             amount = self.read_debt(debt)
             vector = vector + amount
@@ -229,6 +228,10 @@ class ToyMixing:
         stored = PartStored(self.plan.round_index, plan.job, slices, names)
         self.told.append(stored)
         return [stored]
+
+    def has_added(self, name: DebtName) -> bool:
+        """Say whether this process added a debt to a vector before."""
+        return any(known == name for known, _ in self.settled)
 
     def read_debt(self, debt: Debt) -> Values:
         """Return what a debt adds."""

@@ -130,6 +130,10 @@ class Journal:
         """Return the exchanges that stand so, ascending by round."""
         return [self._exchanges[key] for key in sorted(self._exchanges) if self._exchanges[key].stand is stand]
 
+    def stands(self) -> dict[tuple[int, int], Stand]:
+        """Return where this node stands in every exchange that is kept, by round and job."""
+        return {place: exchange.stand for place, exchange in self._exchanges.items()}
+
     def note(self, exchange: Exchange) -> list[Exchange]:
         """Keep an exchange; return the debts that had to be given up for it."""
         self._exchanges[exchange.round_index, exchange.job] = exchange

@@ -43,7 +43,7 @@ from pulsenet.node.mixing.events import (
 )
 from pulsenet.node.mixing.inbox import Inbox
 from pulsenet.node.mixing.joining import Joining
-from pulsenet.node.mixing.journal import Journal
+from pulsenet.node.mixing.journal import Journal, Stand
 from pulsenet.node.mixing.maker import RoundMaker, Tools
 from pulsenet.node.mixing.outbox import Outbox
 from pulsenet.node.mixing.reach import Reach
@@ -144,6 +144,10 @@ class Mixing:
     def kept_count(self) -> int:
         """Shares of others, pushes and blobs that are kept: what peers can make this node hold."""
         return len(self._inbox) + len(self._outbox) + self._journal.blob_count
+
+    def stands(self) -> dict[tuple[int, int], Stand]:
+        """Return where this node stands in the exchanges it remembers, by round and job."""
+        return self._journal.stands()
 
     def reply_shares(self, request: GetShares, asker: PeerId) -> SharesReply:
         """Answer ``GetShares``."""

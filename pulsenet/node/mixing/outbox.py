@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pulsenet import limits
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.courier import Courier
-from pulsenet.node.effects import Effect
+from pulsenet.node.effects import Effect, SendRequest
 from pulsenet.node.events import Event, ReplyReceived, RequestFailed
 from pulsenet.wire.messages import PushReply, PushShare, Refusal
 
@@ -19,6 +18,9 @@ PUSH_SECONDS_MAX: Final = 120.0
 """How long a share is pushed at all; whoever still wants it asks."""
 
 PUSHES_IN_FLIGHT_MAX: Final = 32
+
+PUSH_TIMEOUT_SECONDS: Final = 5.0
+"""How long a receiver may take to judge a share: shorter than other requests, since a training process waits."""
 
 GRACE_SECONDS: Final = 10.0
 """If the shell stays silent so long after its own deadline, a push is given up here."""
@@ -103,9 +105,10 @@ class Outbox:
                 continue
             is_due = push.request_id is None and now >= push.send_at and push.receiver in self._courier.connected
             if is_due and len(self._requests) < PUSHES_IN_FLIGHT_MAX:
-                request = self._courier.send(push.receiver, PushShare(push.record))
-                push.request_id = request.request_id
-                push.gives_up_at = now + limits.REQUEST_OPEN_SECONDS_MAX + GRACE_SECONDS
+                number = self._courier.take_request_id()
+                request = SendRequest(number, push.receiver, PushShare(push.record), PUSH_TIMEOUT_SECONDS)
+                push.request_id = number
+                push.gives_up_at = now + PUSH_TIMEOUT_SECONDS + GRACE_SECONDS
                 self._requests[request.request_id] = key
                 effects.append(request)
         return effects

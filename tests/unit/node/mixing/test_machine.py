@@ -1,0 +1,481 @@
+"""What a member does about honest and hostile partners, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pulsenet.chain.records import ShareKind
+from pulsenet.node.effects import Count, SaveState, SendRequest, StrikePeer
+from pulsenet.node.events import ReplyReceived, RequestFailed, StoreFailed
+from pulsenet.node.mixing.effects import CombineParts, MixReady, OpenRound, StartMixing
+from pulsenet.node.mixing.events import (
+    CombineFailed,
+    DebtName,
+    MixingAttached,
+    MixingLost,
+    PartFailed,
+    PartStored,
+    ResultWanted,
+    RoundWanted,
+)
+from pulsenet.node.mixing.journal import MIXING_KEY, Stand
+from pulsenet.outer.mixing.settings import Job, MixingVariant
+from pulsenet.testing.toy_mixing import SIZE, read_values
+from pulsenet.testing.toy_training import write_blob
+from pulsenet.wire.messages import GetShares, SharesReply
+
+MakeDesk = Callable[..., Any]
+ONES, TWOS = np.ones(SIZE), np.full(SIZE, 2.0)
+
+
+def begin(make_desk: MakeDesk, place: int, **changes: Any) -> Any:
+    """A pair's member with its own vector handed over; the other one is connected."""
+    desk = make_desk(place, **changes)
+    desk.convene()
+    desk.connect()
+    desk.open()
+    desk.hand_over(ONES)
+    return desk
+
+
+def other(desk: Any) -> Any:
+    return next(key for key in desk.keys if key != desk.me)
+
+
+def results(desk: Any) -> list[MixReady]:
+    found: list[MixReady] = desk.find(MixReady)
+    return found
+
+
+def test_the_lower_key_offers_takes_and_says_so(make_desk: MakeDesk) -> None:
+    desk = begin(make_desk, 0)
+    assert [(peer, share.kind) for peer, share in desk.pushed()] == [(other(desk), ShareKind.PART)]
+    assert desk.push(other(desk), desk.share(other(desk), desk.part(TWOS))) == ""
+    desk.serve()
+    assert results(desk) == []
+    desk.work()
+    (ready,) = results(desk)
+    assert not ready.is_alone
+    assert (read_values(desk.store, ready.slices[0].mean) == 1.5).all()
+    desk.judge("")
+    assert desk.machine.stands() == {(0, 1): Stand.TAKEN}
+    reply = desk.machine.reply_shares(GetShares(0, 1, 0), other(desk))
+    assert not reply.is_open
+    assert len(reply.shares) == 1
+
+
+def answer(make_desk: MakeDesk) -> Any:
+    """The upper key's member that answered an offer."""
+    desk = begin(make_desk, 1)
+    assert desk.pushed() == []
+    desk.push(other(desk), desk.share(other(desk), desk.part(TWOS)))
+    desk.serve()
+    desk.work()
+    assert [share.kind for _, share in desk.pushed()] == [ShareKind.PART]
+    assert desk.machine.stands() == {(0, 1): Stand.ANSWERED}
+    assert results(desk) == []
+    return desk
+
+
+def taken(desk: Any) -> bytes:
+    mean = desk.part(np.full(SIZE, 1.5))
+    record: bytes = desk.share(other(desk), mean, kind=ShareKind.TAKEN)
+    return record
+
+
+def test_the_upper_key_answers_and_takes_when_it_hears_that_the_other_did(make_desk: MakeDesk) -> None:
+    desk = answer(make_desk)
+    assert desk.push(other(desk), taken(desk)) == ""
+    (ready,) = results(desk)
+    assert not ready.is_alone
+    assert desk.machine.stands() == {}
+
+
+def test_an_answer_whose_end_is_not_heard_is_a_debt_once_the_other_says_that_it_took(make_desk: MakeDesk) -> None:
+    desk = answer(make_desk)
+    desk.wait(10.0)
+    (ready,) = results(desk)
+    assert (ready.is_alone, ready.reason) == (True, "late")
+    (asked,) = [e for e in desk.find(SendRequest) if isinstance(e.message, GetShares) and e.message.job == 1][-1:]
+    reply = SharesReply(0, 0, False, (taken(desk),))
+
+    desk.tell(ReplyReceived(asked.request_id, other(desk), reply))
+    assert desk.machine.stands() == {(0, 1): Stand.OWED}
+    desk.effects = []
+    desk.tell(RoundWanted(1))
+    (opened,) = desk.find(OpenRound)
+    (debt,) = opened.mix1.debts
+    assert debt.name == DebtName(0, Job.MIX1)
+    assert (read_values(desk.store, debt.mean) - read_values(desk.store, debt.own) == 0.5).all()
+    desk.tell(PartStored(1, Job.MIX1, (desk.part(ONES, 1, 1, desk.store),), (debt.name,)))
+    assert desk.machine.stands() == {}
+
+
+def test_a_late_word_that_the_other_took_is_a_debt_too(make_desk: MakeDesk) -> None:
+    desk = answer(make_desk)
+    desk.wait(10.0)
+    assert desk.push(other(desk), taken(desk)) == ""
+    desk.wait(0.1)
+    assert desk.machine.stands() == {(0, 1): Stand.OWED}
+
+
+def test_a_word_that_comes_a_round_late_is_a_debt_too(make_desk: MakeDesk) -> None:
+    desk = answer(make_desk)
+    desk.wait(10.0)
+    desk.tell(RoundWanted(1))
+    assert desk.push(other(desk), taken(desk)) == ""
+    assert desk.machine.stands() == {(0, 1): Stand.OWED}
+    assert desk.find(Count)[-1] == Count("debts", "owed")
+
+
+@pytest.mark.parametrize(
+    ("is_open", "known_from", "stands", "label"),
+    [(True, 0, {(0, 1): Stand.ANSWERED}, None), (False, 0, {}, "void"), (False, 1, {}, "forgotten")],
+)
+def test_an_exchange_the_other_did_not_take_leaves_nothing(
+    make_desk: MakeDesk, is_open: bool, known_from: int, stands: dict[Any, Any], label: str | None
+) -> None:
+
+    desk = answer(make_desk)
+    desk.wait(10.0)
+    asked = [e for e in desk.find(SendRequest) if isinstance(e.message, GetShares)][-1]
+    desk.tell(ReplyReceived(asked.request_id, other(desk), SharesReply(0, known_from, is_open, ())))
+    assert desk.machine.stands() == stands
+    assert label is None or Count("debts", label) in desk.effects
+
+
+def test_a_partner_whose_round_is_over_is_not_waited_for(make_desk: MakeDesk) -> None:
+    lower = begin(make_desk, 0)
+    lower.judge("round")
+    assert [ready.reason for ready in results(lower)] == ["over"]
+    upper = answer(make_desk)
+    upper.judge("round")
+    assert [ready.reason for ready in results(upper)] == ["over"]
+    assert upper.machine.stands() == {}
+
+
+def test_a_partner_that_cannot_be_reached_is_waited_for_briefly(make_desk: MakeDesk) -> None:
+    desk = begin(make_desk, 0)
+    desk.lose(other(desk))
+    desk.wait(1.0)
+    assert results(desk) == []
+    desk.wait(1.5)
+    assert [ready.reason for ready in results(desk)] == ["lost"]
+    # What comes afterwards is too late, for good.
+    assert desk.push(other(desk), desk.share(other(desk), desk.part(TWOS))) == "round"
+
+
+def test_after_its_wait_a_member_keeps_its_own_and_says_that_the_job_is_closed(make_desk: MakeDesk) -> None:
+    desk = begin(make_desk, 0)
+    desk.wait(9.9)
+    assert results(desk) == []
+    desk.wait(0.2)
+    assert [(ready.reason, ready.is_alone) for ready in results(desk)] == [("late", True)]
+    reply = desk.machine.reply_shares(GetShares(0, 1, 0), other(desk))
+    assert (reply.is_open, [len(reply.shares)]) == (False, [1])
+    # Also in its next life, into which the training process comes with the same vector.
+    desk.make_machine(desk.store.state[MIXING_KEY])
+    desk.effects = []
+    desk.tell(MixingAttached(1, SIZE, 0))
+    desk.hand_over(ONES)
+    assert [ready.is_alone for ready in results(desk)] == [True]
+
+
+def test_a_side_that_took_takes_again_after_a_restart(make_desk: MakeDesk) -> None:
+    desk = begin(make_desk, 0)
+    desk.push(other(desk), desk.share(other(desk), desk.part(TWOS)))
+    desk.serve()
+    desk.work()
+    (before,) = results(desk)
+    desk.make_machine(desk.store.state[MIXING_KEY])
+    desk.effects = []
+    assert desk.machine.reply_shares(GetShares(0, 1, 0), other(desk)).shares
+    desk.tell(MixingAttached(1, SIZE, 0))
+    desk.hand_over(ONES)
+    assert results(desk) == [before]
+
+
+def test_another_vector_than_the_one_shown_is_not_shown_after_a_restart(make_desk: MakeDesk) -> None:
+    desk = answer(make_desk)
+    desk.make_machine(desk.store.state[MIXING_KEY])
+    desk.effects = []
+    desk.connect()
+    desk.tell(MixingAttached(1, SIZE, 0))
+    desk.hand_over(TWOS)
+    assert [ready.reason for ready in results(desk)] == ["part"]
+    assert desk.pushed() == []
+
+
+# Hostile partners
+
+
+def test_shares_that_are_not_for_this_round_or_member_are_refused(make_desk: MakeDesk) -> None:
+    desk = make_desk(0, 4)
+    known = desk.convene()
+    desk.connect()
+    desk.open(2)
+    partner = desk.partner(2, Job.MIX1)
+    third = next(key for key in desk.keys if key not in (desk.me, partner))
+    part = desk.part(TWOS)
+    for code, peer, record in (
+        ("roster", partner, desk.share(partner, part, round_index=2, roster=bytes(32))),
+        ("untrusted", partner, desk.share(desk.stranger, part, round_index=2)),
+        ("untrusted", partner, desk.share(partner, part, round_index=2, signer=third)),
+        ("mismatch", partner, desk.share(partner, part, round_index=8, roster=known.digest)),
+        ("mismatch", partner, desk.share(partner, part, round_index=2, slice_count=3)),
+        ("round", partner, desk.share(partner, part, round_index=1)),
+        ("unexpected", third, desk.share(third, part, round_index=2)),
+        ("unexpected", partner, desk.share(partner, part, round_index=2, job=0)),
+        ("unexpected", partner, desk.share(partner, part, round_index=2, slice_count=4)),
+        ("schema", partner, b"rubbish"),
+        ("", partner, desk.share(partner, part, round_index=2)),
+        ("", partner, desk.share(partner, part, round_index=2)),
+        ("duplicate", partner, desk.share(partner, desk.part(ONES), round_index=2)),
+    ):
+        assert desk.push(peer, record) == code, code
+    assert StrikePeer(partner, "schema") in desk.effects
+
+
+def test_shares_of_rounds_to_come_are_kept_of_the_two_newest(make_desk: MakeDesk) -> None:
+    desk = make_desk(0)
+    desk.convene()
+    desk.connect()
+    desk.open(0)
+    codes = [desk.push(other(desk), desk.share(other(desk), desk.part(TWOS), round_index=index)) for index in (3, 4, 1)]
+    assert codes == ["", "", "early"]
+    assert desk.push(other(desk), desk.share(other(desk), desk.part(TWOS), round_index=5)) == ""
+    assert desk.push(other(desk), desk.share(other(desk), desk.part(TWOS), round_index=0)) == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "changes", "code"),
+    [
+        (np.full(SIZE, np.nan), {}, "finite"),
+        (np.full(SIZE, 1e30), {}, "norm"),
+        (np.ones(SIZE - 1), {"element_count": SIZE}, "shape"),
+        (np.ones(SIZE + 1), {}, "shape"),
+        (TWOS, {"encoded_size_bytes": 5}, "chunk-list"),
+    ],
+)
+def test_a_part_that_may_not_be_mixed_is_mixed_by_nobody(
+    make_desk: MakeDesk, values: Any, changes: dict[str, Any], code: str
+) -> None:
+    desk = begin(make_desk, 0)
+    assert desk.push(other(desk), desk.share(other(desk), desk.part(values), **changes)) == ""
+    desk.serve()
+    desk.work()
+    assert [(ready.reason, ready.is_alone) for ready in results(desk)] == [("refused", True)]
+    assert StrikePeer(other(desk), code) in desk.effects
+
+
+def test_a_part_that_is_no_vector_is_mixed_by_nobody(make_desk: MakeDesk) -> None:
+
+    desk = begin(make_desk, 0)
+    good = desk.part(TWOS)
+    blob_id, size_bytes = write_blob(desk.others, b"rubbish of some length")
+    record = desk.share(other(desk), good, blob_id=blob_id, encoded_size_bytes=size_bytes)
+    desk.push(other(desk), record)
+    desk.serve()
+    desk.work()
+    assert StrikePeer(other(desk), "decode") in desk.effects
+    assert [ready.reason for ready in results(desk)] == ["refused"]
+
+
+def test_a_node_that_cannot_combine_keeps_its_own(make_desk: MakeDesk) -> None:
+    desk = begin(make_desk, 0)
+    desk.push(other(desk), desk.share(other(desk), desk.part(TWOS)))
+    desk.serve()
+    (order,) = desk.find(CombineParts)
+    desk.tell(CombineFailed(order.number, "enospc"))
+    assert [ready.reason for ready in results(desk)] == ["store"]
+
+
+# The training process, and rounds
+
+
+def test_without_a_vector_nothing_is_shown_or_taken(make_desk: MakeDesk) -> None:
+    desk = make_desk(0)
+    desk.convene()
+    desk.connect()
+    desk.open()
+    desk.tell(PartFailed(0, Job.MIX1, "finite"))
+    desk.tell(ResultWanted(0, Job.MIX1))
+    assert [(ready.slices, ready.reason) for ready in results(desk)] == [((), "part")]
+    assert desk.pushed() == []
+
+
+def test_results_of_rounds_that_are_over_are_empty(make_desk: MakeDesk) -> None:
+    desk = begin(make_desk, 0)
+    desk.effects = []
+    desk.tell(ResultWanted(7, Job.MIX1))
+    assert [(ready.round_index, ready.reason, ready.slices) for ready in results(desk)] == [(7, "over", ())]
+
+
+def test_the_opening_waits_for_a_first_roster_and_not_for_one_that_does_not_come(make_desk: MakeDesk) -> None:
+    desk = make_desk(0)
+    desk.connect()
+    desk.open()
+    assert desk.find(OpenRound) == []
+    desk.wait(15.0)
+    (opened,) = desk.find(OpenRound)
+    assert not opened.is_listed
+    assert not opened.mix1.is_mixed
+    desk.effects = []
+    desk.tell(RoundWanted(1))
+    assert [opened.round_index for opened in desk.find(OpenRound)] == [1]
+
+
+def test_a_straggler_opens_the_newest_round_that_a_member_shared_in(make_desk: MakeDesk) -> None:
+    desk = make_desk(0)
+    desk.convene()
+    desk.connect()
+    desk.open(0)
+    desk.push(other(desk), desk.share(other(desk), desk.part(TWOS), round_index=5))
+    desk.effects = []
+    desk.tell(RoundWanted(1))
+    assert [opened.round_index for opened in desk.find(OpenRound)] == [5]
+    # No round is opened twice, whatever a checkpoint says.
+    desk.tell(MixingLost())
+    desk.effects = []
+    desk.tell(MixingAttached(1, SIZE))
+    assert desk.find(StartMixing) == [StartMixing(6)]
+
+
+def test_what_the_disk_refused_is_ordered_again(make_desk: MakeDesk) -> None:
+    desk = begin(make_desk, 0)
+    desk.push(other(desk), desk.share(other(desk), desk.part(TWOS)))
+    desk.serve()
+    desk.work()
+    (ready,) = results(desk)
+    desk.effects = []
+    desk.tell(StoreFailed(None, "enospc"))
+    assert desk.find(SaveState) == []
+    assert desk.machine.reply_shares(GetShares(0, 1, 0), other(desk)).shares == ()
+    desk.wait(5.0)
+    assert results(desk) == [ready]
+    assert desk.find(SaveState)
+    assert desk.machine.reply_shares(GetShares(0, 1, 0), other(desk)).shares != ()
+
+
+def test_a_push_that_fails_is_sent_again(make_desk: MakeDesk) -> None:
+    desk = begin(make_desk, 0)
+    (request,) = [e for e in desk.find(SendRequest) if e.message.__class__.__name__ == "PushShare"]
+    desk.effects = []
+    desk.tell(RequestFailed(request.request_id, request.peer_id, "timeout"))
+    desk.wait(2.0)
+    assert len(desk.pushed()) == 1
+
+
+# Global means
+
+
+def begin_globally(make_desk: MakeDesk, place: int = 0, **changes: Any) -> Any:
+    desk = make_desk(place, 3, MixingVariant.GLOBAL_M1, **changes)
+    desk.convene()
+    desk.connect()
+    desk.open()
+    desk.hand_over(np.ones(3), np.ones(3), np.ones(2))
+    return desk
+
+
+def test_an_owner_sums_everybodys_parts_and_shows_the_mean(make_desk: MakeDesk) -> None:
+    desk = begin_globally(make_desk)
+    assert sorted((peer, share.slice_index) for peer, share in desk.pushed()) == [(desk.keys[1], 1), (desk.keys[2], 2)]
+    for key, value in zip(desk.keys[1:], (4.0, 7.0), strict=True):
+        assert desk.push(key, desk.share(key, desk.part(np.full(3, value)), slice_count=3)) == ""
+    desk.serve()
+    desk.work()
+    means = desk.pushed(ShareKind.MEAN)
+    assert [peer for peer, _ in means] == desk.keys[1:]
+    assert means[0][1].contributors == b"\xe0"
+    assert (read_values(desk.store, means[0][1]) == 4.0).all()
+
+
+def test_an_owner_makes_do_with_the_parts_that_came_in_half_its_wait(make_desk: MakeDesk) -> None:
+    desk = begin_globally(make_desk)
+    desk.push(desk.keys[1], desk.share(desk.keys[1], desk.part(np.full(3, 4.0)), slice_count=3))
+    desk.serve()
+    assert desk.find(CombineParts) == []
+    desk.wait(5.0)
+    desk.work()
+    assert desk.pushed(ShareKind.MEAN)[0][1].contributors == b"\xc0"
+
+
+def test_a_bad_part_is_left_out_of_a_mean(make_desk: MakeDesk) -> None:
+    desk = begin_globally(make_desk)
+    desk.push(desk.keys[1], desk.share(desk.keys[1], desk.part(np.full(3, np.inf)), slice_count=3))
+    desk.push(desk.keys[2], desk.share(desk.keys[2], desk.part(np.full(3, 7.0)), slice_count=3))
+    desk.serve()
+    desk.work()
+    desk.work()
+    assert StrikePeer(desk.keys[1], "finite") in desk.effects
+    assert desk.pushed(ShareKind.MEAN)[0][1].contributors == b"\xa0"
+
+
+@pytest.mark.parametrize(("value", "is_taken"), [(5.0, True), (np.nan, False)])
+def test_a_mean_is_taken_if_it_may_be(make_desk: MakeDesk, value: float, is_taken: bool) -> None:
+    desk = begin_globally(make_desk)
+    for place in (1, 2):
+        size = 3 if place == 1 else 2
+        part = desk.part(np.full(size, value if place == 1 else 6.0))
+        record = desk.share(
+            desk.keys[place], part, kind=ShareKind.MEAN, slice_count=3, slice_index=place, contributors=b"\xe0"
+        )
+        assert desk.push(desk.keys[place], record) == ""
+    desk.serve()
+    desk.work()
+    desk.wait(10.0)
+    (ready,) = results(desk)
+    assert [piece.mean is not None for piece in ready.slices] == [False, is_taken, True]
+    assert (StrikePeer(desk.keys[1], "finite") in desk.effects) is not is_taken
+
+
+def test_a_mean_of_another_shape_is_not_even_fetched(make_desk: MakeDesk) -> None:
+    desk = begin_globally(make_desk)
+    part = desk.part(np.full(5, 1.0))
+    record = desk.share(desk.keys[1], part, kind=ShareKind.MEAN, slice_count=3, slice_index=1, contributors=b"\xe0")
+    desk.push(desk.keys[1], record)
+    assert StrikePeer(desk.keys[1], "shape") in desk.effects
+    mine = desk.share(desk.keys[2], part, kind=ShareKind.MEAN, slice_count=3, slice_index=1, contributors=b"\xe0")
+    assert desk.push(desk.keys[2], mine) == "unexpected"
+
+
+def test_an_owner_signs_one_mean_whatever_happens_to_it(make_desk: MakeDesk) -> None:
+    desk = begin_globally(make_desk)
+    desk.push(desk.keys[1], desk.share(desk.keys[1], desk.part(np.full(3, 4.0)), slice_count=3))
+    desk.serve()
+    desk.wait(5.0)
+    desk.work()
+    before = desk.pushed(ShareKind.MEAN)[0][1]
+    desk.make_machine(desk.store.state[MIXING_KEY])
+    desk.effects = []
+    desk.connect()
+    desk.tell(MixingAttached(1, SIZE, 0))
+    desk.hand_over(np.ones(3), np.ones(3), np.ones(2))
+    assert desk.pushed(ShareKind.MEAN)[0][1] == before
+
+
+def test_gated_parts_combine_only_with_parts_of_the_same_base(make_desk: MakeDesk) -> None:
+    root, other_root = bytes([1]) * 32, bytes([2]) * 32
+    desk = make_desk(0, 3, MixingVariant.GLOBAL_M1, mixing_gate=True)
+    desk.convene()
+    desk.connect()
+    desk.open(1)
+    parts = tuple(desk.part(np.ones(size), 1, 1, desk.store) for size in (3, 3, 2))
+    desk.tell(PartStored(1, Job.MIX1, parts, (), other_root))
+    desk.tell(ResultWanted(1, Job.MIX1))
+    for key in desk.keys[1:]:
+        part = desk.part(np.full(3, float(key[0])), 1)
+        desk.push(key, desk.share(key, part, slice_count=3, round_index=1, mixed_root=root))
+    desk.serve()
+    (order,) = desk.find(CombineParts)
+    assert order.mixed_root == root
+    assert [part.peer_id for part in order.parts] == desk.keys[1:]
+    part = desk.part(np.ones(3), 1)
+    changes = {"kind": ShareKind.MEAN, "slice_count": 3, "slice_index": 1, "contributors": b"\xe0"}
+    desk.push(desk.keys[1], desk.share(desk.keys[1], part, round_index=1, mixed_root=root, **changes))
+    assert Count("mixing_slices", "other-base") in desk.effects
