@@ -38,8 +38,6 @@ class MixingHook:
     make_blobs: Callable[[], RoundBlobs]
     on_round: Callable[[local.TellRound], None]
     """Told what a round did."""
-    on_probe: Callable[[local.TellProbe], None]
-    """Told this trainer's answer to a probe."""
     threads: Executor
     metrics: Metrics
 
@@ -145,11 +143,6 @@ class MixingSession:
             case local.TellRound() as message:
                 _check_reals(message)
                 self._hook.on_round(message)
-            case local.TellProbe() as message:
-                traffic.check_put(message.blob_id, message.encoded_size_bytes)
-                self._hook.on_probe(message)
-            case local.ChooseSubset(subset):
-                desk.choose_subset(subset)
             case message:
                 raise RemoteProtocolError("message-unexpected", type(message).__name__)
 

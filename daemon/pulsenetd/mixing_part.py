@@ -111,7 +111,6 @@ class MixingPart:
         self._times: deque[tuple[float, float]] = deque(maxlen=ROUNDS_REMEMBERED)
         self._desk = MixingDesk(
             post=lambda event: self._require_driver().post_to("mixing", event),
-            post_subset=self._post_subset,
             is_leading=lambda: self.coordinator is not None and self.coordinator.is_leading(self._monotonic()),
         )
         self._means = MixingMeans(
@@ -179,7 +178,6 @@ class MixingPart:
             check_masters=self._check_masters,
             make_blobs=lambda: RoundBlobs(self._store, self._left),
             on_round=self._take_round,
-            on_probe=lambda probe: None,
             threads=self._threads,
             metrics=self._metrics,
         )

@@ -19,8 +19,6 @@ training process        daemon
 ``FetchBlobPart``       ``BlobPart`` or ``NoBlobPart``
 :class:`StoreIterate`   ``Waiting``. z at the opening of the round, if :class:`RoundOpened` wants it
 :class:`TellRound`      ``Waiting``. What a round did, for status and metrics
-:class:`TellProbe`      ``Waiting``. This trainer's answer to a probe, in a blob that was put before
-:class:`ChooseSubset`   ``Waiting``. What Mix2 should work on, while this node coordinates
 ======================  =========================================================================================
 
 Anything else is refused with a :class:`~pulsenet.local.protocol.LocalRefusal`, and the connection closes.
@@ -236,24 +234,6 @@ class TellRound:
     """From z to the mean that Mix1 gave."""
 
 
-@dataclass(frozen=True, slots=True)
-class TellProbe:
-    """What the model predicts for the probe, in bins."""
-
-    round_index: int
-    row_count: int
-    bin_count: int
-    blob_id: Digest
-    encoded_size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ChooseSubset:
-    """Tensors of Mix2 from the next roster on."""
-
-    subset: Subset
-
-
 MixingMessage = (
     OpenMixing
     | MixingOpened
@@ -268,8 +248,6 @@ MixingMessage = (
     | MixDone
     | StoreIterate
     | TellRound
-    | TellProbe
-    | ChooseSubset
 )
 
 MIXING_MESSAGE_TYPES: Final[tuple[type[MixingMessage], ...]] = (
@@ -286,7 +264,5 @@ MIXING_MESSAGE_TYPES: Final[tuple[type[MixingMessage], ...]] = (
     MixDone,
     StoreIterate,
     TellRound,
-    TellProbe,
-    ChooseSubset,
 )
 """In the order of their numbers."""

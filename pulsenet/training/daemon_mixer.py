@@ -194,13 +194,7 @@ class DaemonMixer:
             logger.info("the daemon is back in round %d", opened.round_index)
         self._is_away, self._opened = False, opened
         self._iterate = iterate if opened.wants_iterate else None
-        interval = self._settings.probe_interval
-        return RoundPlan(
-            opened.round_index,
-            opened.subset or None,
-            is_listed=opened.is_listed,
-            probes=bool(interval) and opened.round_index % interval == 0,
-        )
+        return RoundPlan(opened.round_index, opened.subset or None, is_listed=opened.is_listed)
 
     def start(self, job: Job, sections: Sequence[Iterable[Entries]], *, mixed_root: Digest | None = None) -> None:
         """Let the thread beside the inner steps hand a vector over."""

@@ -151,8 +151,7 @@ class LocalMixing:
                 for old in [one for one in self._members_of if one <= newest - ROUNDS_HELD]:
                     del self._members_of[old]
             self._changed.notify_all()
-            interval = self.settings.probe_interval
-            return RoundPlan(newest, self.subset, probes=bool(interval) and newest % interval == 0)
+            return RoundPlan(newest, self.subset)
 
     def start(self, member: int, round_index: int, job: Job, sections: Sequence[Iterable[Entries]]) -> None:
         """Take a copy of what a member hands over, with what it has to make up for."""

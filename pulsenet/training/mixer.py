@@ -49,8 +49,6 @@ class RoundPlan:
     """Tensors of Mix2, ascending; ``None`` for all."""
     is_listed: bool = True
     """Whether a fresh roster names this trainer; else the round mixes nothing."""
-    probes: bool = False
-    """Whether this trainer evaluates its probe at the end of the inner steps."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

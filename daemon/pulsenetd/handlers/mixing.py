@@ -25,7 +25,6 @@ from pulsenet.node.mixing.events import (
     ResultWanted,
     RoundWanted,
     StateStored,
-    SubsetChosen,
 )
 from pulsenet.outer.mixing.settings import Job
 from pulsenet.tensors.params import ParameterTable
@@ -39,7 +38,6 @@ class MixingDesk:
 
     Args:
         post: Queues an event for that machine.
-        post_subset: Queues one for the node's authority, if it is one.
         is_leading: Whether this node coordinates the run now.
     """
 
@@ -47,11 +45,9 @@ class MixingDesk:
         self,
         *,
         post: Callable[[MixingEvent], None],
-        post_subset: Callable[[SubsetChosen], None],
         is_leading: Callable[[], bool],
     ) -> None:
         self._post = post
-        self._post_subset = post_subset
         self._is_leading = is_leading
         self._owner: object | None = None
         self.masters: ParameterTable | None = None
@@ -211,17 +207,6 @@ class MixingDesk:
     def store_iterate(self, message: local.StoreIterate) -> None:
         """Take z, for joiners."""
         self._post(StateStored(message.round_index, _as_slice(message.part)))
-
-    def choose_subset(self, subset: tuple[int, ...]) -> None:
-        """Take what Mix2 should work on.
-
-        Raises:
-            RemoteProtocolError: ``schema``: no tensors of the table, ascending.
-        """
-        assert self.masters is not None
-        if list(subset) != sorted(set(subset)) or any(index >= len(self.masters.tensors) for index in subset):
-            raise RemoteProtocolError("schema", "a subset that does not ascend in the table")
-        self._post_subset(SubsetChosen(subset))
 
     async def _wait(self, read: Callable[[], Answer | None], wait_seconds: float) -> Answer | None:
         give_up_at = asyncio.get_running_loop().time() + wait_seconds

@@ -52,7 +52,6 @@ from pulsenet.node.mixing.events import (
     ResultWanted,
     RoundWanted,
     StateStored,
-    SubsetChosen,
 )
 from pulsenet.outer.contribution import Entries
 from pulsenet.outer.floats import fp32_from_bits
@@ -85,7 +84,6 @@ class Daemon:
     def __init__(self, directory: Path, store: Store, settings: MixingSettings, key: PeerId) -> None:
         self.directory, self.store, self.settings, self.key = directory, store, settings, key
         self.heard: list[Any] = []
-        self.subsets: list[SubsetChosen] = []
         self.rounds: list[local.TellRound] = []
         self.on_event: Callable[[Any], None] = lambda event: None
         self.is_leading = False
@@ -98,7 +96,7 @@ class Daemon:
 
     def start(self) -> None:
         """Listen, as a daemon that starts does."""
-        self.desk = MixingDesk(post=self._hear, post_subset=self.subsets.append, is_leading=lambda: self.is_leading)
+        self.desk = MixingDesk(post=self._hear, is_leading=lambda: self.is_leading)
         self.means = MixingMeans(self.store, self.settings, self.key, lambda: self.desk.masters, threads=self.threads)
         hook = MixingHook(
             desk=self.desk,
@@ -106,7 +104,6 @@ class Daemon:
             check_masters=self._check_masters,
             make_blobs=lambda: RoundBlobs(self.store, self.left),
             on_round=self.rounds.append,
-            on_probe=lambda probe: None,
             threads=self.threads,
             metrics=Metrics(),
         )
@@ -596,10 +593,7 @@ BLOB = local.PartBlob(Digest(b"b" * 32), 9, 73, 0)
         (local.FailPart(0, 0, "x"), "schema"),
         (local.AwaitMix(0, 7, 10), "schema"),
         (local.StoreIterate(0, BLOB), "not-found"),
-        (local.TellProbe(0, 1, 1, BLOB.blob_id, 9), "not-found"),
         (local.TellRound(0, 1, 1, "", "", 0x7F80_0000, 0, 0, 0, None), "schema"),
-        (local.ChooseSubset((1, 0)), "schema"),
-        (local.ChooseSubset((2,)), "schema"),
         (local.MixingOpened(), "message-unexpected"),
         (rounds.OpenRounds(b"", SELF_TEST_DIGEST), "no-rounds"),
         (rounds.GoOn(0), "message-unexpected"),
@@ -654,14 +648,6 @@ def test_blobs_that_were_never_named_go_and_those_of_vectors_stay(
     assert store.is_complete(kept.blob_id)
     assert forgotten.blob_id is not None
     assert store.chunk_list(forgotten.blob_id) is None
-
-
-def test_the_coordinators_process_chooses_the_subset(make_daemon: Callable[..., Daemon]) -> None:
-    daemon = make_daemon()
-    with closing(Process(daemon)) as process:
-        process.open()
-        assert process.ask(local.ChooseSubset((1,))) == rounds.Waiting()
-    assert daemon.subsets == [SubsetChosen((1,))]
 
 
 # Means

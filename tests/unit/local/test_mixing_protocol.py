@@ -37,8 +37,6 @@ EXAMPLES: list[MixingMessage] = [
     local.MixDone(7, 1, (local.MixSlice(BLOB, 4), local.MixSlice(None, 1)), "late"),
     local.StoreIterate(7, PART),
     local.TellRound(7, 4, 0, "", "lost", 1, 2, 3, 4, None),
-    local.TellProbe(7, 256, 256, BLOB.blob_id, 77),
-    local.ChooseSubset((0, 5)),
 ]
 
 
@@ -74,7 +72,7 @@ def test_every_message_is_in_the_table_of_the_documentation() -> None:
     [
         local.FailPart(0, 1, "x" * 65),
         local.Begin(0, (BLOB,) * (limits.ROSTER_MEMBERS_MAX + 1), True),
-        local.ChooseSubset(tuple(range(limits.TENSORS_MAX + 1))),
+        local.RoundOpened(0, True, 1, tuple(range(limits.TENSORS_MAX + 1)), PLAN, PLAN, False, False),
         local.OpenMixing(bytes(limits.TABLE_SIZE_BYTES_MAX + 1), ROOT),
     ],
     ids=lambda message: type(message).__name__,

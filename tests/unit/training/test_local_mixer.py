@@ -131,12 +131,6 @@ def test_a_member_that_was_not_there_when_the_round_opened_is_alone_in_it() -> N
     assert ask(mixing.member(0)) == 1.0
 
 
-def test_probes_are_due_every_few_rounds() -> None:
-    mixing = LocalMixing(MixingSettings(probe_interval=4), 1)
-    assert [mixing.begin_round(index).probes for index in range(5)] == [True, False, False, False, True]
-    assert not LocalMixing(MixingSettings(probe_interval=0), 1).begin_round(0).probes
-
-
 def test_a_gate_is_refused() -> None:
     with pytest.raises(ConfigError, match="mixing_gate"):
         LocalMixing(MixingSettings(mixing_gate=True), 2)
