@@ -16,7 +16,7 @@ from pulsenet.local.protocol import UpdateKind
 from pulsenet.serving.engine import FullUpdate, apply_update
 from pulsenet.serving.files import FilesEngine
 from pulsenet.serving.subscriber import Subscriber
-from pulsenet.serving.vllm.control import Control, EngineGoneError, HttpControl
+from pulsenet.serving.vllm.control import Control, EngineAsleepError, EngineGoneError, HttpControl
 from pulsenet.serving.vllm.engine import UpdateTimes, VllmEngine
 from pulsenet.serving.vllm.reload import ReloadEngine
 from pulsenet.serving.vllm.stamps import MIDDLEWARE
@@ -304,6 +304,8 @@ class VllmRunner:
         except PulsenetError as error:
             if isinstance(error, EngineGoneError):
                 self._server.note_gone()
+            elif isinstance(error, EngineAsleepError):
+                self._server.note_healthy()
             else:
                 self._server.note_silent()
             if held is not None and engine.version is None:

@@ -30,6 +30,10 @@ class EngineGoneError(UnavailableError):
     """The engine died, or its server is ending or away: it answers again once it was started anew."""
 
 
+class EngineAsleepError(UnavailableError):
+    """The engine lives, and stands still for somebody else."""
+
+
 class Control(Protocol):
     """What the node asks of an engine besides orders to its ranks.
 

@@ -33,7 +33,7 @@ from pulsenet.serving.engine import (
     describe_names,
     require_staged,
 )
-from pulsenet.serving.vllm.control import Control
+from pulsenet.serving.vllm.control import Control, EngineAsleepError
 from pulsenet.serving.vllm.exchange import (
     PAUSED_NAME,
     TABLE_NAME,
@@ -148,7 +148,8 @@ class VllmEngine:
         """Look whether the engine is the one that was attached; find one again that an earlier node left.
 
         Raises:
-            UnavailableError: It does not answer, sleeps, or was started again; ``version`` is ``None`` then.
+            UnavailableError: It does not answer, or was started again; ``version`` is ``None`` then.
+            EngineAsleepError: It sleeps or is paused; the same.
             IntegrityError: It is found again, and a sample of its weights is not what was written last.
         """
         label = self._control.label()
@@ -264,7 +265,7 @@ class VllmEngine:
             return  # for us
         if self._control.is_sleeping():
             self._has_slept, self._version = True, None
-            raise UnavailableError(
+            raise EngineAsleepError(
                 f"the engine at {self._control.url} sleeps or is paused: once it goes on, its weights are compared"
             )
         if self._has_slept:

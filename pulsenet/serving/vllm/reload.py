@@ -18,7 +18,7 @@ from pulsenet.errors import IntegrityError, LocalProtocolError, PatchMismatchErr
 from pulsenet.ids import Version
 from pulsenet.serving.engine import EngineUpdate, RecordsUpdate, check_base, require_staged
 from pulsenet.serving.files import FilesEngine
-from pulsenet.serving.vllm.control import Control
+from pulsenet.serving.vllm.control import Control, EngineAsleepError
 from pulsenet.serving.vllm.engine import UpdateTimes
 from pulsenet.serving.vllm.exchange import (
     PAUSED_NAME,
@@ -98,12 +98,13 @@ class ReloadEngine:
         """Look whether vLLM is the one that was loaded.
 
         Raises:
-            UnavailableError: It does not answer, sleeps, or was started again; ``version`` is ``None`` then.
+            UnavailableError: It does not answer, or was started again; ``version`` is ``None`` then.
+            EngineAsleepError: It sleeps or is paused; the same.
         """
         label = self._control.label()
         if not (self.directory / PAUSED_NAME).exists() and self._control.is_sleeping():
             self._version = None
-            raise UnavailableError(f"vLLM at {self._control.url} sleeps or is paused: it is loaded again after that")
+            raise EngineAsleepError(f"vLLM at {self._control.url} sleeps or is paused: it is loaded again after that")
         if self._label is not None and label != self._label:
             known, self._label, self._version = self._label, None, None
             raise UnavailableError(f"vLLM says its weights are {label!r}, not {known!r}: it was started again")

@@ -429,6 +429,17 @@ def test_the_runner_tells_a_server_whenever_its_engine_does_not_answer(
     bench.wait(lambda: told[-1] is None)
     bench.vllm.failing.clear()
     bench.wait(lambda: told[-1] is True)
+    bench.vllm.is_asleep = True
+    bench.wait(lambda: bench.ready[-1:] == [False])
+    told.clear()
+    bench.wait(lambda: len(told) > 2)
+    assert set(told) == {True}, "one that sleeps is not to be ended as silent"
+    assert bench.runner is not None
+    with pytest.raises(UnavailableError, match="sleeps or is paused"):
+        bench.runner.find_upstream()
+    node.staged.append(weights[0].stage_full())
+    bench.vllm.is_asleep = False
+    bench.wait(lambda: bench.ready[-1:] == [True])
 
 
 def test_a_server_left_by_a_node_that_was_killed_is_found_again(tmp_path: Path) -> None:
