@@ -113,6 +113,11 @@ class UploadDesk:
         self.turned_away: Counter[str] = Counter()
         """Readers sent elsewhere, by kind of blob."""
 
+    @property
+    def serving_count(self) -> int:
+        """Transfers that hold a slot."""
+        return self._uploads.serving_count
+
     @contextlib.asynccontextmanager
     async def enter(self, peer_id: PeerId, kind: str) -> AsyncIterator[Upload]:
         """Hold a slot while the block runs, waiting for one in turn.

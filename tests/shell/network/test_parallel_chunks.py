@@ -15,6 +15,7 @@ from pulsenet.ids import Digest, PeerId, RunId, compute_digest
 from pulsenet.wire.messages import ChunkReply, GetChunks, Hello, Message
 from pulsenetd.identity import to_libp2p_bytes
 from pulsenetd.network.p2pd import RawStream
+from pulsenetd.network.pacing import Gate, UploadDesk
 from pulsenetd.network.provider import Provider
 from pulsenetd.network.requester import Requester, split_chunks
 from pulsenetd.network.streams import Deadlines, PeerRefusedError, Traffic
@@ -29,9 +30,11 @@ Answer = Callable[[PeerId, GetChunks], Awaitable[list[Message]]]
 
 
 @contextlib.asynccontextmanager
-async def connected(answer: Any) -> AsyncIterator[tuple[Requester, Traffic]]:
+async def connected(
+    answer: Any, *, desk: UploadDesk | None = None, gate: Gate | None = None
+) -> AsyncIterator[tuple[Requester, Traffic]]:
     """A requester of a provider over loopback TCP instead of libp2p."""
-    provider = Provider(HELLO, Deadlines(), Traffic())
+    provider = Provider(HELLO, Deadlines(), Traffic(), desk)
     provider.handler = answer
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -43,7 +46,7 @@ async def connected(answer: Any) -> AsyncIterator[tuple[Requester, Traffic]]:
         return await asyncio.open_connection(*server.sockets[0].getsockname())
 
     traffic = Traffic()
-    requester = Requester(HELLO, open_raw_stream, Deadlines(), traffic)
+    requester = Requester(HELLO, open_raw_stream, Deadlines(), traffic, gate=gate)
     requester.open()
     try:
         yield requester, traffic
@@ -143,3 +146,29 @@ def test_a_split_keeps_every_chunk_and_their_order(part_count: int) -> None:
     assert len(parts) == max(1, min(part_count, len(DIGESTS)))
     assert max(len(part.digests) for part in parts) - min(len(part.digests) for part in parts) <= 1
     assert split_chunks(GetChunks(()), part_count) == [GetChunks(())]
+
+
+def test_a_request_that_is_called_back_frees_the_providers_slots() -> None:
+    """Its reader takes a chunk now and then, so that the provider cannot get rid of the rest."""
+
+    async def answer(_peer: PeerId, message: GetChunks) -> list[Message]:
+        return [ChunkReply(digest, bytes(limits.CHUNK_SIZE_BYTES)) for digest in message.digests]
+
+    async def main() -> None:
+        desk, first = UploadDesk(), asyncio.Event()
+        async with connected(answer, desk=desk, gate=Gate(1_000)) as (requester, _):
+            download = asyncio.create_task(
+                requester.request(PEER, GetChunks(DIGESTS + DIGESTS), 100, lambda _: first.set())
+            )
+            await first.wait()
+            assert desk.serving_count > 0
+            download.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await download
+            for _ in range(1_000):
+                if not desk.serving_count:
+                    break
+                await asyncio.sleep(0.01)
+            assert desk.serving_count == 0
+
+    run(main())
