@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--variant", action="append", choices=VARIANTS)
     parser.add_argument("--mbps", type=float, default=8.0)
     parser.add_argument("--params", type=int, default=1 << 20)
-    parser.add_argument("--write", type=Path, default=None, help="document with the markers of the table")
+    parser.add_argument("--write", type=Path, default=None, help="document, whose table is replaced or appended")
     arguments = parser.parse_args()
     found = []
     for variant in arguments.variant or VARIANTS:
@@ -61,6 +61,8 @@ def main() -> None:
     print(table, f"\nload {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")
     if arguments.write is not None:
         text = arguments.write.read_text()
+        if BEGIN not in text:
+            text = f"{text}\n{BEGIN}\n{END}\n"
         start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
         arguments.write.write_text(f"{text[:start]}\n{table}\n{text[end:]}")
 

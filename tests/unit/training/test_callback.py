@@ -9,8 +9,11 @@ import torch
 
 import pulsenet.training
 from pulsenet.errors import ConfigError
+from pulsenet.outer.mixing.settings import MixingSettings
 from pulsenet.outer.settings import Algorithm, OuterSettings
+from pulsenet.training.gossip_optimizer import GossipOptimizer
 from pulsenet.training.local_exchange import LocalExchange
+from pulsenet.training.local_mixer import LocalMixing
 
 pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
 transformers = pytest.importorskip("transformers")
@@ -72,6 +75,24 @@ def test_the_baseline_ddp_runs_under_the_trainer_and_resumes_bit_by_bit(tmp_path
     ):
         assert torch.equal(one, other)
         assert torch.equal(one, third)
+
+
+def test_a_mixer_makes_the_trainer_mix_and_resume_bit_by_bit(tmp_path: Path) -> None:
+    settings = MixingSettings(inner_steps=4)
+    callback = PulsenetCallback(LocalMixing(settings, 1).member(0))
+    whole = make_trainer(tmp_path, callback, save_steps=5)
+    whole.train()
+    assert isinstance(callback.sync, GossipOptimizer)
+    assert callback.sync.counters.rounds == 3
+    resumed_callback = PulsenetCallback(LocalMixing(settings, 1).member(0))
+    resumed = make_trainer(tmp_path, resumed_callback, save_steps=5)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    assert isinstance(resumed_callback.sync, GossipOptimizer)
+    assert resumed_callback.sync.round_index == callback.sync.round_index == 3
+    for mine, theirs in zip(resumed_callback.sync.state.z, callback.sync.state.z, strict=True):
+        assert torch.equal(mine, theirs)
+    for mine, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_a_checkpoint_without_the_rounds_is_refused(tmp_path: Path) -> None:
