@@ -75,6 +75,11 @@ class Picker:
 
     # Open chunks
 
+    @property
+    def chunk_count(self) -> int:
+        """Distinct chunks wanted, open or not."""
+        return len(self._digests)
+
     def begin(self, now: float) -> None:
         """Chunks are asked for from now on."""
         self.is_begun = True

@@ -20,7 +20,7 @@ RELIEF_SECONDS = 5.0
 RELIEF_RATIO = 2.0
 """The publisher helps where it is so much faster than all other sources together."""
 
-WORTH_SECONDS = 10.0
+WORTH_SECONDS = 5.0
 """What other readers bring within so much time is not worth the publisher's upload."""
 
 STILL_SECONDS = 1.0

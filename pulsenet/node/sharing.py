@@ -26,10 +26,10 @@ from pulsenet.wire.chunks import ChunkList
 FIRST_CHUNKS = 2
 """Chunks asked of a reader whose pace is unknown: it may have a thin uplink."""
 
-FIRST_TURN_CHUNKS = 1
+FIRST_TURN_SHARE = 32
 TURN_GROWTH = 4
-"""Chunks asked of the publisher in turn after its first answer, and how many times more after each further one: it
-tells what it gave to others only after they have asked, and in the first second all ask at once."""
+"""What part of a blob is asked of the publisher in turn after its first answer, one chunk at least, and how many times
+more after each further one: it tells what it gave to others after they have asked, and in the first second all ask."""
 
 IN_FLIGHT_SECONDS = 3.0
 IN_FLIGHT_MIN = 8
@@ -356,7 +356,8 @@ class Sharing:
         answers = share.picker.count_answers(share.want.publisher)
         if not answers or len(plan.readers) < TURNS_MAX:
             return plan.publisher_room
-        allowed = FIRST_TURN_CHUNKS * TURN_GROWTH ** min(answers - 1, 8)
+        first = max(share.picker.chunk_count // FIRST_TURN_SHARE, 1)
+        allowed = first * TURN_GROWTH ** min(answers - 1, 8)
         return max(allowed - share.turn_count, 0) if answers < 8 else plan.publisher_room
 
     def _find_lonely(self, share: _Share, plan: _Plan, now: float) -> Flags:

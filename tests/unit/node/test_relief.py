@@ -82,7 +82,7 @@ def test_what_readers_bring_within_seconds_is_left_to_them() -> None:
     bench.feed(1, NOW)
     bench.publisher.peak.note(100.0, NOW)
     bench.publisher.window.chunks_per_second = 100.0
-    assert bench.judge(open_count=8) is None
+    assert bench.judge(open_count=4) is None
     assert bench.judge(open_count=20) is not None
 
 
