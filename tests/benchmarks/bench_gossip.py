@@ -108,7 +108,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gated-seeds", type=int, default=2)
     parser.add_argument("--inner-steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=48)
-    parser.add_argument("--fine-rounds", type=int, default=40, help="of the gated part")
+    parser.add_argument("--fine-rounds", type=int, default=160, help="of the gated part")
     parser.add_argument("--batch-size", type=int, default=2, help="rows an inner step of each trainer")
     parser.add_argument("--warmup-steps", type=int, default=20)
     parser.add_argument("--learning-rate", type=float, default=3e-3)

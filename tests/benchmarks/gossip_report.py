@@ -29,6 +29,9 @@ ORDER: Final = (
 
 INVERSION_NATS_MAX: Final = 0.02
 
+LEGEND_WIDTH: Final = 220
+"""Pixels to the right of the panels."""
+
 PartRuns = tuple[SwarmPlan, Mapping[str, MixingSettings], Sequence[Sequence[GossipFigures]]]
 """Plan, settings by name, figures by seed."""
 
@@ -190,7 +193,7 @@ def _format_orders(part: Mapping[str, Any]) -> str:
         mean, half_width = interval([one - other for one, other in pairs])
         if abs(mean) > half_width:
             better, worse = (closer, farther) if mean < 0 else (farther, closer)
-            shown.append(f"{label(better)} below {label(worse)} by {_format_difference((abs(mean), half_width))}")
+            shown.append(f"{label(better)} below {label(worse)} by {abs(mean):.4f} ± {half_width:.4f}")
         else:
             open_pairs.append(f"{label(closer)} and {label(farther)} ({_format_difference((mean, half_width))})")
     text = f"Orders of the loss whose interval excludes 0: {'; '.join(shown) or 'none'}."
@@ -205,7 +208,7 @@ def _format_gated(part: Mapping[str, Any]) -> str:
         "round, encoded; ratios are dense FP32 over it. The gate is compared with the same mixing without it.",
         "",
         "| mixing | gate passes in Mix1, Mix2, % | payload Mix1, kB (ratio) | payload Mix2, kB (ratio) "
-        "| loss minus ungated, 1e-5 nats | distance squared over ungated | JS true over ungated |",
+        "| loss minus ungated, nats | distance squared over ungated | JS true over ungated |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, run in part["runs"].items():
@@ -222,9 +225,9 @@ def _format_gated(part: Mapping[str, Any]) -> str:
         compared = ["", "", ""]
         if base is not run:
             pairs = zip(run["losses_by_seed"], base["losses_by_seed"], strict=True)
-            mean, half_width = interval([1e5 * (mine - theirs) for mine, theirs in pairs])
+            difference = interval([mine - theirs for mine, theirs in pairs])
             compared = [
-                f"{mean:+.2f} ± {half_width:.2f}" if math.isfinite(half_width) else f"{mean:+.2f}",
+                _format_difference(difference),
                 f"{run['distance'] / base['distance']:.3f}",
                 f"{run['js_true'][-1] / base['js_true'][-1]:.3f}",
             ]
@@ -235,13 +238,16 @@ def _format_gated(part: Mapping[str, Any]) -> str:
 def draw_gossip_plot(summary: Mapping[str, Any]) -> str:
     """Return the picture of the main part."""
     part = summary["main"]
+    width = 3 * PANEL_WIDTH + LEGEND_WIDTH
+    legend = Panel(width - PANEL_WIDTH, "", "", (0, 1), (0, 1))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{3 * PANEL_WIDTH}" height="{PANEL_HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{PANEL_HEIGHT}" '
         'font-family="sans-serif" font-size="11">',
         '<rect width="100%" height="100%" fill="white"/>',
         *_draw_differences(part),
         *_draw_distances(part),
         *_draw_predictions(part),
+        *legend.draw_legend(list(part["runs"])),
         "</svg>",
         "",
     ]
@@ -275,7 +281,7 @@ def _draw_distances(part: Mapping[str, Any]) -> list[str]:
     parts = panel.draw_frame(ticks(0, count), ticks(0.0, largest), "{:g}".format)
     for name, row in rows.items():
         parts.append(panel.draw_line(list(enumerate(row, 1)), COLOURS[name]))
-    return parts + panel.draw_legend(list(rows))
+    return parts
 
 
 def _draw_predictions(part: Mapping[str, Any]) -> list[str]:
