@@ -1,0 +1,170 @@
+"""When an authority signs a roster, for whom, and from which round on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pulsenet.chain.records import Roster, Vote
+from pulsenet.chain.signing import encode_signed
+from pulsenet.node.effects import Effect, SaveState, SendRequest, ShowToMachines
+from pulsenet.node.events import PeerConnected, PeerLost, StoreFailed, TermSeen, TimerFired, VoteSeen
+from pulsenet.node.mixing.convener import FIND_SECONDS, PRESENT_SECONDS, SETTLE_SECONDS, Convener
+from pulsenet.node.mixing.events import PresenceEnded, PresenceSeen, RosterSeen, SubsetChosen
+from pulsenet.outer.mixing.settings import MixingVariant
+from pulsenet.testing.fakes import make_sign
+from pulsenet.wire.messages import PushTerm, PushVote
+
+MakeDesk = Callable[..., Any]
+
+
+class Office:
+    """The coordinator among three trainers."""
+
+    def __init__(self, make_desk: MakeDesk, variant: MixingVariant = MixingVariant.LOCAL_M1_M2) -> None:
+        self.desk = make_desk(2, 3, variant)
+        desk = self.desk
+        self.me, self.others = desk.coordinator, desk.keys[:2]
+        common = (desk.trust, desk.ledger, desk.rosters, desk.settings, self.me, make_sign(self.me))
+        self.convener = Convener(*common, lambda count: 0)
+        self.now = 0.0
+        self.effects: list[Effect] = []
+
+    def tell(self, event: Any, after_seconds: float = 0.0) -> list[Effect]:
+        self.now += after_seconds
+        effects = self.convener.handle(event, self.now, 0)
+        self.effects += effects
+        return effects
+
+    def see(self, *rounds: int) -> None:
+        """Let each trainer tell its round, this node's own last."""
+        for key, round_index in zip((*self.others, self.me), rounds, strict=False):
+            self.tell(PresenceSeen(key, round_index))
+
+    @property
+    def roster(self) -> Roster:
+        known = self.desk.rosters.newest
+        assert known is not None
+        found: Roster = known.roster
+        return found
+
+
+def test_everybody_that_is_there_is_listed_from_the_round_most_are_in(make_desk: MakeDesk) -> None:
+    office = Office(make_desk)
+    office.see(0, 0)
+    assert office.desk.rosters.newest is None
+    office.tell(PresenceSeen(office.me, 0))
+    assert office.convener.is_leading(office.now)
+    assert office.convener.term == 1
+    assert office.roster.members == tuple(office.desk.keys)
+    assert (office.roster.first_round, office.roster.end_round) == (0, 8)
+    assert [e.event for e in office.effects if isinstance(e, ShowToMachines) and isinstance(e.event, RosterSeen)]
+
+
+def test_a_first_roster_waits_for_those_who_are_not_there_yet(make_desk: MakeDesk) -> None:
+    office = Office(make_desk)
+    office.tell(PresenceSeen(office.me, 4))
+    office.tell(TimerFired(), FIND_SECONDS / 2)
+    assert office.desk.rosters.newest is None
+    office.tell(TimerFired(), FIND_SECONDS / 2)
+    assert office.roster.members == (office.me,)
+    assert office.roster.first_round == 4
+
+
+def test_the_next_roster_is_signed_before_one_ends(make_desk: MakeDesk) -> None:
+    office = Office(make_desk)
+    office.see(0, 0, 0)
+    office.see(5, 5, 5)
+    assert office.roster.first_round == 0
+    office.see(6, 6, 5)
+    assert office.roster.first_round == 8
+    office.see(40, 40, 40)
+    assert office.roster.first_round == 40
+
+
+def test_one_that_lies_about_its_round_carries_nobody_with_it(make_desk: MakeDesk) -> None:
+    office = Office(make_desk)
+    office.see(0, 0, 0)
+    office.tell(PresenceSeen(office.others[0], 1 << 40))
+    office.tell(TimerFired(), 5.0)
+    assert office.roster.first_round == 0
+
+
+def test_a_change_takes_effect_two_rounds_on_and_only_if_it_lasts(make_desk: MakeDesk) -> None:
+    office = Office(make_desk)
+    office.see(0, 0, 0)
+    office.tell(TimerFired(), PRESENT_SECONDS - 1.0)
+    for key in (office.others[0], office.me):
+        office.tell(PresenceSeen(key, 3))
+    office.tell(TimerFired(), 2.0)
+    assert len(office.roster.members) == 3
+    office.tell(PresenceSeen(office.others[1], 3))
+    office.tell(TimerFired(), PRESENT_SECONDS - 2.0)
+    for key in (office.others[0], office.me):
+        office.tell(PresenceSeen(key, 3))
+    office.tell(TimerFired(), 3.0)
+    office.tell(TimerFired(), SETTLE_SECONDS)
+    assert office.roster.members == tuple(sorted((office.others[0], office.me)))
+    assert office.roster.first_round == 5
+
+
+def test_strangers_are_listed_only_where_the_run_is_open(make_desk: MakeDesk) -> None:
+    office = Office(make_desk)
+    office.tell(PresenceSeen(office.desk.stranger, 0))
+    office.see(0, 0, 0)
+    assert office.desk.stranger not in office.roster.members
+
+
+def test_a_subset_is_awaited_obeyed_and_kept(make_desk: MakeDesk) -> None:
+    office = Office(make_desk, MixingVariant.GLOBAL_M1_LOCAL_M2_SUBSET)
+    office.see(0, 0, 0)
+    assert office.desk.rosters.newest is None
+    office.tell(SubsetChosen((1, 4)))
+    assert office.roster.subset == (1, 4)
+    office.tell(SubsetChosen((1, 4, 5)))
+    office.tell(TimerFired(), SETTLE_SECONDS)
+    assert (office.roster.subset, office.roster.first_round) == ((1, 4, 5), 2)
+    again = Office.__new__(Office)
+    again.__dict__ = {**office.__dict__, "effects": []}
+    desk = office.desk
+    common = (desk.trust, desk.ledger, desk.rosters, desk.settings, office.me, make_sign(office.me))
+    again.convener = Convener(*common, lambda count: 0)
+    again.see(9, 9, 9)
+    again.tell(TimerFired(), FIND_SECONDS)
+    assert again.roster.subset == (1, 4, 5)
+
+
+def test_without_its_own_training_process_an_authority_neither_stands_nor_renews(make_desk: MakeDesk) -> None:
+    office = Office(make_desk)
+    office.see(0, 0)
+    office.tell(TimerFired(), 60.0)
+    assert not office.convener.is_leading(office.now)
+    office.tell(PresenceSeen(office.me, 0))
+    office.tell(PeerConnected(office.others[0], (), outbound=True))
+    assert [e for e in office.effects if isinstance(e, SendRequest) and isinstance(e.message, PushTerm)]
+    office.tell(PresenceEnded())
+    office.effects = []
+    office.tell(TimerFired(), 5.0)
+    assert not [e for e in office.effects if isinstance(e, SendRequest)]
+    office.tell(PeerLost(office.others[0], "closed"))
+
+
+def test_votes_and_terms_are_heard_and_rubbish_is_counted(make_desk: MakeDesk) -> None:
+    office = Office(make_desk)
+    desk = office.desk
+    vote = encode_signed(desk.sign(Vote(desk.run_id, 0, 3, office.me, None), office.me))
+    office.tell(TermSeen((vote,), office.me))
+    assert office.convener.term == 3
+    office.tell(VoteSeen(vote, office.others[0]))
+    office.tell(VoteSeen(b"rubbish", office.others[0]))
+    assert office.convener.verdicts.find(PushVote(b"rubbish")) == "schema"
+
+
+def test_what_the_disk_refused_is_stored_again_before_anything_is_said(make_desk: MakeDesk) -> None:
+    office = Office(make_desk)
+    office.see(0, 0, 0)
+    office.effects = []
+    office.tell(StoreFailed(None, "enospc"))
+    assert not [e for e in office.effects if isinstance(e, SaveState)]
+    office.tell(TimerFired(), 5.0)
+    assert len([e for e in office.effects if isinstance(e, SaveState)]) >= 2
