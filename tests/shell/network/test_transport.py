@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import signal
 import socket
@@ -560,3 +561,22 @@ def test_a_peer_that_answers_with_rubbish_again_and_again_is_not_asked_any_more(
             assert asked == 1
 
     run(main())
+
+
+def test_p2pd_drops_a_flood_of_connections_itself_and_its_command_line_holds_no_secret(make_node: Any) -> None:
+    """Anybody on the machine can read a command line; libp2p prunes idle connections beyond its own high mark."""
+
+    async def main() -> None:
+        async with make_node("a") as node:
+            line = read_command_line(node.transport.p2pd.process_id)
+            given = line.split(b"\0")
+            assert b"-connManager=1" in given
+            assert not [one for one in given if one.startswith((b"-connHi", b"-connLo", b"-connGrace"))]
+            for form in (bytes, lambda key: key.hex().encode(), base64.b64encode):
+                assert form(node.identity.path.read_bytes())[8:40] not in line
+
+    run(main())
+
+
+def read_command_line(process_id: int) -> bytes:
+    return Path(f"/proc/{process_id}/cmdline").read_bytes()
