@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pulsenet.errors import LocalProtocolError
-from pulsenet.outer.contribution import Entries
+from pulsenet.outer.contribution import Entries, index_dtype
 from pulsenet.outer.floats import FP32s
 from pulsenet.outer.mixing.gating import gate_vector, move_common, take_whole
 from pulsenet.outer.mixing.mean import spread
@@ -36,19 +36,24 @@ class GossipGate:
         self.gradient_residual: list[FP32s] = [np.zeros(spec.element_count, np.float32) for spec in table.tensors]
         self.common: list[FP32s] | None = None
         """The newest common mean of the outer iterates."""
-        self._sent: tuple[list[Entries], bool] | None = None
-        """What of z was sent in this round, and whether it is relative to the common mean."""
+        self._sent: tuple[int, list[Entries], bool] | None = None
+        """Round, what of z was sent in it, and whether that is relative to the common mean."""
 
-    def send_iterate(self, iterate: Iterable[Entries], *, is_relative: bool) -> Iterable[Entries]:
+    def send_iterate(self, iterate: Iterable[Entries], *, round_index: int, is_relative: bool) -> Iterable[Entries]:
         """Settle what of z travels in a round, and return it, tensor by tensor.
+
+        Asked again in the same round, as after a checkpoint was loaded, it is the same.
 
         Args:
             iterate: z, dense.
+            round_index: Of the round.
             is_relative: Whether only what moved since the common mean travels; else all of it.
 
         Raises:
             LocalProtocolError: ``base``: there is no common mean to move from; while iterating.
         """
+        if self._sent is not None and self._sent[0] == round_index:
+            return self._sent[1]
         self._sent = None
         if is_relative and self.common is None:
             return _Nothing()
@@ -60,7 +65,7 @@ class GossipGate:
             assert self.common is not None
             start = self.common[own.tensor_index]
             sent.append(gate_vector(start, own.values, residual, tensor_index=own.tensor_index))
-        self._sent = (sent, is_relative)
+        self._sent = (round_index, sent, is_relative)
         return sent
 
     def take_iterate(self, mean: Sequence[FP32s] | None, *, is_common: bool) -> list[FP32s] | None:
@@ -73,7 +78,7 @@ class GossipGate:
         held, self._sent = self._sent, None
         if held is None:
             return None
-        sent, is_relative = held
+        _, sent, is_relative = held
         if mean is None:
             mean = [spread(one, self._table.tensors[one.tensor_index].element_count) for one in sent]
         if is_relative:
@@ -98,22 +103,50 @@ class GossipGate:
         """Return what was sent as every element of its tensor."""
         return spread(sent, self._table.tensors[sent.tensor_index].element_count)
 
+    def forget_sent(self) -> None:
+        """z was replaced by somebody else's: what was sent of it is not what will be."""
+        self._sent = None
+
     def pack(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, by kind and tensor; shared."""
+        """Return what a checkpoint keeps; arrays are shared."""
         copies = {"iterate_residual": self.iterate_residual, "gradient_residual": self.gradient_residual}
         if self.common is not None:
             copies["common"] = self.common
-        return {
-            kind: {spec.name: torch.from_numpy(one) for spec, one in zip(self._table.tensors, arrays, strict=True)}
-            for kind, arrays in copies.items()
-        }
+        packed: dict[str, Any] = {kind: self._name(arrays) for kind, arrays in copies.items()}
+        if self._sent is not None:
+            round_index, sent, is_relative = self._sent
+            packed["sent"] = {
+                "round_index": round_index,
+                "is_relative": is_relative,
+                "values": self._name([one.values for one in sent]),
+                "indices": self._name([one.indices.astype(np.int64) for one in sent if one.indices is not None]),
+            }
+        return packed
 
     def unpack(self, saved: Mapping[str, Any]) -> None:
         """Take what :meth:`pack` returned; without it everything begins anew."""
         self._sent = None
+        if "sent" in saved:
+            sent = saved["sent"]
+            self._sent = (int(sent["round_index"]), self._read_sent(sent), bool(sent["is_relative"]))
         self.iterate_residual = self._read(saved.get("iterate_residual"))
         self.gradient_residual = self._read(saved.get("gradient_residual"))
         self.common = None if "common" not in saved else self._read(saved["common"])
+
+    def _name(self, arrays: Sequence[Any]) -> dict[str, torch.Tensor]:
+        return {
+            spec.name: torch.from_numpy(np.ascontiguousarray(one))
+            for spec, one in zip(self._table.tensors, arrays, strict=False)
+        }
+
+    def _read_sent(self, sent: Mapping[str, Any]) -> list[Entries]:
+        found = []
+        for place, spec in enumerate(self._table.tensors):
+            values = sent["values"][spec.name].cpu().numpy().copy()
+            indices = sent["indices"].get(spec.name)
+            listed = None if indices is None else indices.cpu().numpy().astype(index_dtype(spec.element_count))
+            found.append(Entries(place, listed, values))
+        return found
 
     def _read(self, named: Mapping[str, torch.Tensor] | None) -> list[FP32s]:
         if named is None:

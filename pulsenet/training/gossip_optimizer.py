@@ -264,6 +264,8 @@ class GossipOptimizer:
         if start.adoption is None:
             return False
         self.state.adopt(start.adoption.values)
+        if self._gate is not None:
+            self._gate.forget_sent()
         self._inner_step = 0
         self._inner.reset()
         self._restart()
@@ -279,7 +281,7 @@ class GossipOptimizer:
             iterate = self._iterate()
             if self._gate is not None and self._settings.variant.mix1 is MixingKind.GLOBAL:
                 is_relative = self._settings.gates(Vector.ITERATE, self._round_index)
-                iterate = self._gate.send_iterate(iterate, is_relative=is_relative)
+                iterate = self._gate.send_iterate(iterate, round_index=self._round_index, is_relative=is_relative)
             self._start(Job.MIX1, {Vector.ITERATE: iterate}, self._all)
 
     def _iterate(self) -> Iterable[Entries]:

@@ -21,6 +21,8 @@ SCRIPT: Final = Path(__file__).with_name("paced_trainer.py")
 FIRST_ROUND: Final = 2
 """Rounds before it are not counted: a roster is waited for, and everything is compiled."""
 WAIT_SECONDS: Final = 600.0
+SHOWN: Final = ("round_index", "mix1_count", "mix2_count", "mix1_reason", "mix2_reason", "blocked_seconds")
+"""Of each round, for whoever looks into a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,11 @@ def measure(case: Case) -> Measured:
         finally:
             for process in processes:
                 process.kill()
-        return _summarise(case, [_read(log) for log in logs])
+        told = [_read(log) for log in logs]
+        for lines in told:
+            for line in lines:
+                print({name: line[name] for name in SHOWN}, file=sys.stderr)
+        return _summarise(case, told)
 
 
 def _start(lab: Lab, swarm: Swarm, case: Case) -> list[LabNode]:
@@ -95,6 +101,8 @@ def _start(lab: Lab, swarm: Swarm, case: Case) -> list[LabNode]:
     keys = [run_json("keygen", str(node.data_dir / "identity.key"), home=node.home)["public_key"] for node in nodes]
     listed = [f"--trainer={key}" for key in keys]
     rules = f"--algorithm gossip --variant {case.variant} --inner-steps {case.inner_steps} --probe-interval 0"
+    # Rounds are short here: the waits of new runs would be shorter than what trainers are apart by.
+    rules += " --mix1-wait-seconds 30 --mix2-wait-seconds 60"
     created = run_json("run", "create", RUN, f"--authority={keys[0]}", *listed, *rules.split(), home=nodes[0].home)
     first, *others = nodes
     first.start().wait_ready()

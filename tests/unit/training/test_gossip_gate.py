@@ -28,13 +28,13 @@ def dense(values: list[Any]) -> list[Entries]:
 def test_nothing_relative_is_sent_before_there_is_a_common_mean() -> None:
     gate = GossipGate(TABLE)
     with pytest.raises(LocalProtocolError, match="base"):
-        list(gate.send_iterate(dense(draw(0)), is_relative=True))
+        list(gate.send_iterate(dense(draw(0)), round_index=1, is_relative=True))
     assert gate.take_iterate(None, is_common=False) is None, "the step is taken from z"
 
 
 def test_a_whole_round_makes_the_mean_that_later_ones_move_from() -> None:
     gate, z = GossipGate(TABLE), draw(0)
-    sent = list(gate.send_iterate(dense(z), is_relative=False))
+    sent = list(gate.send_iterate(dense(z), round_index=0, is_relative=False))
     assert [one.indices for one in sent] == [None, None]
     mean = draw(1)
     x = gate.take_iterate(mean, is_common=True)
@@ -42,7 +42,7 @@ def test_a_whole_round_makes_the_mean_that_later_ones_move_from() -> None:
     assert gate.common is not None
     np.testing.assert_array_equal(x[0], mean[0])
     moved = [common - np.float32(1e-5) * np.abs(common) for common in gate.common]
-    sent = list(gate.send_iterate(dense(moved), is_relative=True))
+    sent = list(gate.send_iterate(dense(moved), round_index=1, is_relative=True))
     assert sum(len(one) for one in sent) < TABLE.element_count, "most of it changes no BF16 cast"
     for index, one in enumerate(sent):
         total = gate.iterate_residual[index] + gate.spread(one)
@@ -51,10 +51,10 @@ def test_a_whole_round_makes_the_mean_that_later_ones_move_from() -> None:
 
 def test_alone_a_trainer_uses_what_it_sent() -> None:
     gate, z = GossipGate(TABLE), draw(0)
-    list(gate.send_iterate(dense(z), is_relative=False))
+    list(gate.send_iterate(dense(z), round_index=0, is_relative=False))
     gate.take_iterate(z, is_common=True)
     moved = [one + np.float32(0.5) for one in z]
-    list(gate.send_iterate(dense(moved), is_relative=True))
+    list(gate.send_iterate(dense(moved), round_index=1, is_relative=True))
     x = gate.take_iterate(None, is_common=False)
     assert x is not None
     assert gate.common is not None
@@ -80,7 +80,7 @@ def test_a_checkpoint_brings_residuals_and_the_common_mean_back() -> None:
     other = GossipGate(TABLE)
     other.unpack(gate.pack())
     assert other.common is None
-    list(gate.send_iterate(dense(draw(0)), is_relative=False))
+    list(gate.send_iterate(dense(draw(0)), round_index=0, is_relative=False))
     gate.take_iterate(draw(1), is_common=True)
     gate.send_gradient(0, draw(0)[0], draw(2)[0])
     other.unpack({kind: {name: torch.clone(t) for name, t in held.items()} for kind, held in gate.pack().items()})
@@ -90,6 +90,14 @@ def test_a_checkpoint_brings_residuals_and_the_common_mean_back() -> None:
         strict=True,
     ):
         np.testing.assert_array_equal(mine, theirs)
+    sent = list(gate.send_iterate(dense(draw(3)), round_index=7, is_relative=True))
+    residual = gate.iterate_residual[0].copy()
+    other.unpack(gate.pack())
+    again = list(other.send_iterate(dense(draw(3)), round_index=7, is_relative=True))
+    assert all(one.same_as(two) for one, two in zip(sent, again, strict=True)), "what was under way is sent again"
+    np.testing.assert_array_equal(other.iterate_residual[0], residual)
+    other.forget_sent()
+    assert other.take_iterate(None, is_common=False) is None
     other.unpack({})
     assert other.common is None
     assert not other.gradient_residual[0].any()

@@ -13,7 +13,7 @@ import torch
 from pulsenet.errors import ConfigError
 from pulsenet.ids import Digest
 from pulsenet.outer.contribution import Entries
-from pulsenet.outer.mixing.mean import mean_entries
+from pulsenet.outer.mixing.mean import mean_entries, spread
 from pulsenet.outer.mixing.settings import Job, MixingSettings, MixingVariant
 from pulsenet.outer.mixing.step import compute_gradient, step_mixed_twin
 from pulsenet.training.gossip_optimizer import GossipOptimizer
@@ -393,6 +393,39 @@ def test_what_is_published_is_the_mean_where_there_is_one(variant: MixingVariant
     params = dict(trainers[0].model.named_parameters())
     for index, spec in enumerate(trainers[0].sync.state.table.tensors):
         assert params[spec.name].detach().numpy().tobytes() == trainers[0].z()[index], "training goes on from z"
+
+
+class GatedMixer(SlowMixer):
+    """The same in a gated run, as the only member: every mean is what it sent."""
+
+    @property
+    def settings(self) -> MixingSettings:
+        return make_settings(mixing_gate=True, roster_rounds=4)
+
+    def result(self, job: Job) -> Mixed:
+        super().result(job)
+        sections = [list(section) for section in self.handed[job]]
+        sizes = [spec.element_count for spec in mixing_table().tensors]
+        found = tuple(tuple(spread(one, sizes[one.tensor_index]).copy() for one in section) for section in sections)
+        return Mixed(found, 1, is_common=job is Job.MIX1)
+
+
+def test_a_gated_run_sends_what_moved_and_goes_on_bit_by_bit_from_a_checkpoint() -> None:
+    one = Trainer(mixer := GatedMixer(make_settings()))
+    one.train_step()
+    assert [entries.indices for entries in mixer.handed[Job.MIX1][0]] == [None] * 4, "the first round is whole"
+    one.run(2)
+    assert all(entries.indices is not None for entries in mixer.handed[Job.MIX1][0])
+    assert all(entries.indices is not None for entries in mixer.handed[Job.MIX2][0])
+    saved = one.checkpoint()
+    other = Trainer(GatedMixer(make_settings()))
+    other.restore(saved)
+    other.sync.catch_up()
+    for trainer in (one, other):
+        trainer.run(1)
+    assert one.sync.round_index == other.sync.round_index == 3
+    assert saved["parts"][2]["mixed_root"] != ""
+    assert one.z() == other.z()
 
 
 def test_an_exchange_is_no_mixer() -> None:
