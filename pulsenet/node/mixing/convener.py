@@ -189,9 +189,9 @@ class Convener:
         if now < self._led_since + FIND_SECONDS and not listed <= set(self._present):
             return []
         subset = self._choose_subset()
-        if subset is None:
+        if subset is None or not self._choose_members():
             return []
-        members = tuple(sorted(self._present))
+        members = self._choose_members()
         front = self._find_front()
         first_round = self._find_first_round(members, subset, front, now)
         if first_round is None:
@@ -230,6 +230,14 @@ class Convener:
         if now < self._changed_at + SETTLE_SECONDS:
             return None
         return max(front + LEAD_ROUNDS, newest.roster.first_round)
+
+    def _choose_members(self) -> tuple[PeerId, ...]:
+        """Return who is there and still let in: the owner may have revoked a key since it was first heard of."""
+        descriptor = self._trust.descriptor
+        assert descriptor is not None
+        listed = [key for key in self._present if key in descriptor.trainers]
+        others = [key for key in self._present if key not in descriptor.trainers]
+        return tuple(sorted((*listed, *others[: descriptor.open_trainers_max])))
 
     def _find_front(self) -> int:
         """Return the round that most trainers are in: the upper median, which a few that lie do not move far."""

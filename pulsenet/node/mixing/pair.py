@@ -85,7 +85,9 @@ class PairWork(Work):
     def _blame(self, bad: tuple[tuple[PeerId, str], ...]) -> list[Effect]:
         effects: list[Effect] = []
         for peer_id, reason in bad:
-            effects += [Count("rejected", reason), StrikePeer(peer_id, reason)]
+            effects.append(Count("rejected", reason))
+            if peer_id != self.bench.peer_id:
+                effects.append(StrikePeer(peer_id, reason))
         return effects
 
     # What can be done

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from pulsenet.chain.records import Roster, Vote
 from pulsenet.chain.signing import encode_signed
+from pulsenet.ids import Digest
 from pulsenet.node.effects import Effect, SaveState, SendRequest, ShowToMachines
 from pulsenet.node.events import PeerConnected, PeerLost, StoreFailed, TermSeen, TimerFired, VoteSeen
 from pulsenet.node.mixing.convener import FIND_SECONDS, PRESENT_SECONDS, SETTLE_SECONDS, Convener
 from pulsenet.node.mixing.events import PresenceEnded, PresenceSeen, RosterSeen, SubsetChosen
 from pulsenet.outer.mixing.settings import MixingVariant
-from pulsenet.testing.fakes import make_sign
+from pulsenet.testing.fakes import make_key, make_sign
 from pulsenet.wire.messages import PushTerm, PushVote
 
 MakeDesk = Callable[..., Any]
@@ -168,3 +170,16 @@ def test_what_the_disk_refused_is_stored_again_before_anything_is_said(make_desk
     assert not [e for e in office.effects if isinstance(e, SaveState)]
     office.tell(TimerFired(), 5.0)
     assert len([e for e in office.effects if isinstance(e, SaveState)]) >= 2
+
+
+def test_a_trainer_that_was_revoked_is_listed_no_more(make_desk: MakeDesk) -> None:
+    office = Office(make_desk)
+    desk = office.desk
+    office.see(0, 0, 0)
+    gone = office.others[0]
+    left = tuple(key for key in desk.keys if key != gone)
+    revised = replace(desk.descriptor, revision=1, previous=Digest(desk.run_id), trainers=left)
+    desk.trust.accept_descriptor(desk.sign(revised, make_key("owner")))
+    office.see(3, 3, 3)
+    office.tell(TimerFired(), SETTLE_SECONDS)
+    assert office.roster.members == left

@@ -294,6 +294,16 @@ def test_a_node_that_cannot_combine_keeps_its_own(make_desk: MakeDesk) -> None:
     assert [ready.reason for ready in results(desk)] == ["store"]
 
 
+def test_a_node_whose_own_part_is_bad_blames_nobody(make_desk: MakeDesk) -> None:
+    desk = begin(make_desk, 0)
+    desk.push(other(desk), desk.share(other(desk), desk.part(TWOS)))
+    desk.serve()
+    (order,) = desk.find(CombineParts)
+    desk.tell(CombineFailed(order.number, "finite", ((desk.me, "finite"),)))
+    assert [ready.reason for ready in results(desk)] == ["refused"]
+    assert desk.find(StrikePeer) == []
+
+
 # The training process, and rounds
 
 
