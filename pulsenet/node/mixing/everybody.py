@@ -337,6 +337,12 @@ class EverybodyWork(Work):
         orders: list[Effect] = [] if self._duty.order is None else [self._duty.order]
         return orders + [piece.order for piece in self._slices if piece.order is not None]
 
+    def count_other_roots(self) -> int:
+        """Return how many members' parts came that tell of another common mean than this node holds."""
+        shares = [self._part_of(member) for member in self._members]
+        roots = [share.mixed_root for share in shares if share is not None]
+        return sum(root not in (None, self.mixed_root) for root in roots) if self.mixed_root is not None else 0
+
     def judge(self, share: Share) -> str:
         """Parts come too late once the slice is summed, means once the result is out."""
         if share.kind is ShareKind.PART:

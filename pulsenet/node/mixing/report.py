@@ -37,6 +37,7 @@ def make_report(phase: str, journal: Journal, rosters: Rosters, works: Mapping[J
             ("mixing_roster_end", 0 if newest is None else newest.roster.end_round),
             ("mixing_debts_doubtful", len(journal.exchanges(Stand.ANSWERED))),
             ("mixing_debts_owed", len(journal.exchanges(Stand.OWED))),
+            ("mixing_other_roots", sum(work.count_other_roots() for work in works.values())),
             ("mixing_mix1", _describe(works.get(Job.MIX1))),
             ("mixing_mix2", _describe(works.get(Job.MIX2))),
         )

@@ -134,6 +134,10 @@ class Work:
         """Return the members of whom something is awaited that they may have said already."""
         raise NotImplementedError
 
+    def count_other_roots(self) -> int:
+        """Return how many members' parts came that tell of another common mean than this node holds."""
+        return 0
+
     def judge(self, share: Share) -> str:
         """Return why a share of this job comes too late, or nothing."""
         raise NotImplementedError

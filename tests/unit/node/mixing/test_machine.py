@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pulsenet.chain.records import ShareKind
-from pulsenet.node.effects import Count, SaveState, SendRequest, StrikePeer
+from pulsenet.node.effects import Count, Report, SaveState, SendRequest, StrikePeer
 from pulsenet.node.events import ReplyReceived, RequestFailed, StoreFailed
 from pulsenet.node.mixing.effects import CombineParts, MixReady, OpenRound, StartMixing
 from pulsenet.node.mixing.events import (
@@ -484,6 +484,7 @@ def test_gated_parts_combine_only_with_parts_of_the_same_base(make_desk: MakeDes
     desk.serve()
     (order,) = desk.find(CombineParts)
     assert order.mixed_root == root
+    assert ("mixing_other_roots", 2) in desk.find(Report)[-1].fields
     assert [part.peer_id for part in order.parts] == desk.keys[1:]
     part = desk.part(np.ones(3), 1)
     changes = {"kind": ShareKind.MEAN, "slice_count": 3, "slice_index": 1, "contributors": b"\xe0"}
