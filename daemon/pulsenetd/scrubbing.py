@@ -1,4 +1,7 @@
-"""A running node reads all it keeps, little by little, and has fetched again what its disk damaged."""
+"""A running node reads all it keeps, little by little, and has fetched again what its disk damaged.
+
+It also measures what rounds keep: `--store-limit-bytes` is for both, and versions get what rounds leave.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ from concurrent.futures import Executor
 from typing import Final
 
 from pulsenet.ids import Digest
-from pulsenet.node.events import BlobDamaged, Event
+from pulsenet.node.events import BlobDamaged, Event, RoomTaken
 from pulsenetd.logs import logger
+from pulsenetd.storage.scrub import measure_rounds
 from pulsenetd.storage.store import Store
 
 LOOK_SECONDS: Final = 30.0
@@ -32,6 +36,7 @@ class Scrubber:
         self._post = post
         self._left: list[Digest] = []
         self._count_per_look = 1
+        self._taken_size_bytes = 0
         self.pass_count = 0
         """Times that everything was read."""
 
@@ -41,7 +46,12 @@ class Scrubber:
         Raises:
             StorageError: The disk refused.
         """
-        damaged = await asyncio.get_running_loop().run_in_executor(self._thread, self._read_some)
+        loop = asyncio.get_running_loop()
+        taken = await loop.run_in_executor(self._thread, measure_rounds, self._store)
+        if taken != self._taken_size_bytes:
+            self._taken_size_bytes = taken
+            self._post(RoomTaken(taken))
+        damaged = await loop.run_in_executor(self._thread, self._read_some)
         for blob_id in damaged:
             logger.warning("the disk damaged a stored blob (%s): it is fetched again", blob_id.hex()[:16])
             self._post(BlobDamaged(blob_id))

@@ -107,6 +107,13 @@ class BlobDamaged:
 
 
 @dataclass(frozen=True, slots=True)
+class RoomTaken:
+    """Blobs of rounds take this much of the room for blobs: what is kept of versions has to make do with the rest."""
+
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class HopApplied:
     """The mirror now holds ``version``, its root was checked and the fact is durable."""
 
@@ -382,6 +389,7 @@ Event = (
     | ChunkStored
     | StoreFailed
     | BlobDamaged
+    | RoomTaken
     | HopApplied
     | HopFailed
     | EngineApplied

@@ -25,6 +25,9 @@ STRIKE_CODES = frozenset({"signature", "wrong-type", "wrong-run"})
 UNRIPE_CODES = frozenset({"epoch", "revision-unknown"})
 """Refusals that end once this node has fetched what the head builds on."""
 
+OVERTAKEN_CODES = frozenset({"rollback", "expired"})
+"""What becomes of a head that was news when it came, and was overtaken while it waited: nobody's fault."""
+
 UNRIPE_MAX = 4
 UNRIPE_RETRIES_MAX = 20
 UNRIPE_RETRY_SECONDS = 1.0
@@ -119,7 +122,8 @@ class Gossip:
                 if error.code in UNRIPE_CODES and unripe.retry_count < UNRIPE_RETRIES_MAX:
                     continue
                 self._remember(key, error.code)
-                effects.append(Count("rejected", error.code))
+                if error.code not in OVERTAKEN_CODES:
+                    effects.append(Count("rejected", error.code))
             del self._unripe[key]
         return effects
 

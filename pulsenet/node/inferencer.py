@@ -40,6 +40,7 @@ from pulsenet.node.events import (
     HopFailed,
     PeerConnected,
     PeerLost,
+    RoomTaken,
     StoreFailed,
 )
 from pulsenet.node.fetch import Fetcher, StoreIndex
@@ -248,7 +249,8 @@ class Inferencer:
                 self._shelf.lose(blob_id)
                 self._fetcher.look_again(blob_id)
                 self._seen = ()
-                return []
+            case RoomTaken(size_bytes):
+                self._seen = () if self._shelf.note_taken(size_bytes) else self._seen
             case StoreFailed(digest, reason):
                 told = self._store_trouble.note(reason, now, is_state=digest is None)
                 return told + self._fetcher.handle(event, now)
@@ -257,6 +259,7 @@ class Inferencer:
                 if arrived is not None:
                     effects += self._news.take_records(arrived, now, now_ms)
                 return effects + self._fetcher.handle(event, now)
+        return []
 
     def _take_have(self, record: bytes, now_ms: int) -> None:
         try:
@@ -437,6 +440,9 @@ class Inferencer:
 
     def _tidy(self, entries: Iterable[CatalogueEntry] = ()) -> list[Effect]:
         blob_ids, record_digests = self._shelf.release(self._router.held, entries)
+        # What goes from the disk is asked for, and stored, again if it is ever wanted again.
+        self._wanted = tuple(digest for digest in self._wanted if digest not in record_digests)
+        self._news.keep_manifests([*self._wanted, *self._shelf.digests])
         return [Release(blob_ids, record_digests)] if blob_ids or record_digests else []
 
     def _hand_over(self, now: float) -> list[Effect]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from pulsenet.chain.records import Catalogue, CatalogueEntry, Kind, Manifest
 from pulsenet.chain.retention import RetentionLimits, retained
@@ -23,7 +24,7 @@ class Shelf:
     def __init__(self, role: str, stored: Mapping[Digest, Manifest], retention_limits: RetentionLimits | None) -> None:
         self._role = role
         self._stored = dict(stored)
-        self._limits = retention_limits
+        self._limits = self._whole_limits = retention_limits
         self._lost: dict[Digest, None] = {}
         """Manifests whose blobs were here whole until the disk damaged them."""
         self._chosen: tuple[Catalogue, tuple[CatalogueEntry, ...]] | None = None
@@ -72,6 +73,16 @@ class Shelf:
         for digest in gone:
             del self._stored[digest]
             self._lost[digest] = None
+
+    def note_taken(self, size_bytes: int) -> bool:
+        """Leave this much of the room to others; return whether what is kept may change by that."""
+        whole = self._whole_limits
+        if whole is None or whole.size_bytes_max is None:
+            return False
+        before = self._limits
+        self._limits = replace(whole, size_bytes_max=max(whole.size_bytes_max - size_bytes, 0))
+        self._chosen = None
+        return self._limits != before
 
     def choose_lost(
         self,

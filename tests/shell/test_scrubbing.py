@@ -8,8 +8,10 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 import pytest
 
-from pulsenet.ids import compute_digest
-from pulsenet.node.events import BlobDamaged, Event
+from pulsenet.chain.records import Contribution
+from pulsenet.chain.signing import seal
+from pulsenet.ids import Digest, PeerId, RunId, compute_digest
+from pulsenet.node.events import BlobDamaged, Event, RoomTaken
 from pulsenet.wire.chunks import ChunkList
 from pulsenetd import scrubbing
 from pulsenetd.scrubbing import Scrubber
@@ -83,3 +85,18 @@ def test_a_chunk_that_was_let_go_meanwhile_is_no_damage(store: Store, chunk_list
     for _ in PARTS:
         asyncio.run(scrubber.look())
     assert posted == []
+
+
+def test_room_that_rounds_take_is_told_when_it_changes(store: Store, chunk_list: ChunkList, thread: Executor) -> None:
+    """Found in use: contributions of rounds came on top of the operator's limit."""
+    posted: list[Event] = []
+    scrubber = Scrubber(store, thread, posted.append)
+    zero, peer_id = Digest(bytes(32)), PeerId(bytes(32))
+    asyncio.run(scrubber.look())
+    contribution = Contribution(RunId(zero), 0, peer_id, 3, zero, chunk_list.blob_id, 11, 1, 10, 0, 1)
+    digest = store.put_record(seal(contribution, lambda message: bytes(64), peer_id))
+    for _ in range(2):
+        asyncio.run(scrubber.look())
+    store.release([], [digest], now=0.0)
+    asyncio.run(scrubber.look())
+    assert posted == [RoomTaken(sum(map(len, PARTS))), RoomTaken(0)]

@@ -9,7 +9,7 @@ import pytest
 from pulsenet.chain.records import Kind
 from pulsenet.chain.retention import RetentionLimits
 from pulsenet.ids import Version
-from pulsenet.node.events import BlobDamaged, HeadSeen
+from pulsenet.node.events import BlobDamaged, HeadSeen, RoomTaken
 from pulsenet.testing.node import SimNode
 from pulsenet.testing.world import World
 
@@ -311,6 +311,20 @@ def test_what_a_disk_damaged_is_fetched_again_and_not_announced_meanwhile(role: 
     trainer.deliver_to_all(BlobDamaged(next(iter(trainer.store.lists))))
     world.publish_and_wait()
     world.run_until(world.is_settled, SETTLE_SECONDS)
+
+
+def test_a_seed_lets_go_of_old_versions_when_rounds_take_its_room() -> None:
+    world, _ = make_world(14)
+    seed = world.add_node("seed", "seed", RetentionLimits(size_bytes_max=1 << 30))
+    world.run_until(world.is_settled, SETTLE_SECONDS)
+    count = len(seed.store.manifests())
+    size_bytes = sum(manifest.encoded_size_bytes for manifest in seed.store.manifests().values())
+    seed.deliver_to_all(RoomTaken((1 << 30) - size_bytes // 2))
+    world.run_until(lambda: len(seed.store.manifests()) < count, SETTLE_SECONDS)
+    assert seed.follower is not None
+    assert seed.follower.holdings.version_last == 14
+    seed.deliver_to_all(RoomTaken(0))
+    world.run_until(lambda: len(seed.store.manifests()) == count, SETTLE_SECONDS)
 
 
 def test_a_killed_inferencer_comes_back_from_its_own_disk() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pulsenet.chain.records import Manifest
 from pulsenet.chain.signing import decode_signed, record_digest
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest
-from pulsenetd.storage.naming import describe_record, find_blobs_of
+from pulsenetd.storage.naming import NAMING, describe_record, find_blobs_of
 from pulsenetd.storage.store import Store
 
 
@@ -73,6 +74,14 @@ def scrub(store: Store, on_progress: Callable[[int, int], None] = lambda done, t
         bad_record_count=len(bad),
         lacks=tuple(lacks),
     )
+
+
+def measure_rounds(store: Store) -> int:
+    """Return the bytes of blobs that rounds keep; chunks that several name count for each."""
+    of_rounds = [kind.TYPE for kind in NAMING if kind is not Manifest]
+    records = (decode_signed(data) for name in of_rounds for data in store.records_of_type(name))
+    lists = (store.chunk_list(blob_id) for blob_id in {one for record in records for one in find_blobs_of(record)})
+    return sum(held.size_bytes for held in lists if held is not None)
 
 
 def _read_records(store: Store) -> tuple[dict[Digest, str], list[Digest]]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
+from pulsenet.chain.trust import Trust
 from pulsenet.ids import PeerId, Version
 from pulsenet.node.effects import Count, StrikePeer
 from pulsenet.node.gossip import UNRIPE_MAX, UNRIPE_RETRIES_MAX, VERDICTS_MAX, Gossip
@@ -147,6 +148,17 @@ def test_a_head_that_waits_in_vain_is_given_up_and_counted(run: Any, gossip: Gos
     ]
     assert effects == [Count("rejected", "epoch")]
     assert gossip.next_times([], NOW, run.start_ms) == []
+
+
+def test_a_head_that_was_overtaken_while_it_waited_is_nobodys_fault(make_run: Any) -> None:
+    """A newcomer hears of a version before it knows the run, and of a newer one right after."""
+    run = make_run()
+    trust = Trust(run.run_id, run.verify)
+    gossip = Gossip(trust)
+    gossip.take_head(run.head(Version(0, 1)), None, NOW, run.start_ms)
+    trust.accept_descriptor(run.genesis)
+    trust.accept_head(decode_signed(run.head(Version(0, 3))), run.start_ms)
+    assert gossip.retry(NOW + UNRIPE_RETRIES_MAX, run.start_ms) == []
 
 
 def test_few_heads_wait_at_once(run: Any, gossip: Gossip) -> None:

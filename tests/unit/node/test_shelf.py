@@ -157,3 +157,17 @@ def test_what_was_damaged_and_is_named_no_more_is_forgotten() -> None:
     for numbers in ((anchor,), (anchor, patch)):
         catalogue = Catalogue(RunId(bytes(32)), 0, tuple(entries(*numbers)))
         assert kept.choose_lost(catalogue, known.get, lambda blob_id: False) == ()
+
+
+def test_versions_make_do_with_the_room_that_rounds_leave() -> None:
+    items = [manifest(Kind.ANCHOR, 1), *patches(2, 5)]
+    sizes = [item.encoded_size_bytes for item in items]
+    kept = shelf("seed", *items, limits=RetentionLimits(size_bytes_max=sum(sizes)))
+    catalogue = Catalogue(RunId(bytes(32)), 0, tuple(entries(*items)))
+    assert len(kept.choose_for_seed(catalogue)) == 5
+    assert kept.note_taken(sizes[0])
+    assert not kept.note_taken(sizes[0])
+    assert [entry.version.number for entry in kept.choose_for_seed(catalogue)] == [5, 4, 3, 2]
+    assert kept.note_taken(10 * sum(sizes))
+    assert kept.choose_for_seed(catalogue) == ()
+    assert not shelf("seed", *items).note_taken(1)
