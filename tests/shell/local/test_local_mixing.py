@@ -70,6 +70,9 @@ from pulsenetd.metrics import Metrics
 from pulsenetd.storage.round_blobs import RoundBlobs
 from pulsenetd.storage.store import Store
 
+pytestmark = pytest.mark.timeout(300)
+"""The first test of a process loads what is compiled."""
+
 TABLE = make_table([TensorSpec("a", "F32", (70,)), TensorSpec("b", "F32", (3,))])
 KEYS = tuple(PeerId(bytes([index]) * 32) for index in range(3))
 
