@@ -138,9 +138,13 @@ class SglangControl:
         """Return the name of the weights."""
         return self._routes.label()
 
-    def reload(self, place: Path) -> None:
+    def reload(self, place: Path | None) -> None:
         """:class:`~pulsenet.serving.sglang.SglangEngine` does that."""
         raise UnavailableError("an SGLang that cannot be patched is kept current by SglangEngine")
+
+    def checksums(self) -> object:
+        """Not asked of an SGLang that is patched."""
+        return None
 
     def is_sleeping(self) -> bool:
         """SGLang does not say; memory that it released and took back is found by its old bits."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,21 +66,10 @@ def save_checkpoint(model: Any, directory: Path) -> Path:
 
 def change_weights(model: Any, seed: int, *, density: float = 0.02) -> None:
     """Move to the next version: some weights of every tensor take other bits."""
-    _change(model.parameters(), seed, density)
-
-
-def change_tensors(state: Mapping[str, torch.Tensor], seed: int, *, density: float = 0.02) -> dict[str, torch.Tensor]:
-    """Return the version that follows a state, which stays as it is."""
-    following = {name: tensor.clone() for name, tensor in state.items()}
-    _change(following.values(), seed, density)
-    return following
-
-
-def _change(tensors: Iterable[torch.Tensor], seed: int, density: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for tensor in tensors:
-            flat = tensor.view(-1)
+        for parameter in model.parameters():
+            flat = parameter.view(-1)
             count = max(1, int(density * flat.numel()))
             positions = torch.randperm(flat.numel(), generator=generator)[:count]
             noise = 1 + 0.3 * torch.randn(count, generator=generator)

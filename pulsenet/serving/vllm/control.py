@@ -62,8 +62,11 @@ class Control(Protocol):
     def set_label(self, label: str) -> None:
         """Name the weights."""
 
-    def reload(self, place: Path) -> None:
-        """Let the engine load a model directory as it did when it started. Slow."""
+    def reload(self, place: Path | None) -> None:
+        """Let the engine load a model directory, or again what it loaded last, as it did when it started. Slow."""
+
+    def checksums(self) -> object:
+        """Return the engine's own checksums of all its parameters, packed ones too; equal bits give equal ones."""
 
     def label(self) -> str:
         """Return the name of the weights."""
@@ -137,10 +140,14 @@ class HttpControl:
         """``POST /update_weight_version``."""
         self._call("POST", "/update_weight_version", {"new_version": label})
 
-    def reload(self, place: Path) -> None:
+    def reload(self, place: Path | None) -> None:
         """``POST /collective_rpc``: each worker's ``reload_weights``."""
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(place)}}
+        body = {"method": "reload_weights", "kwargs": {} if place is None else {"weights_path": str(place)}}
         self._call("POST", "/collective_rpc", body, timeout_seconds=RELOAD_SECONDS_MAX)
+
+    def checksums(self) -> object:
+        """``POST /weight_checker``."""
+        return self._call("POST", "/weight_checker", {"action": "checksum"}).get("checksums")
 
     def label(self) -> str:
         """``GET /weight_info``, of an engine that lives: the server knows the label without it."""

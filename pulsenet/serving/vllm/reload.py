@@ -36,6 +36,8 @@ from pulsenet.tensors.params import ParameterTable
 ANSWER_SECONDS_MAX: Final = 600.0
 """Comparing a large model reads it from disk."""
 POLL_SECONDS: Final = 0.01
+REHEARSED_NAME: Final = "rehearsed"
+"""Names the workers that were seen to load what they pack as they did at their start."""
 PROBE_SECONDS: Final = 1.0
 
 
@@ -190,9 +192,33 @@ class ReloadEngine:
                 "nothing of this engine's memory lies as published, so that no load could be checked: start vLLM again "
                 "from the newest version instead"
             )
-        self._label = self._control.label()
+        element_count = sum(spec.element_count for spec in table.tensors)
+        label = self._control.label()
+        # Once in the workers' lives: after a load that failed they hold nothing that could come out the same.
+        boots, path = ",".join(answer.boot for answer in answers).encode(), self.directory / REHEARSED_NAME
+        if compared_count < element_count and not (path.is_file() and path.read_bytes() == boots):
+            self._rehearse()
+            write_whole(path, boots)
+        self._label = label
         if self._on_survey is not None:
-            self._on_survey(compared_count, sum(spec.element_count for spec in table.tensors))
+            self._on_survey(compared_count, element_count)
+
+    def _rehearse(self) -> None:
+        """Load once more what vLLM was started from: what it packs must come out as it was, for nobody can compare it.
+
+        Raises:
+            StructureError: It does not; vLLM stays paused, for its weights may not be what it was started with.
+        """
+        write_whole(self.directory / PAUSED_NAME, b"reload")
+        self._control.pause()
+        before = self._control.checksums()
+        self._control.reload(None)
+        if before is None or self._control.checksums() != before:
+            raise StructureError(
+                "vLLM does not load these weights as it did when it started: what it packs comes out with other bits "
+                "and may be wrong. It is left paused: start it again from the newest version, without --engine-reload"
+            )
+        self._resume()
 
     def _compare(self, place: Path) -> None:
         """Compare what can be compared.

@@ -98,10 +98,17 @@ class FakeVllm:
         self._note("set_label")
         self.weight_label = label
 
-    def reload(self, place: Path) -> None:
+    def reload(self, place: Path | None) -> None:
         self._note("reload")
         for servant in self.servants:
-            servant._weights._model.load_weights(load_file(place / "model.safetensors").items())  # type: ignore[operator]
+            (file,) = (place or servant._find_checkpoint()).glob("*.safetensors")
+            servant._weights._model.load_weights(load_file(file).items())  # type: ignore[operator]
+
+    def checksums(self) -> object:
+        return [
+            {name: tensor.tolist() for name, tensor in servant._weights._model.state_dict().items()}
+            for servant in self.servants
+        ]
 
     def label(self) -> str:
         self.asked.append("label")

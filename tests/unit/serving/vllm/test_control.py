@@ -74,6 +74,8 @@ def test_each_call_is_one_request_to_its_route(control: HttpControl) -> None:
     control.close(None)
     control.set_label("0.8")
     control.reload(Path("/versions/0.9"))
+    REPLIES["/weight_checker"] = 200, b'{"checksums": [{"a": "1"}]}'
+    assert control.checksums() == [{"a": "1"}]
     control.resume()
     assert SEEN == [
         ("GET", "/get_world_size", None),
@@ -89,6 +91,7 @@ def test_each_call_is_one_request_to_its_route(control: HttpControl) -> None:
         ("POST", "/finish_weight_update", {"weight_version": None}),
         ("POST", "/update_weight_version", {"new_version": "0.8"}),
         ("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "/versions/0.9"}}),
+        ("POST", "/weight_checker", {"action": "checksum"}),
         ("POST", "/resume", None),
     ]
 

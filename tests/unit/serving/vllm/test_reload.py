@@ -204,6 +204,27 @@ def test_an_engine_of_which_nothing_can_be_compared_is_refused(make_party: Calla
         party.engine.stage(party.versions[0])
 
 
+def test_an_engine_that_packs_otherwise_when_it_loads_again_is_refused(party: Party) -> None:
+    """Found before any version is loaded: afterwards nobody could compare what is packed."""
+
+    def spoil(call: str) -> None:
+        if call == "set_label" or "reload" not in party.vllm.asked:
+            return
+        party.vllm.servants[0]._weights._model.conv.data[0, 0] += 1
+
+    checksums = party.vllm.checksums
+
+    def spoilt() -> object:
+        spoil("checksums")
+        return checksums()
+
+    party.vllm.checksums = spoilt  # type: ignore[method-assign]
+    with pytest.raises(StructureError, match="comes out with other bits"):
+        party.engine.stage(party.versions[0])
+    assert party.vllm.is_paused
+    assert party.is_marked
+
+
 def test_an_engine_that_was_started_again_is_loaded_in_full(party: Party, make_records: MakeRecords) -> None:
     apply_update(party.engine, party.versions[1])
     for servant in party.vllm.servants:
