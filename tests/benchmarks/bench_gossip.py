@@ -105,7 +105,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=6, help="of the main part")
     parser.add_argument("--large-members", type=int, default=8)
     parser.add_argument("--large-seeds", type=int, default=1)
-    parser.add_argument("--gated-seeds", type=int, default=2)
+    parser.add_argument("--gated-seeds", type=int, default=3)
     parser.add_argument("--inner-steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=48)
     parser.add_argument("--fine-rounds", type=int, default=160, help="of the gated part")
