@@ -15,6 +15,7 @@ from typing import Any, Final
 from pulsenet.errors import StorageError, UnavailableError
 from pulsenet.node.effects import EXECUTION_ORDER, Effect, SetTimer, ShowToMachines
 from pulsenet.node.events import (
+    BlobDamaged,
     ContributionSeen,
     Event,
     ForkProofSeen,
@@ -23,6 +24,7 @@ from pulsenet.node.events import (
     PeerConnected,
     PeerLost,
     ReceiptSeen,
+    RoomTaken,
     StateLost,
     StateReached,
     StoreFailed,
@@ -50,6 +52,8 @@ BROADCAST: Final = (
     RosterSeen,
     PresenceSeen,
     PresenceEnded,
+    BlobDamaged,
+    RoomTaken,
 )
 """Events that answer no order: every machine hears them."""
 

@@ -14,6 +14,7 @@ from pulsenet.ids import Digest, PeerId, RunId, compute_digest
 from pulsenet.node.events import BlobDamaged, Event, RoomTaken
 from pulsenet.wire.chunks import ChunkList
 from pulsenetd import scrubbing
+from pulsenetd.driver import Driver
 from pulsenetd.scrubbing import Scrubber
 from pulsenetd.storage.store import Store
 
@@ -100,3 +101,18 @@ def test_room_that_rounds_take_is_told_when_it_changes(store: Store, chunk_list:
     store.release([], [digest], now=0.0)
     asyncio.run(scrubber.look())
     assert posted == [RoomTaken(sum(map(len, PARTS))), RoomTaken(0)]
+
+
+def test_the_driver_shows_every_machine_what_the_scrubber_tells(
+    store: Store, chunk_list: ChunkList, thread: Executor
+) -> None:
+    """Found in use: a trainer's node ended a minute after its first round."""
+    driver = Driver({}, {}, monotonic=lambda: 0.0, wall_ms=lambda: 0)
+    scrubber = Scrubber(store, thread, driver.post)
+    zero, peer_id = Digest(bytes(32)), PeerId(bytes(32))
+    contribution = Contribution(RunId(zero), 0, peer_id, 3, zero, chunk_list.blob_id, 11, 1, 10, 0, 1)
+    store.put_record(seal(contribution, lambda message: bytes(64), peer_id))
+    damage(store, b"two")
+    for _ in PARTS:
+        asyncio.run(scrubber.look())
+    assert scrubber.pass_count == 1
