@@ -22,6 +22,15 @@ Checks = Mapping[str, bool]
 """Name of a check to whether it holds."""
 
 
+def check_port(host: str, port: int) -> None:
+    """Find out early whether the server will be able to listen: loading the network takes seconds.
+
+    Raises:
+        AddressInUseError: it cannot.
+    """
+    _listen(host, port, BaseHTTPRequestHandler).server_close()
+
+
 class AdminServer:
     """Serves what the given functions say until :meth:`close`.
 
@@ -51,14 +60,7 @@ class AdminServer:
             "/readyz": lambda verbose: _answer_checks(ready(), verbose),
             "/status": lambda _: (200, "application/json", json.dumps(status()).encode()),
         }
-        try:
-            self._server = _Server((host, port), _make_handler(routes))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise AddressInUseError(
-                    f"metrics port {port} on {host} is in use; stop its owner or give --metrics-port 0"
-                ) from error
-            raise AddressInUseError(f"cannot listen on {host}:{port} for metrics: {error}") from error
+        self._server = _listen(host, port, _make_handler(routes))
         self._thread = threading.Thread(target=self._server.serve_forever, name="admin", daemon=True)
         self._thread.start()
 
@@ -82,6 +84,17 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = find_family(address[0])
         super().__init__(address, handler)
+
+
+def _listen(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> _Server:
+    try:
+        return _Server((host, port), handler)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUseError(
+                f"metrics port {port} on {host} is in use; stop its owner or give --metrics-port 0"
+            ) from error
+        raise AddressInUseError(f"cannot listen on {host}:{port} for metrics: {error}") from error
 
 
 def _answer_checks(checks: Checks, verbose: bool) -> tuple[int, str, bytes]:

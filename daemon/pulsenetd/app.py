@@ -18,7 +18,7 @@ from pulsenet.ids import PeerId
 from pulsenet.local.sockets import socket_path
 from pulsenet.wire.messages import Message
 from pulsenetd import chores
-from pulsenetd.admin import AdminServer
+from pulsenetd.admin import AdminServer, check_port
 from pulsenetd.announcing import NODE_FILE, announce_start
 from pulsenetd.blob_kinds import BlobKinds
 from pulsenetd.chores import DirectoryReader, LinkWatch, RunFileKeeper, repeat
@@ -137,6 +137,7 @@ class Node:
         return Store.open(self._settled.data_directory, lock=self._settled.lock)
 
     async def _run_with_store(self, store: Store) -> None:
+        check_port(self._config.metrics_host, self._config.metrics_port)
         settled = self._settled
         self._store = store
         version_min = parse_version(self._config.version_min) if self._config.version_min else None
