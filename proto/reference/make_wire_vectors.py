@@ -616,6 +616,8 @@ def make_records():
     yield case("share-part", "share", sign("share", make_share(), TRAINER), "A slice of an outer iterate.")
     yield case("share-mean", "share", sign("share", share, TRAINER), "The mean of the first and the third member.")
     taken = make_share(job=2, kind="taken", slice_index=0, slice_count=1, mixed_root=None)
+    hint = make_share(job=2, kind="hint", slice_index=0, slice_count=1)
+    yield case("share-hint", "share", sign("share", hint, TRAINER), "What the higher key of a pair will show.")
     yield case("share-taken", "share", sign("share", taken, TRAINER), "The lower key of a pair took the mean.")
     member = make_receipt()["members"]
     same = [{**make_receipt()["rejected"][0], "peer_id": member[0]["peer_id"]}]
@@ -655,6 +657,8 @@ def make_records():
         ("share-no-contributors", "share", make_share(kind="mean"), TRAINER, "A mean of nobody."),
         ("share-contributors", "share", make_share(contributors=b"\x80"), TRAINER, "Contributors of a part."),
         ("share-taken-slice", "share", make_share(kind="taken"), TRAINER, "Only pairs take."),
+        ("share-hint-slice", "share", make_share(kind="hint"), TRAINER, "Only pairs hint."),
+        ("share-state-hint", "share", {**hint, "job": 0}, TRAINER, "A state is a part."),
         ("share-state", "share", make_share(job=0), TRAINER, "A state in slices."),
         ("share-elements", "share", make_share(element_count=(1 << 37) + 1), TRAINER, "More than there can be."),
         ("share-large", "share", make_share(encoded_size_bytes=4_199_369), TRAINER, "1.01 x."),
@@ -1074,6 +1078,7 @@ def make_mixing_trust():
         "Members of the roster share, in its rounds, in as many slices as it has members.",
         share("ok"),
         share("ok", kind="mean", contributors=b"\xe0"),
+        share("ok", job=2, kind="hint", slice_index=0, slice_count=1),
         share("ok", job=2, kind="taken", slice_index=0, slice_count=1),
         share("untrusted", key=SECOND),
         share("untrusted", key=STRANGER),

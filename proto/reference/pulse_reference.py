@@ -361,7 +361,7 @@ def take(schema, value):
     elif schema == "kind":
         require(value in ("patch", "skip", "anchor"), "schema", "kind due")
     elif schema == "share-kind":
-        require(value in ("part", "mean", "taken"), "schema", "kind of a share due")
+        require(value in ("part", "hint", "mean", "taken"), "schema", "kind of a share due")
     elif schema[0] == "s":
         require(isinstance(value, str) and len(value.encode()) <= int(schema[1:]), "schema", "text due")
     else:
@@ -572,7 +572,7 @@ def rule_roster(record):
 def rule_share(record):
     is_mean, is_single = record["kind"] == "mean", record["slice_count"] == 1
     ok = record["job"] <= 2 and record["slice_index"] < record["slice_count"] <= 1024
-    ok &= is_mean == (len(record["contributors"]) > 0) and (is_single or record["kind"] != "taken")
+    ok &= is_mean == (len(record["contributors"]) > 0) and (is_single or record["kind"] not in ("hint", "taken"))
     ok &= record["job"] > 0 or (record["kind"] == "part" and is_single)
     ok &= record["element_count"] <= 1 << 37 and record["norm_bits"] < 0x7F800000
     largest = (4 * record["element_count"] * 101 + 99) // 100 + 64 * TENSORS_MAX + 1024

@@ -31,6 +31,9 @@ class ShareKind(StrEnum):
 
     PART = "part"
     """One member's values of one slice."""
+    HINT = "hint"
+    """What the higher key of a pair will show as its part, so that the other may fetch it already; it promises
+    nothing."""
     MEAN = "mean"
     """What the slice's owner made of the members' parts."""
     TAKEN = "taken"

@@ -259,7 +259,8 @@ def _check_share(record: Share) -> None:
     _require(record.slice_count <= limits.ROSTER_MEMBERS_MAX, "share: more slices than members")
     _require((record.kind is ShareKind.MEAN) == bool(record.contributors), "share: only means have contributors")
     is_single = record.slice_count == 1
-    _require(is_single or record.kind is not ShareKind.TAKEN, "share: only pairs take")
+    is_of_pairs = record.kind in (ShareKind.HINT, ShareKind.TAKEN)
+    _require(is_single or not is_of_pairs, "share: only pairs hint and take")
     is_state = record.job == STATE_JOB
     _require(not is_state or (record.kind is ShareKind.PART and is_single), "share: a state is one part")
     _require(record.element_count <= SHARE_ELEMENTS_MAX, "share: element_count above the limit")

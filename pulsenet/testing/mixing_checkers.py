@@ -107,8 +107,10 @@ class MixingChecker:
         for part in order.parts:
             if part.peer_id != member.peer_id:
                 place = 0 if order.slice_count == 1 else order.slice_index
-                found = work.bench.inbox.find(order.round_index, order.job, ShareKind.PART, place, part.peer_id)
-                if found is None or found[0].blob_id != part.part.blob_id:
+                kinds = (ShareKind.PART, ShareKind.HINT)
+                place_of = (order.round_index, order.job)
+                found = [work.bench.inbox.find(*place_of, kind, place, part.peer_id) for kind in kinds]
+                if all(share is None or share[0].blob_id != part.part.blob_id for share in found):
                     raise SimulationError(self._seed, f"{member.name} combines what nobody signed")
             if part.peer_id not in work.bench.known.members:
                 raise SimulationError(self._seed, f"{member.name} combines a stranger's part")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from pulsenet.chain.records import Share, ShareKind
 from pulsenet.node.mixing.convener import PRESENT_SECONDS
 from pulsenet.node.mixing.debts import Debts
 from pulsenet.node.mixing.effects import MixedSlice
@@ -42,6 +43,18 @@ def make_world(seed: int, variant: MixingVariant = MixingVariant.LOCAL_M1_M2, **
 def pair_of(member: MixingNode, job: Job) -> PairWork | None:
     work = None if member.mixing is None else member.mixing.works.get(job)
     return work if isinstance(work, PairWork) else None
+
+
+def has_answered(work: PairWork) -> bool:
+    return work.bench.peer_id > work.partner and (ShareKind.PART, 0) in work.shown
+
+
+def foresees(world: MixingWorld, work: PairWork) -> bool:
+    """Say whether the lower side combines on a hint, and the other has not answered."""
+    upper = next(member for member in world.members if member.peer_id == work.partner)
+    theirs = pair_of(upper, work.job)
+    is_answered = theirs is None or theirs.bench.round_index != work.bench.round_index or has_answered(theirs)
+    return bool(work.order_again()) and not is_answered
 
 
 def wait_for_mix2(world: MixingWorld, is_there: Callable[[PairWork], bool]) -> tuple[MixingNode, MixingNode]:
@@ -86,18 +99,23 @@ def test_of_an_odd_number_one_mixes_alone() -> None:
 
 
 @pytest.mark.parametrize("is_noticed", [True, False])
-@pytest.mark.parametrize("stage", ["offered", "combined", "answered"])
+@pytest.mark.parametrize("stage", ["offered", "hinted", "foreseen", "combined", "answered"])
 @pytest.mark.parametrize("kills_lower", [True, False])
 def test_a_partner_that_dies_in_mix2_costs_the_other_its_wait_and_nobody_else_any(
     stage: str, kills_lower: bool, is_noticed: bool
 ) -> None:
-    """A-GOS-1: one side of an exchange dies in the middle; the other ends the round within the limit, with its own."""
+    """A-GOS-1: one side of an exchange dies in the middle; the other ends the round within the limit, with its own.
+
+    Unless it is the lower key and has heard the answer: it fetched on the hint, so it takes, and the dead one owes.
+    """
     world = make_world(3, MixingVariant.GLOBAL_M1_LOCAL_M2, step=0.5, trainer_count=3)
     world.run_rounds(2, 2 * ROUND_SECONDS_MAX)
     stages: dict[str, Callable[[PairWork], bool]] = {
         "offered": lambda work: work.bench.peer_id < work.partner and bool(work.shown),
+        "hinted": lambda work: (ShareKind.HINT, 0) in work.shown,
+        "foreseen": lambda work: work.bench.peer_id < work.partner and foresees(world, work),
         "combined": lambda work: work.bench.peer_id > work.partner and bool(work.order_again()),
-        "answered": lambda work: work.bench.peer_id > work.partner and bool(work.shown),
+        "answered": has_answered,
     }
     lower, upper = wait_for_mix2(world, stages[stage])
     dying, staying = (lower, upper) if kills_lower else (upper, lower)
@@ -111,10 +129,14 @@ def test_a_partner_that_dies_in_mix2_costs_the_other_its_wait_and_nobody_else_an
     world.run_until(lambda: staying.round_count > done[staying.name], limit_seconds)
     waits = [(name, ready, seconds) for name, ready, seconds in world.waits[count:] if ready.job is Job.MIX2]
     mine = [ready for name, ready, _ in waits if name == staying.name]
-    assert [ready.is_alone for ready in mine] == [True]
-    assert mine[0].reason in ("lost", "late")
+    has_heard_all = stage == "answered" and not kills_lower
+    assert [ready.is_alone for ready in mine] == [not has_heard_all]
+    assert mine[0].reason in ([""] if has_heard_all else ["lost", "late"])
     others = [seconds for name, ready, seconds in waits if name != staying.name]
     assert all(seconds < 2.0 for seconds in others)
+    if has_heard_all and is_noticed:
+        world.start(dying)
+        world.run_until(lambda: world.mixing_checker.settled_count == 1, 10 * ROUND_SECONDS_MAX)
 
 
 @pytest.mark.timeout(600)
@@ -154,10 +176,11 @@ def test_one_failed_exchange_in_twenty_costs_a_twentieth_of_the_steps_at_most(
 
 def cut_after_answer(world: MixingWorld) -> tuple[MixingNode, MixingNode]:
     """Part a pair at the moment its upper key answered: what the lower one says of it is lost."""
-    lower, upper = wait_for_mix2(world, lambda work: work.bench.peer_id > work.partner and bool(work.shown))
-    # The answer may be on its way; what is said afterwards gets nowhere.
+    lower, upper = wait_for_mix2(world, has_answered)
+    # The answer is on its way, and the lower side has what it takes on it; what is said afterwards gets nowhere.
     world.run_until(
-        lambda: (work := pair_of(lower, Job.MIX2)) is not None and bool(work.order_again()), ROUND_SECONDS_MAX
+        lambda: (work := pair_of(lower, Job.MIX2)) is not None and (bool(work.order_again()) or work._mean is not None),
+        ROUND_SECONDS_MAX,
     )
     world.part(lower, upper)
     return lower, upper
@@ -374,6 +397,19 @@ def test_an_answering_side_that_takes_unasked_is_found(monkeypatch: pytest.Monke
     monkeypatch.setattr(PairWork, "_is_taken_there", lambda work: True)
     world = make_world(5, step=0.5, trainer_count=1)
     with pytest.raises(SimulationError, match="never stored"):
+        world.run_rounds(3, 3 * ROUND_SECONDS_MAX)
+
+
+def test_a_lower_side_that_takes_on_a_hint_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = PairWork._find
+
+    def find(work: PairWork, kind: ShareKind) -> Share | None:
+        is_answer = kind is ShareKind.PART and work.bench.peer_id < work.partner
+        return original(work, kind) or (original(work, ShareKind.HINT) if is_answer else None)
+
+    monkeypatch.setattr(PairWork, "_find", find)
+    world = make_world(5, step=0.5, trainer_count=1)
+    with pytest.raises(SimulationError, match="moved"):
         world.run_rounds(3, 3 * ROUND_SECONDS_MAX)
 
 

@@ -410,7 +410,7 @@ class EverybodyWork(Work):
 
 def is_for_me(share: Share, me: PeerId, members: tuple[PeerId, ...]) -> bool:
     """Say whether a share of a global job is for this node: parts of its own slice, and every owner's mean."""
-    if share.slice_count != len(members) or share.kind is ShareKind.TAKEN:
+    if share.slice_count != len(members) or share.kind not in (ShareKind.PART, ShareKind.MEAN):
         return False
     owner = members[share.slice_index]
     return owner == me if share.kind is ShareKind.PART else owner == share.peer_id

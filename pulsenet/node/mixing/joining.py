@@ -176,7 +176,11 @@ class Joining:
                 self.started = StartMixing(begin, parts, chosen.is_consensus)
                 return [*effects, self.started]
             has_bad = any(self._blobs.refusal_of(share.blob_id) for share in chosen.shares.values())
-            if has_bad or now >= chosen.began_at + FETCH_SECONDS_MAX:
+            is_slow = now >= chosen.began_at + FETCH_SECONDS_MAX
+            if is_slow:
+                # The others' offers are as old, and what they are of may be released there: they are asked anew.
+                self._offers.clear()
+            if has_bad or is_slow:
                 self.refuse()
             return effects
         newest = max((told for told in self._rounds.values() if told is not None), default=0)

@@ -1,8 +1,11 @@
-"""A pair's exchange, three messages: offer, answer, taken (SPEC section 6.15).
+"""A pair's exchange, three messages: offer, answer, taken; and a hint, so that both fetch at once (SPEC section 6.15).
 
 The lower key offers and is the first to take; the other one answers once it has both parts and the mean of them, and
 takes when it hears that the lower one did. Whoever's wait is over keeps its own values. The only doubt there can be is
 the answering side's, whether the other took after all: that is kept in the journal as a debt until it is known.
+
+The answering side hints at its part before it can answer. That promises nothing and is not in the journal: the lower
+key fetches, checks and combines on it, and takes nothing until the answer is there, of the same part.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ class PairWork(Work):
         self._offers = bench.peer_id < partner
         self._order: CombineParts | None = None
         self._mean: PartSlice | None = None
+        self._source: PartSlice | None = None
+        """The partner's part that was ordered to be combined last: of a hint, until there is an answer."""
         if job in bench.journal.closed:
             self.end((MixedSlice(None, 1),), "late")
 
@@ -54,6 +59,11 @@ class PairWork(Work):
 
     def note_outcome(self, outcome: Outcome, now: float) -> list[Effect]:
         """The partner refused what it was shown: its round is over, or it cannot use it."""
+        hint = self.shown.get((ShareKind.HINT, 0))
+        is_hint = hint is not None and hint[0] == outcome.digest and outcome.receiver == self.partner
+        if is_hint and outcome.code == "round" and self._agreed() is None and self.result is None:
+            # Whoever was not answered cannot take any more; after the answer, what is said of that counts.
+            return self._keep("over")
         shown = self.shown.get((ShareKind.PART, 0))
         is_part = shown is not None and shown[0] == outcome.digest and outcome.receiver == self.partner
         if not is_part or not outcome.code or outcome.code in ("roster", "early"):
@@ -73,13 +83,14 @@ class PairWork(Work):
         if order is None or not isinstance(event, PartsCombined | CombineFailed) or event.number != order.number:
             return []
         self._order = None
+        if isinstance(event, PartsCombined):
+            self.bench.journal.track(self.bench.round_index, event.blob_id)
         if self.result is not None:
             return []
         if isinstance(event, CombineFailed):
             blamed = self._blame(event.bad)
             return blamed + self._keep("refused" if event.bad else "store")
         self._mean = PartSlice(event.blob_id, event.encoded_size_bytes, self.own[0].element_count, event.norm_bits)
-        self.bench.journal.track(self.bench.round_index, event.blob_id)
         return []
 
     def _blame(self, bad: tuple[tuple[PeerId, str], ...]) -> list[Effect]:
@@ -93,13 +104,16 @@ class PairWork(Work):
     # What can be done
 
     def update(self, now: float) -> list[Effect]:
-        """Offer, combine, answer or take, whatever is due; or keep the own values."""
+        """Offer or hint, combine, answer or take, whatever is due; or keep the own values."""
         if self.result is not None:
             return self._hear_late(now)
         effects: list[Effect] = []
         if self.own:
             if self._offers:
                 self.push(self.partner, self.show(ShareKind.PART, 0, self.own[0]), now)
+            elif self._agreed() is None:
+                self.push(self.partner, self.show(ShareKind.HINT, 0, self.own[0]), now)
+            effects += self._drop_other_mean()
             effects += self._combine()
             if self._mean is not None and self.result is None:
                 effects += self._agree(now)
@@ -109,6 +123,14 @@ class PairWork(Work):
             elif self.is_due(now):
                 effects += self._keep("late")
         return effects
+
+    def _drop_other_mean(self) -> list[Effect]:
+        """Begin again if the answer is of another part than its hint was: the answer counts."""
+        answer = self._find(ShareKind.PART)
+        if not self._offers or self._mean is None or answer is None or part_of(answer) == self._source:
+            return []
+        self._mean = None
+        return [Count("rejected", "mismatch")]
 
     def _combine(self) -> list[Effect]:
         theirs = self._theirs()
@@ -125,13 +147,13 @@ class PairWork(Work):
         parts.sort(key=lambda part: part.peer_id)
         bench = self.bench
         order = CombineParts(bench.take_number(), bench.round_index, self.job, 0, 1, self.subset, tuple(parts))
-        self._order = order
+        self._order, self._source = order, part_of(theirs)
         return [order]
 
     def _agree(self, now: float) -> list[Effect]:
         """Both parts and their mean are here."""
         if self._offers:
-            return self._take(now)
+            return [] if self._find(ShareKind.PART) is None else self._take(now)
         effects: list[Effect] = []
         if self._agreed() is None:
             share = self.show(ShareKind.PART, 0, self.own[0])
@@ -167,7 +189,7 @@ class PairWork(Work):
     # What is known
 
     def wants(self) -> Wants:
-        """Return the partner's part, once it is known to be of the right size."""
+        """Return the partner's part, hinted at or shown, once it is known to be of the right size."""
         theirs = self._theirs()
         if self.result is not None or theirs is None or not self.own or self._mean is not None:
             return {}
@@ -182,24 +204,26 @@ class PairWork(Work):
 
     def missing(self) -> list[PeerId]:
         """Return the partner, until it said all it has to say."""
-        is_heard = self._theirs() is not None if self._offers else self._is_taken_there()
-        return [] if is_heard else [self.partner]
+        last = ShareKind.PART if self._offers else ShareKind.TAKEN
+        return [self.partner] if self._find(last) is None else []
 
     def judge(self, share: Share) -> str:
-        """An offer or answer comes too late for whoever kept its own values; for whoever took, it comes twice."""
-        if share.kind is not ShareKind.PART or self.result is None:
+        """A part or hint comes too late for whoever kept its own values; for whoever took, it comes twice."""
+        if share.kind is ShareKind.TAKEN or self.result is None:
             return ""
         agreed = self._agreed()
         is_agreed = bool(self.result.slices) and self.result.slices[0].mean is not None
         return "" if is_agreed or (agreed is not None and not self._offers) else "round"
 
     def _theirs(self) -> Share | None:
-        found = self.bench.inbox.find(self.bench.round_index, self.job, ShareKind.PART, 0, self.partner)
-        return None if found is None else found[0]
+        return self._find(ShareKind.PART) or self._find(ShareKind.HINT)
 
     def _is_taken_there(self) -> bool:
-        found = self.bench.inbox.find(self.bench.round_index, self.job, ShareKind.TAKEN, 0, self.partner)
-        return found is not None
+        return self._find(ShareKind.TAKEN) is not None
+
+    def _find(self, kind: ShareKind) -> Share | None:
+        found = self.bench.inbox.find(self.bench.round_index, self.job, kind, 0, self.partner)
+        return None if found is None else found[0]
 
     def _agreed(self) -> Exchange | None:
         return self.bench.journal.exchange(self.bench.round_index, self.job)
@@ -213,6 +237,8 @@ class PairWork(Work):
 
 
 def is_for_me(share: Share, me: PeerId, partner: PeerId | None) -> bool:
-    """Say whether a share of a pair's job is for this node: its partner's part, or that its lower partner took."""
-    is_partner = share.slice_count == 1 and share.peer_id == partner
-    return is_partner and (share.kind is ShareKind.PART or (share.kind is ShareKind.TAKEN and share.peer_id < me))
+    """Say whether a share of a pair's job is for this node: its partner's part, or a word that only that side says."""
+    if share.slice_count != 1 or share.peer_id != partner:
+        return False
+    is_hint, is_taken = share.kind is ShareKind.HINT, share.kind is ShareKind.TAKEN
+    return share.kind is ShareKind.PART or (is_hint and me < share.peer_id) or (is_taken and share.peer_id < me)

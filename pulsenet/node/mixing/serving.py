@@ -11,6 +11,7 @@ from pulsenet.chain.rosters import Rosters
 from pulsenet.ids import PeerId
 from pulsenet.node.mixing.everybody import EverybodyWork
 from pulsenet.node.mixing.journal import Journal
+from pulsenet.node.mixing.pair import PairWork
 from pulsenet.node.mixing.work import Work
 from pulsenet.outer.mixing.settings import Job, MixingKind, MixingSettings
 from pulsenet.wire.messages import GetShares, RosterReply, SharesReply
@@ -96,10 +97,13 @@ class Serving:
         for work in (*works.values(), *before.values()):
             if work.bench.round_index != round_index or int(work.job) != job or asker not in work.bench.known.members:
                 continue
-            is_pair = not isinstance(work, EverybodyWork)
-            place = 0 if is_pair else work.bench.known.members.index(asker)
-            own = work.shown.get((ShareKind.PART, place))
-            if own is not None and (not is_pair or work.bench.peer_id < asker):
+            if isinstance(work, PairWork):
+                # The higher key's part is said with what it agreed to, above; before, there is at most its hint.
+                kind = ShareKind.PART if work.bench.peer_id < asker else ShareKind.HINT
+                own = work.shown.get((kind, 0)) if work.partner == asker else None
+            else:
+                own = work.shown.get((ShareKind.PART, work.bench.known.members.index(asker)))
+            if own is not None:
                 found.append(own[1])
             found += [record for (kind, _), (_, record) in work.shown.items() if kind is ShareKind.MEAN]
         return tuple(found)

@@ -164,7 +164,7 @@ class Work:
         key = (kind, slice_index)
         if key not in self.shown:
             place = SlicePlace(int(self.job), slice_index, self.slice_count)
-            root = self.mixed_root if kind is ShareKind.PART else root
+            root = self.mixed_root if kind in (ShareKind.PART, ShareKind.HINT) else root
             self.shown[key] = self.bench.seal(kind, self.bench, place, part, contributors, root)
         return self.shown[key]
 

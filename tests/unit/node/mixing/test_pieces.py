@@ -206,6 +206,35 @@ def test_a_joiner_asks_takes_whole_states_and_looks_on_where_one_is_bad(make_des
     assert start.parts[0].blob_id == z[desk.keys[1]].blob_id
 
 
+def test_a_joiner_that_could_not_fetch_a_state_chooses_from_new_offers(make_desk: MakeDesk) -> None:
+    desk = make_desk(0, 3)
+    desk.convene(round_count=64)
+    desk.connect()
+    desk.tell(MixingAttached(None, SIZE))
+
+    def offer(round_index: int) -> set[bytes]:
+        """Let everybody who is asked offer a state of a round; return their blobs."""
+        blob_ids = set()
+        asked = [e for e in desk.find(SendRequest) if isinstance(e.message, GetShares)]
+        desk.effects = [e for e in desk.effects if e not in asked]
+        for request in asked:
+            part = desk.part(np.full(SIZE, 1.0 + desk.keys.index(request.peer_id)), round_index)
+            record = desk.share(request.peer_id, part, round_index=round_index)
+            desk.tell(ReplyReceived(request.request_id, request.peer_id, SharesReply(round_index, 0, False, (record,))))
+            blob_ids.add(part.blob_id)
+        return blob_ids
+
+    assert len(offer(2)) == 2
+    desk.wait(121.0)
+    # By now both have gone on, and released what they offered.
+    desk.wait(3.0)
+    fresh = offer(40)
+    assert len(fresh) == 2
+    desk.serve()
+    (start,) = desk.find(StartMixing)
+    assert start.parts[0].blob_id in fresh
+
+
 def test_a_joiner_refuses_states_that_nobody_signed_or_that_are_too_large(make_desk: MakeDesk) -> None:
     desk = make_desk(0)
     desk.convene()
