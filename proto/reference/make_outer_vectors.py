@@ -132,6 +132,8 @@ def run_mixing_blob(fields):
         fields["round_index"],
         fields["contributor_count"],
         fields["values"],
+        fields.get("slice_index", 0),
+        fields.get("slice_count", 1),
     )
     return {"blob": blob.hex()}
 
@@ -318,6 +320,12 @@ def mixing_vectors():
         "values": [fp32(1.0, -0.0, 0.1, -3e-40), fp32(2.5), fp32(0.5, 0.0, -0.3, 7.0), fp32(-1.0)],
     }
     yield vector("mixing-blob", "mixing-blob", fields, "A mean of three: pseudo-gradients, then momenta.")
+    for name, index, count, comment in (
+        ("slice", 1, 3, "The end of one vector and the start of the other."),
+        ("nothing", 3, 5, "There are more slices than blocks: one without any."),
+    ):
+        fields = {**fields, "slice_index": index, "slice_count": count}
+        yield vector(f"mixing-blob-{name}", "mixing-blob", fields, comment)
 
 
 def other_vectors():

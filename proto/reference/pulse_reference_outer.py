@@ -339,18 +339,23 @@ def mixing_history(mix1, mix2, seed, members, rounds):
     return found
 
 
-def mixing_blob(table_digest, job, base_root, round_index, contributors, values):
+def mixing_blob(table_digest, job, base_root, round_index, contributors, values, slice_index=0, slice_count=1):
     """Whole vectors of less than 32 elements a tensor: no plane is long enough to be compressed.
 
     values: of each tensor of the joint table. Numbers stay below 64.
     """
     blob = b"PLSM" + bytes([1, job, 0, 0]) + table_digest + base_root
-    blob += struct.pack("<QIII", round_index, 0, 1, contributors)
+    blob += struct.pack("<QIII", round_index, slice_index, slice_count, contributors)
+    total, first, own = sum(map(len, values)), 0, []
     for tensor in values:
+        if tensor and first * slice_count // total == slice_index:
+            own.append(tensor)
+        first += len(tensor)
+    for tensor in own:
         planes = [bytes(value >> shift & 0xFF for value in tensor) for shift in (0, 8, 16, 24)]
         body = b"".join(bytes([len(plane) << 1]) + plane for plane in planes)
         blob += bytes([3, 0, len(body)]) + body
-    return blob + bytes([0, len(values), sum(map(len, values))])
+    return blob + bytes([0, len(own), sum(map(len, own))])
 
 
 def self_test_input():

@@ -236,7 +236,15 @@ def run_mixing(variant: str, seed: str, members: Any, rounds: Any) -> Json:
 
 
 def run_mixing_blob(
-    tensors: Any, vectors: Any, job: int, base_root: str, round_index: int, contributor_count: int, values: Any
+    tensors: Any,
+    vectors: Any,
+    job: int,
+    base_root: str,
+    round_index: int,
+    contributor_count: int,
+    values: Any,
+    slice_index: int = 0,
+    slice_count: int = 1,
 ) -> Json:
     table = ParameterTable(tuple(TensorSpec(name, "F32", tuple(shape)) for name, shape in tensors))
     job_table = make_job_table(table, MixingSettings(mixes_momentum=True), Job(job), round_index=round_index)
@@ -247,11 +255,14 @@ def run_mixing_blob(
         Job(job),
         round_index,
         Digest(bytes.fromhex(base_root)),
-        contributor_count=contributor_count,
+        slice_index,
+        slice_count,
+        contributor_count,
     )
     entries = [Entries(place, None, floats(tensor)) for place, tensor in enumerate(values)]
     blob = b"".join(encode_part(job_table, entries, header=header))
-    assert [part.value_bits.tolist() for part in decode_part([blob], job_table, header=header)] == values
+    own = [values[place] for place, _, _ in job_table.list_blocks(slice_index, slice_count)]
+    assert [part.value_bits.tolist() for part in decode_part([blob], job_table, header=header)] == own
     return {"blob": blob.hex()}
 
 

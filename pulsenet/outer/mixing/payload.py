@@ -1,9 +1,9 @@
 """Parts and means as blobs: what a mixing sends (SPEC codec, "Mixing blob").
 
 A job mixes one or two vectors over some tensors. They are laid out as one table, each tensor once for each vector, and
-its blocks are written as those of a contribution. A slice is a run of the table's sections, so a blob holds a vector
-whole (slice 0 of 1, between partners) or an owner's share of it. Parts are read block by block, in memory for one block
-of each, and no count in them is trusted.
+its blocks are written as those of a contribution. A slice is as large as the next one, to a block, so a blob holds a
+vector whole (slice 0 of 1, between partners) or an owner's like share of it, however small the model is. Parts are read
+block by block, in memory for one block of each, and no count in them is trusted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pulsenet.codec.contribution import (
     write_sections,
 )
 from pulsenet.codec.patch import PatchTotals, RunBlocks, run_in_batches
-from pulsenet.codec.sections import SectionMap, find_slice_sections
+from pulsenet.codec.sections import SectionMap
 from pulsenet.codec.stream import PieceSource
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import DIGEST_SIZE_BYTES, Digest
@@ -84,15 +84,14 @@ class JobTable:
         return self.source(place)[0] not in self.gated
 
     def blocks_of(self, slice_index: int, slice_count: int) -> range:
-        """Return the numbers of a slice's blocks; none where owners outnumber sections.
+        """Return the numbers of a slice's blocks; there may be none where owners outnumber blocks.
 
         Raises:
             LocalProtocolError: no such slice.
         """
         if not 0 <= slice_index < slice_count:
             raise LocalProtocolError(f"slice {slice_index} of {slice_count}")
-        section_map = SectionMap(self.table)
-        return section_map.blocks_of(find_slice_sections(section_map.section_count, slice_index, slice_count))
+        return SectionMap(self.table, slice_count).blocks_of(range(slice_index, slice_index + 1))
 
     def list_blocks(self, slice_index: int, slice_count: int) -> list[BlockRange]:
         """Return (place, first element, end) of each block of a slice, ascending.
@@ -410,9 +409,13 @@ def _write(
     header: MixingHeader,
     totals: PatchTotals | None,
 ) -> Iterator[bytes]:
-    section_map = SectionMap(job_table.table)
-    sections = find_slice_sections(section_map.section_count, header.slice_index, header.slice_count)
+    # A slice is one section: its blob is fetched and read whole.
+    section_map, sections = SectionMap(job_table.table, header.slice_count), _section_of(header)
     return write_sections(header.encode(), records, section_map, sections, PatchTotals() if totals is None else totals)
+
+
+def _section_of(header: MixingHeader) -> range:
+    return range(header.slice_index, header.slice_index + 1)
 
 
 def _read_records(pieces: Iterable[bytes], job_table: JobTable, header: MixingHeader) -> Iterator[EncodedEntries]:
@@ -421,9 +424,8 @@ def _read_records(pieces: Iterable[bytes], job_table: JobTable, header: MixingHe
     found = source.take(MIXING_HEADER_SIZE_BYTES)
     if found != header.encode():
         raise RemoteProtocolError("mixing-header", f"not {header}, but {peek_mixing_header(found)}")
-    section_map = SectionMap(job_table.table)
-    sections = find_slice_sections(section_map.section_count, header.slice_index, header.slice_count)
-    yield from read_sections(source, BlockMap(job_table.table), section_map, sections)
+    section_map = SectionMap(job_table.table, header.slice_count)
+    yield from read_sections(source, BlockMap(job_table.table), section_map, _section_of(header))
 
 
 @dataclass(frozen=True, slots=True)

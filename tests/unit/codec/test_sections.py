@@ -24,6 +24,22 @@ def test_a_section_holds_the_blocks_that_start_among_its_elements(monkeypatch: p
     assert SectionMap(table_of(0, 0)).section_count == 0
 
 
+def test_a_table_can_be_cut_into_so_many_sections_of_like_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BLOCK_ELEMENTS", 16)
+    table = table_of(1, 40, 0, 7, 16, 3)
+    # Blocks start at 0, 1, 17, 33, 41, 48 and 64, of 67 elements.
+    for count, expected in (
+        (1, [[0, 1, 2, 3, 4, 5, 6]]),
+        (2, [[0, 1, 2, 3], [4, 5, 6]]),
+        (3, [[0, 1, 2], [3, 4], [5, 6]]),
+        (8, [[0, 1], [], [2], [3], [4], [5], [], [6]]),
+    ):
+        sections = SectionMap(table, count)
+        assert sections.section_count == count
+        assert [list(sections.blocks_of(range(index, index + 1))) for index in range(count)] == expected
+    assert [SectionMap(table_of(0), 3).blocks_of(range(index, index + 1)) for index in range(3)] == [range(0)] * 3
+
+
 @pytest.mark.parametrize("section_count", [0, 1, 2, 5, 16, 100])
 @pytest.mark.parametrize("slice_count", [1, 2, 3, 7, 16])
 def test_slices_take_every_section_once_and_equally(section_count: int, slice_count: int) -> None:

@@ -148,6 +148,22 @@ def test_blocks_of_all_slices_cover_everything_once() -> None:
         job_table.list_blocks(2, 2)
 
 
+@pytest.mark.parametrize("slice_count", [2, 3, 4, 8, 50])
+@pytest.mark.parametrize("block_count", [1, 8, 9, 64])
+def test_owners_have_the_same_to_carry_however_small_a_model_is(
+    monkeypatch: pytest.MonkeyPatch, slice_count: int, block_count: int
+) -> None:
+    monkeypatch.setattr(limits, "BLOCK_ELEMENTS", 1 << 20)
+    table = ParameterTable(tuple(TensorSpec(f"layer.{index:02}", "F32", (1000,)) for index in range(block_count)))
+    job_table = make_job_table(table, MixingSettings(), Job.MIX1, round_index=3)
+    assert job_table is not None
+    sizes = [
+        sum(end - start for _, start, end in job_table.list_blocks(index, slice_count)) for index in range(slice_count)
+    ]
+    assert max(sizes) - min(sizes) <= 1000
+    assert sum(sizes) == 1000 * block_count
+
+
 @law
 @given(st.integers(0, 1 << 32), st.booleans(), st.integers(1, 40))
 def test_parts_come_back_however_they_are_cut(seed: int, gate: bool, size: int) -> None:
@@ -264,12 +280,12 @@ def test_parts_that_turn_out_bad_while_they_are_combined_stop_it() -> None:
 def test_a_record_that_needs_shared_weights_is_refused() -> None:
     job_table = table_of(mixing_gate=True)
     body = encode_gated(np.zeros(4, np.uint32), np.array([1], np.uint32), np.array([0x3F800000], np.uint32))
-    sections = SectionMap(job_table.table)
+    sections = SectionMap(job_table.table, 1)
     blob = write_sections(
         header_of(job_table).encode(),
         iter([(0, EncodedBlock(EntryCodec.GATED, 1, body))]),
         sections,
-        range(sections.section_count),
+        range(1),
         PatchTotals(),
     )
     assert reason(job_table, b"".join(blob)) == "codec-unknown"
