@@ -25,7 +25,7 @@ REASONS: Final = frozenset(
         "expired", "future", "fork", "epoch", "revision-unknown", "revision-gap", "term", "table", "mismatch",
         "wire-version", "not-admitted", "not-found", "range", "unexpected", "busy", "starting", "storage",
         "unavailable", "too-many-streams", "struck-out", "peer-id", "bad-chunk", "duplicate", "rate", "queue",
-        "replay", "staleness",
+        "replay", "staleness", "early", "roster",
         # tables, patches and anchors (spec-codec)
         "table-too-large", "table-decode", "table-invalid", "table-not-canonical", "patch-varint", "patch-truncated",
         "patch-magic", "patch-version", "patch-form", "patch-table", "patch-block", "patch-size", "patch-count",

@@ -80,7 +80,8 @@ def test_trainers_that_mix_outlive_a_kill_of_one(tmp_path: Path) -> None:
     rounds = summary["rounds"]
     assert [row["round"] for row in rounds] == list(range(len(rounds)))
     assert rounds[1]["trainers"] == ["trainer-1", "trainer-2", "trainer-3"]
-    assert rounds[3]["trainers"] == ["trainer-1", "trainer-2"], "the others went on"
+    # How far the victim came before the kill depends on how fast its rounds were.
+    assert ["trainer-1", "trainer-2"] in [row["trainers"] for row in rounds], "the others went on"
     # weights of their own, and close: BF16 alone keeps three digits
     assert 0.0 < summary["apart"] < 0.01
     assert rounds[-1]["loss"] < rounds[0]["loss"]

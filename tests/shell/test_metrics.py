@@ -29,7 +29,7 @@ BALLOTS = (
 )
 """A ballot and the term a candidate without any receipt asks it for: one for each answer."""
 
-LOCAL_CODES = {"message-unexpected", "no-rounds", "not-listed", "not-trainer", "self-test"}
+LOCAL_CODES = {"message-unexpected", "no-mixing", "no-rounds", "not-listed", "not-trainer", "self-test"}
 """Said to a process of this machine at its socket, and to nobody else."""
 
 CODE_PLACES = {

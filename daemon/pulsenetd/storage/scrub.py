@@ -92,7 +92,7 @@ def _read_records(store: Store) -> tuple[dict[Digest, str], list[Digest]]:
         try:
             record = decode_signed(encoded)
             if record_digest(record) != digest:
-                raise RemoteProtocolError("digest", "another record")
+                raise RemoteProtocolError("mismatch", "another record")
             for blob_id in find_blobs_of(record):
                 names[blob_id] = describe_record(record)
         except RemoteProtocolError:
