@@ -75,7 +75,11 @@ class Engine:
                 (int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")), 0
             )
             while len(body) < size:
-                body += connection.recv(65_536)
+                # A request that is cut amid its body comes to an end here, too.
+                if not (piece := connection.recv(65_536)):
+                    self.gone.set()
+                    return
+                body += piece
             self.requests.append(head + b"\r\n\r\n" + body)
             try:
                 self.work(connection)
