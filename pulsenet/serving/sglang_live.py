@@ -246,7 +246,7 @@ def encode_order(order: Mapping[str, Any]) -> str:
     """Return an order as SGLang passes it to a custom loader: one named tensor of bytes.
 
     SGLang takes tensors in Python's object format, which its workers read with a list of allowed names. This spells the
-    one value that is needed, ``[(ORDER_NAME, torch.ByteTensor([...]))]``; pulsenet itself reads no pickle.
+    one value that is needed, ``[(ORDER_NAME, torch.ByteTensor([...]))]``; pulsenet itself never reads that format.
     """
     text = json.dumps(dict(order)).encode()
     numbers = b"".join(b"K" + bytes((byte,)) for byte in text)

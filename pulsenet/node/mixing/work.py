@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -62,7 +63,7 @@ def part_of(share: Share) -> PartSlice:
     return PartSlice(share.blob_id, share.encoded_size_bytes, share.element_count, share.norm_bits)
 
 
-class Work:
+class Work(ABC):
     """One job of the open round.
 
     Args:
@@ -118,29 +119,29 @@ class Work:
         """Take in the answer to an order of this job; anything else is ignored."""
         return []
 
+    @abstractmethod
     def update(self, now: float) -> list[Effect]:
         """Do whatever can be done now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wants(self) -> Wants:
         """Return the blobs this job needs now, each with the member that shared it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def order_again(self) -> list[Effect]:
         """Return the orders that are not answered."""
-        raise NotImplementedError
 
+    @abstractmethod
     def missing(self) -> list[PeerId]:
         """Return the members of whom something is awaited that they may have said already."""
-        raise NotImplementedError
 
     def count_other_roots(self) -> int:
         """Return how many members' parts came that tell of another common mean than this node holds."""
         return 0
 
+    @abstractmethod
     def judge(self, share: Share) -> str:
         """Return why a share of this job comes too late, or nothing."""
-        raise NotImplementedError
 
     def next_wake(self, now: float) -> float | None:
         """Return the next time at which waiting ends."""
