@@ -47,7 +47,7 @@ from pulsenet.node.events import (
 )
 from pulsenet.node.fetch import StoreIndex
 from pulsenet.node.gather import Gatherer
-from pulsenet.node.machine import Draw
+from pulsenet.node.machine import Draw, sooner
 from pulsenet.node.proposal import Proposal
 from pulsenet.node.rounds_news import store_learnt
 from pulsenet.node.verdicts import Verdicts
@@ -140,7 +140,7 @@ class Coordinator:
         if isinstance(event, StoreFailed) and event.digest is None:
             # Nothing may be said that is not stored: whatever comes next begins with storing all of it again.
             self._is_unsaved = True
-            self._timer_at = now + STORE_RETRY_SECONDS
+            self._timer_at = sooner(self._timer_at, now + STORE_RETRY_SECONDS)
             return [Count("rejected", event.reason), SetTimer(self._timer_at)]
         try:
             effects += self._take(candidacy, event, now)

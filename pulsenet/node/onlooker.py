@@ -22,7 +22,7 @@ from pulsenet.node.effects import (
     StrikePeer,
 )
 from pulsenet.node.events import Event, PeerConnected, PeerLost, ReceiptSeen, ReplyReceived, StoreFailed, TermSeen
-from pulsenet.node.machine import Draw
+from pulsenet.node.machine import Draw, sooner
 from pulsenet.node.rounds_contact import Contact
 from pulsenet.node.rounds_news import store_learnt, take_rounds
 from pulsenet.wire.messages import RoundsReply
@@ -57,7 +57,7 @@ class Onlooker:
         if isinstance(event, StoreFailed):
             # Nothing may be said that is not stored: whatever comes next begins with storing all of it again.
             self._is_unsaved = True
-            self._timer_at = now + STORE_RETRY_SECONDS
+            self._timer_at = sooner(self._timer_at, now + STORE_RETRY_SECONDS)
             return [Count("rejected", event.reason), SetTimer(self._timer_at)]
         effects: list[Effect] = []
         try:

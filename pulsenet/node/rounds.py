@@ -54,7 +54,7 @@ from pulsenet.node.events import (
 )
 from pulsenet.node.fetch import StoreIndex
 from pulsenet.node.gathering import Gathering
-from pulsenet.node.machine import Draw
+from pulsenet.node.machine import Draw, sooner
 from pulsenet.node.own_work import OwnWork, make_contribution
 from pulsenet.node.rounds_contact import Contact
 from pulsenet.node.rounds_news import store_learnt, take_rounds
@@ -146,7 +146,7 @@ class Rounds:
         if isinstance(event, StoreFailed) and event.digest is None:
             # Nothing may be said that is not stored: whatever comes next begins with storing all of it again.
             self._is_unsaved = True
-            self._timer_at = now + RETRY_SECONDS
+            self._timer_at = sooner(self._timer_at, now + RETRY_SECONDS)
             return [Count("rejected", event.reason), SetTimer(self._timer_at)]
         try:
             effects += self._take(event, now)

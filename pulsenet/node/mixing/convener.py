@@ -21,7 +21,7 @@ from pulsenet.node.candidacy import Candidacy, decode_ballot
 from pulsenet.node.courier import Courier
 from pulsenet.node.effects import Count, Effect, Log, SaveState, SetTimer, ShowToMachines
 from pulsenet.node.events import Event, PeerConnected, PeerLost, StoreFailed, TermSeen, VoteSeen
-from pulsenet.node.machine import Draw
+from pulsenet.node.machine import Draw, sooner
 from pulsenet.node.mixing.events import PresenceEnded, PresenceSeen, RosterSeen, SubsetChosen
 from pulsenet.node.verdicts import Verdicts
 from pulsenet.outer.mixing.settings import MixingSettings
@@ -112,7 +112,7 @@ class Convener:
         if isinstance(event, StoreFailed):
             # Nothing may be said that is not stored: whatever comes next begins with storing all of it again.
             self._is_unsaved = True
-            self._timer_at = now + STORE_RETRY_SECONDS
+            self._timer_at = sooner(self._timer_at, now + STORE_RETRY_SECONDS)
             return [Count("rejected", event.reason), SetTimer(self._timer_at)]
         effects: list[Effect] = []
         try:

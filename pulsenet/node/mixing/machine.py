@@ -21,7 +21,7 @@ from pulsenet.node.courier import Courier
 from pulsenet.node.effects import Count, Effect, Release, Report, SaveState, SetTimer, ShowToMachines, StrikePeer
 from pulsenet.node.events import Event, PeerConnected, PeerLost, ReplyReceived, RequestFailed, StoreFailed, TermSeen
 from pulsenet.node.fetch import StoreIndex
-from pulsenet.node.machine import Draw
+from pulsenet.node.machine import Draw, sooner
 from pulsenet.node.mixing.asking import Asking
 from pulsenet.node.mixing.blobs import Blobs
 from pulsenet.node.mixing.contact import RosterContact
@@ -165,7 +165,7 @@ class Mixing:
         if isinstance(event, StoreFailed) and event.digest is None:
             # Nothing may be said that is not stored: whatever comes next begins with storing all of it again.
             self._is_unsaved = True
-            self._timer_at = now + STORE_RETRY_SECONDS
+            self._timer_at = sooner(self._timer_at, now + STORE_RETRY_SECONDS)
             return [Count("rejected", event.reason), SetTimer(self._timer_at)]
         try:
             effects += self._take(event, now)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pulsenet.chain.records import ShareKind
-from pulsenet.node.effects import Count, Report, SaveState, SendRequest, StrikePeer
+from pulsenet.node.effects import Count, Report, SaveState, SendRequest, SetTimer, StrikePeer
 from pulsenet.node.events import ReplyReceived, RequestFailed, StoreFailed
 from pulsenet.node.mixing.effects import CombineParts, MixReady, OpenRound, StartMixing
 from pulsenet.node.mixing.events import (
@@ -368,6 +368,18 @@ def test_what_the_disk_refused_is_ordered_again(make_desk: MakeDesk) -> None:
     assert results(desk) == [ready]
     assert desk.find(SaveState)
     assert desk.machine.reply_shares(GetShares(0, 1, 0), other(desk)).shares != ()
+
+
+def test_a_disk_that_refuses_puts_off_no_wait_that_ends_sooner(make_desk: MakeDesk) -> None:
+    """Found by a seed of the simulator: a trainer waited 1.7 s longer than it had promised."""
+    desk = begin(make_desk, 0)
+    at = desk.find(SetTimer)[-1].at
+    desk.now = at - 0.5
+    desk.tell(StoreFailed(None, "enospc"))
+    assert desk.find(SetTimer)[-1].at == at
+    desk.effects = []
+    desk.wait(0.5)
+    assert desk.find(SaveState), "the disk is asked again, too"
 
 
 def test_a_push_that_fails_is_sent_again(make_desk: MakeDesk) -> None:
