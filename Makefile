@@ -63,7 +63,7 @@ coverage: $(STAMP)
 		tests/unit/codec tests/unit/tensors tests/unit/outer > build/without-compiler.txt 2>&1 && \
 	$(BIN)/python -m pytest -q -p no:cacheprovider -m "not nightly" tests/sim > build/simulations.txt 2>&1; } & pid=$$!; \
 	$(MAKE) --no-print-directory test RUN="$(BIN)/python -m coverage run -m" TEST_ARGS="--ignore=tests/sim" \
-		|| { kill $$pid; exit 1; }; \
+		|| { kill $$pid 2>/dev/null; exit 1; }; \
 	wait $$pid && tail -qn 1 build/without-compiler.txt build/simulations.txt \
 		|| { tail -n 60 build/without-compiler.txt build/simulations.txt; exit 1; }
 	@$(BIN)/python -m coverage combine --quiet

