@@ -16,6 +16,7 @@ from pulsenetd import runs
 from pulsenetd.logs import logger
 from pulsenetd.network import addresses
 from pulsenetd.network.stack import Network
+from pulsenetd.network.transport import PeerLink
 from pulsenetd.storage.disk import DirectoryLock
 
 LINKS_SECONDS: Final = 1.0
@@ -62,6 +63,8 @@ class LinkWatch:
         self._broadcast = broadcast
         self.connected: frozenset[PeerId] = frozenset()
         """Peers with a connection at the last look."""
+        self.links: tuple[PeerLink, ...] = ()
+        """The same, with what is known of each connection."""
 
     async def look(self) -> None:
         """Compare the connections with those of the last look, and tell what changed."""
@@ -77,12 +80,14 @@ class LinkWatch:
         for peer_id in self.connected - now.keys():
             self._broadcast(PeerLost(peer_id, "closed"))
         self.connected = frozenset(now)
+        self.links = tuple(links)
 
     def lose_all(self, reason: str) -> None:
         """Every connection went with p2pd."""
         for peer_id in self.connected:
             self._broadcast(PeerLost(peer_id, reason))
         self.connected = frozenset()
+        self.links = ()
 
 
 class DirectoryReader:

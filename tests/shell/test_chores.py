@@ -116,6 +116,7 @@ def test_connections_that_come_and_go_are_told_once(network: Any) -> None:
     asyncio.run(watch.look())
     assert told[1:] == [PeerConnected(TWO, (HERE,), outbound=False), PeerLost(ONE, "closed")]
     assert watch.connected == {TWO}
+    assert watch.links == (link(TWO),)
 
 
 def test_every_connection_goes_with_p2pd_and_comes_back_with_it(network: Any) -> None:
@@ -127,6 +128,7 @@ def test_every_connection_goes_with_p2pd_and_comes_back_with_it(network: Any) ->
     asyncio.run(watch.look())
     asyncio.run(watch.look())
     assert told[1:] == [PeerLost(ONE, "p2pd is being restarted")]
+    assert watch.links == ()
     network.is_down = False
     asyncio.run(watch.look())
     assert told[2:] == [PeerConnected(ONE, (HERE,), outbound=False)]

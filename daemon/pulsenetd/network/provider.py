@@ -228,7 +228,7 @@ class Provider:
                     await upload.pace(size_bytes)
                     await stream.send(reply)
                     upload.note_sent(size_bytes)
-                    self._traffic.blob_bytes["sent", kind] += size_bytes
+                    self._traffic.note_chunk(peer_id, "sent", kind, size_bytes)
                 if any(isinstance(reply, Refusal) for reply in replies):
                     return
                 # the slot is held until the chunks have arrived, so that 28 means 28 transfers

@@ -55,6 +55,7 @@ _FEATURE_OF: Final[dict[type[Message], str]] = {GetHoldings: FEATURE_HOLDINGS}
 class _PeerPool:
     """Streams this node keeps to one peer."""
 
+    peer_id: PeerId
     lanes: Lanes = field(default_factory=lambda: Lanes(limits.STREAMS_PER_PEER_MAX, _BULK_STREAMS_PER_PEER))
     idle: deque[FramedStream] = field(default_factory=deque)
     user_count: int = 0
@@ -149,7 +150,7 @@ class Requester:
         """
         if type(message) not in REPLY_TYPES:
             raise LocalProtocolError(f"{type(message).__name__} is no request")
-        pool = self._pools.setdefault(peer_id, _PeerPool())
+        pool = self._pools.setdefault(peer_id, _PeerPool(peer_id))
         pool.user_count += 1
         self._silent_since.setdefault(peer_id, self._clock())
         try:
@@ -233,7 +234,7 @@ class Requester:
                     raise RemoteProtocolError("unexpected-message", "a chunk that was not asked for")
                 replies.append(reply)
                 if isinstance(message, GetChunks) and isinstance(reply, ChunkReply):
-                    await self._count(message, reply)
+                    await self._count(pool.peer_id, message, reply)
                 if on_reply is not None:
                     on_reply(reply)
             if isinstance(message, GetChunks):
@@ -250,10 +251,10 @@ class Requester:
                 stream.abort()
         return replies
 
-    async def _count(self, message: GetChunks, reply: ChunkReply) -> None:
+    async def _count(self, peer_id: PeerId, message: GetChunks, reply: ChunkReply) -> None:
         size_bytes = len(reply.data or b"")
         self._gate.note(size_bytes)
-        self._traffic.blob_bytes["received", await self.find_kind(message)] += size_bytes
+        self._traffic.note_chunk(peer_id, "received", await self.find_kind(message), size_bytes)
 
     async def _receive_reply(self, stream: FramedStream, request: Message) -> Message:
         reply = await stream.receive()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from pulsenet import limits
 from pulsenet.errors import RemoteProtocolError, UnavailableError
+from pulsenet.ids import PeerId
 from pulsenet.wire.framing import FrameDecoder, encode_message
 from pulsenet.wire.messages import (
     ChunkListReply,
@@ -81,20 +82,34 @@ class Deadlines:
     """A provider waits longer than the requester, so the requester is the one who closes."""
 
 
+PEERS_COUNTED_MAX: Final = 256
+"""Peers whose bytes are told apart; the one that moved none for longest is forgotten beyond."""
+
+
 class Traffic:
     """Counts what crossed all streams of one node."""
 
-    __slots__ = ("blob_bytes", "bytes", "rejected", "streams_opened")
+    __slots__ = ("blob_bytes", "bytes", "peer_bytes", "rejected", "streams_opened")
 
     def __init__(self) -> None:
         self.bytes: Counter[tuple[str, str]] = Counter()
         """Frame bytes by (``sent`` or ``received``, kind)."""
         self.blob_bytes: Counter[tuple[str, str]] = Counter()
         """Bytes of chunks by (``sent`` or ``received``, kind of blob)."""
+        self.peer_bytes: OrderedDict[PeerId, Counter[str]] = OrderedDict()
+        """Bytes of chunks by ``sent`` and ``received``, for the peers that moved some lately."""
         self.rejected: Counter[str] = Counter()
         """Refused inputs by reason."""
         self.streams_opened: Counter[str] = Counter()
         """Streams by ``inbound`` and ``outbound``."""
+
+    def note_chunk(self, peer_id: PeerId, direction: str, kind: str, size_bytes: int) -> None:
+        """Count the bytes of one chunk that went to a peer or came from it."""
+        self.blob_bytes[direction, kind] += size_bytes
+        self.peer_bytes.setdefault(peer_id, Counter())[direction] += size_bytes
+        self.peer_bytes.move_to_end(peer_id)
+        while len(self.peer_bytes) > PEERS_COUNTED_MAX:
+            self.peer_bytes.popitem(last=False)
 
 
 class Budget(Protocol):

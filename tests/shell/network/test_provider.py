@@ -415,6 +415,7 @@ def test_a_reader_without_an_upload_slot_is_sent_elsewhere_and_keeps_its_stream(
     assert received[1:] == [Refusal("busy", "every upload slot is taken", RETRY_MS), ChunkReply(digest, b"data")]
     assert asked == [GetChunks((digest,), blob_id)] * 2
     assert provider._traffic.blob_bytes == {("sent", "patch"): 4}
+    assert [dict(counted) for counted in provider._traffic.peer_bytes.values()] == [{"sent": 4}]
 
 
 def test_fifty_peers_that_send_a_byte_now_and_then_are_dropped_and_hold_nobody_up() -> None:

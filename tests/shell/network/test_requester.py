@@ -176,5 +176,6 @@ def test_chunks_are_taken_no_faster_than_the_cap_and_counted_by_kind() -> None:
                 assert len(await requester.request(PEER, GetChunks((digest,)), 5)) == 1
             assert waits == pytest.approx([0.0, 0.5 - LATE_SECONDS, 1.0 - LATE_SECONDS])
             assert traffic.blob_bytes == {("received", "anchor"): 1_500}
+            assert traffic.peer_bytes == {PEER: {"received": 1_500}}
 
     run(main())

@@ -12,10 +12,17 @@ import pytest
 
 from pulsenet import limits
 from pulsenet.errors import RemoteProtocolError
-from pulsenet.ids import Digest, compute_digest
+from pulsenet.ids import Digest, PeerId, compute_digest
 from pulsenet.wire.framing import encode_message
 from pulsenet.wire.messages import ChunkReply, GetHead, HeadReply, Message, Refusal
-from pulsenetd.network.streams import Deadlines, FramedStream, PeerRefusedError, PeerUnavailableError, Traffic
+from pulsenetd.network.streams import (
+    PEERS_COUNTED_MAX,
+    Deadlines,
+    FramedStream,
+    PeerRefusedError,
+    PeerUnavailableError,
+    Traffic,
+)
 
 QUICK = Deadlines(0.3, 0.3, 0.3, 0.3, 0.3)
 
@@ -166,3 +173,18 @@ def test_sending_on_a_lost_connection_is_closed() -> None:
 def test_a_refusal_names_its_code() -> None:
     assert str(PeerRefusedError(Refusal("busy", "", 5))) == "refused: busy"
     assert PeerRefusedError(Refusal("busy", "later", 5)).refusal.retry_after_ms == 5
+
+
+def test_strangers_cannot_make_the_count_of_bytes_by_peer_grow() -> None:
+    traffic = Traffic()
+    first, *others = (PeerId(number.to_bytes(32)) for number in range(PEERS_COUNTED_MAX + 2))
+    for peer_id in others:
+        traffic.note_chunk(peer_id, "sent", "patch", 1)
+        traffic.note_chunk(first, "received", "patch", 1)  # who goes on moving bytes is not forgotten
+    assert len(traffic.peer_bytes) == PEERS_COUNTED_MAX
+    assert traffic.peer_bytes[first] == {"received": PEERS_COUNTED_MAX + 1}
+    assert others[0] not in traffic.peer_bytes
+    assert traffic.blob_bytes == {
+        ("sent", "patch"): PEERS_COUNTED_MAX + 1,
+        ("received", "patch"): PEERS_COUNTED_MAX + 1,
+    }
