@@ -20,6 +20,7 @@ from pulsenetd.engines.vllm_process import PROCESS_NAME, end_left
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "vllm"))
 
+from attach_alone import make_latent
 from vllm_models import change_weights, make_model, save_checkpoint
 from vllm_server import Server, free_port
 
@@ -167,3 +168,38 @@ def test_a_supervised_vllm_follows_dies_and_comes_back(swarm: Swarm, monkeypatch
     wait_until("the server ended with its node", lambda: not Path(f"/proc/{second}").exists(), 30.0)
     publisher.close()
     shutil.rmtree(base)
+
+
+@pytest.mark.nightly
+def test_a_model_that_cannot_be_patched_is_loaded_again_for_every_version(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Latent attention: vLLM computes other weights from the published ones when it loads them."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    model = make_latent()
+    base = save_checkpoint(model, swarm.directory / "base")
+    port = free_port()
+    trainer = swarm.add("trainer", "trainer").start().wait_ready()
+    node = swarm.add(
+        "inferencer",
+        "inferencer",
+        *("--engine", "vllm", "--engine-python", VLLM_PYTHON, "--engine-reload", "--serve", "--"),
+        *("--model", str(base), "--dtype", "bfloat16", "--max-model-len", "512"),
+        *("--port", str(port), "--enforce-eager", "--enable-scale-out"),
+    ).start()
+    server = Server(port, None, node.data_dir / "vllm.log")  # type: ignore[arg-type]
+    publisher: Any = pulsenet.training.attach(data_dir=trainer.data_dir)
+    answers = []
+    for number in (1, 2, 3):
+        if number > 1:
+            change_weights(model, number)
+        publisher.publish(model, step=number, wait=True)
+        node.wait_applied(number, START_SECONDS)
+        wait_until("the node is ready", lambda: node.get("/readyz")[0] == 200, START_SECONDS)
+        assert server.ask("GET", "/weight_info") == {"weight_version": f"0.{number}"}
+        answers.append(server.generate(PROMPT, 16))
+    assert [answer.spans for answer in answers] == [((f"0.{number}", 0, 16),) for number in (1, 2, 3)]
+    assert answers[0].logprobs != answers[1].logprobs != answers[2].logprobs
+    assert node.stop()[0] == 143
+    publisher.close()
