@@ -342,7 +342,7 @@ def _check_together(config: Config, origins: Mapping[str, str]) -> None:
     if config.engine_url and config.serve:
         refuse("engine_url", "goes with an engine that somebody else runs, not with --serve")
     if config.engine == "vllm":
-        from pulsenetd.engines.vllm import check_server
+        from pulsenetd.engines.vllm_server import check_server
 
         try:
             check_server(config.engine_url, config.serve)

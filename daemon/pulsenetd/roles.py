@@ -35,7 +35,8 @@ from pulsenet.wire.messages import PeerAddress
 from pulsenetd.config import Config
 from pulsenetd.driver import Handler
 from pulsenetd.engines.openai_server import OpenAiServer
-from pulsenetd.engines.vllm import VllmRunner, find_reload_model, make_server
+from pulsenetd.engines.vllm import VllmRunner
+from pulsenetd.engines.vllm_server import find_reload_model, make_server
 from pulsenetd.handlers.follower import FollowerHandlers
 from pulsenetd.handlers.publisher import PublisherHandlers
 from pulsenetd.handlers.reporting import Ledger

@@ -19,16 +19,17 @@ from pulsenet.errors import ConfigError, UnavailableError
 from pulsenet.ids import Version
 from pulsenet.serving.vllm.control import EngineGoneError
 from pulsenetd.engines import vllm as runner_module
-from pulsenetd.engines.vllm import (
+from pulsenetd.engines import vllm_server
+from pulsenetd.engines.vllm import VllmRunner
+from pulsenetd.engines.vllm_process import ServerArguments, remember
+from pulsenetd.engines.vllm_server import (
     AttachedServer,
     SupervisedServer,
-    VllmRunner,
     check_server,
     find_reload_model,
     make_server,
     write_checkpoint,
 )
-from pulsenetd.engines.vllm_process import ServerArguments, remember
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "unit" / "serving" / "vllm"))
 
@@ -335,7 +336,7 @@ def test_a_server_that_keeps_dying_is_started_at_growing_intervals_until_it_live
     assert pauses == [limits.RETRY_SECONDS_MIN * 2**index for index in range(4)]
     assert starts.arguments[-1][:2] == ["--model", "/base"]
     starts.server.url()
-    starts.now += runner_module.HEALTHY_SECONDS + 1
+    starts.now += vllm_server.HEALTHY_SECONDS + 1
     starts.server.note_healthy()
     starts.processes[-1].code = 1
     with pytest.raises(UnavailableError):
@@ -346,7 +347,7 @@ def test_a_server_that_keeps_dying_is_started_at_growing_intervals_until_it_live
 def test_a_server_that_never_answers_is_ended_and_started_again(tmp_path: Path) -> None:
     starts = Starts(tmp_path)
     starts.server.url()
-    starts.now += runner_module.START_SECONDS_MAX + 1
+    starts.now += vllm_server.START_SECONDS_MAX + 1
     with pytest.raises(UnavailableError):
         starts.server.url()
     assert starts.processes[0].is_stopped
@@ -357,21 +358,21 @@ def test_a_server_that_answered_and_falls_silent_is_ended_and_started_again(tmp_
     starts = Starts(tmp_path)
     starts.server.url()
     starts.server.note_silent()
-    starts.now += runner_module.SILENCE_SECONDS_MAX + 1
+    starts.now += vllm_server.SILENCE_SECONDS_MAX + 1
     starts.server.url()
     assert not starts.processes[0].is_stopped, "it is still starting"
     starts.server.note_healthy()
     starts.server.note_silent()
-    starts.now += runner_module.SILENCE_SECONDS_MAX
+    starts.now += vllm_server.SILENCE_SECONDS_MAX
     starts.server.note_silent()
     starts.server.url()
     # one answer in between is enough
     starts.server.note_healthy()
-    starts.now += runner_module.SILENCE_SECONDS_MAX + 1
+    starts.now += vllm_server.SILENCE_SECONDS_MAX + 1
     starts.server.url()
     assert not starts.processes[0].is_stopped
     starts.server.note_silent()
-    starts.now += runner_module.SILENCE_SECONDS_MAX + 1
+    starts.now += vllm_server.SILENCE_SECONDS_MAX + 1
     with pytest.raises(UnavailableError, match="started again in"):
         starts.server.url()
     assert starts.processes[0].is_stopped
@@ -385,16 +386,16 @@ def test_a_server_whose_engine_died_gets_a_moment_to_end_by_itself(tmp_path: Pat
     starts = Starts(tmp_path)
     starts.server.url()
     starts.server.note_gone()
-    starts.now += runner_module.GONE_SECONDS_MAX + 1
+    starts.now += vllm_server.GONE_SECONDS_MAX + 1
     starts.server.url()
     assert not starts.processes[0].is_stopped, "it is still starting: nobody listens yet"
     starts.server.note_healthy()
     starts.server.note_gone()
-    starts.now += runner_module.GONE_SECONDS_MAX
+    starts.now += vllm_server.GONE_SECONDS_MAX
     starts.server.url()
     starts.server.note_healthy()
     starts.server.note_gone()
-    starts.now += runner_module.GONE_SECONDS_MAX
+    starts.now += vllm_server.GONE_SECONDS_MAX
     starts.server.note_gone()
     starts.server.url()
     assert not starts.processes[0].is_stopped
