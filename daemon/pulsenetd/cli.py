@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any, NoReturn
 
-from pulsenet.errors import PulsenetError, UsageError
+from pulsenet.errors import PulsenetError
 from pulsenetd.commands import (
     bench,
+    completion,
     config,
     demo,
     doctor,
@@ -28,45 +27,35 @@ from pulsenetd.commands import (
 )
 from pulsenetd.errors import exit_code
 from pulsenetd.logs import printable
+from pulsenetd.parsing import Parser
 
 _EPILOG = """\
-examples:
-  pulsenet demo                                 a whole swarm on this machine
-  pulsenet join --role trainer                  open the private run 'local'
-  pulsenet join --role inferencer               second terminal: follow it
-  pulsenet patch make OLD NEW -o FILE           what a patch of your own checkpoints costs
-  pulsenet bench codec OLD NEW                  the same in every encoding, with speeds
-  pulsenet plan --params 7B --peers 8 --mbps 500 --step-seconds 4
-                                                what a link can carry, before anybody trains
-  pulsenet sim --seed 7 --faults all            a simulated swarm under faults
-
-Every option of 'join' is also a PULSENET_* variable and a key of the TOML file given with --config.
+Every option of 'join' is also a PULSENET_* variable and a key of the TOML file given with --config. 'pulsenet COMMAND
+--help' has the options and examples of each; NO_COLOR is heard; exit codes are in 'pulsenet manual | man -l -'.
 """
 
-
-class _Parser(argparse.ArgumentParser):
-    """Raises instead of exiting, so that usage errors leave through the same door as all others."""
-
-    def __init__(self, **options: Any) -> None:
-        # A guessed flag is a usage error: half a name may mean another flag in the next release.
-        super().__init__(allow_abbrev=False, **options)
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see '{self.prog} --help'")
+_EXAMPLES = (
+    ("pulsenet demo --model tiny", "a whole swarm on this machine"),
+    ("pulsenet join --role trainer", "open the private run 'local'"),
+    ("pulsenet join --role inferencer", "second terminal: follow it"),
+    ("pulsenet status --watch", "what the nodes of this machine do"),
+    ("pulsenet doctor", "what keeps them from working well"),
+)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """Return the parser of the whole command line."""
-    parser = _Parser(
+    parser = Parser(
         prog="pulsenet",
         description="Move model weights and pseudo-gradients between volunteers' machines.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"pulsenet {version('pulsenet')}")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
-    for module in (join, run, keygen, status, doctor, scrub, verify, patch, bench, plan, sim, config, demo):
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    order = (join, run, keygen, status, doctor, scrub, verify, patch, bench, plan, sim, config, demo, completion)
+    for module in order:
         module.add_parser(commands)
     return parser
 

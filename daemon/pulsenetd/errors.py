@@ -44,6 +44,22 @@ EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
 """First matching type wins, so subclasses come before their bases."""
 
 
+EXIT_MEANINGS: Final = {
+    0: "done",
+    1: "failed at run time; doctor: something fails",
+    2: "wrong command line",
+    3: "no bootstrap reachable",
+    4: "address in use, or data directory locked",
+    5: "trust or verification failed",
+    6: "storage; scrub: something was damaged",
+    7: "p2pd cannot run",
+    78: "wrong configuration",
+    130: "stopped by SIGINT",
+    143: "stopped by SIGTERM",
+}
+"""What a code says, in the manual page; docs/operating.md adds what to do."""
+
+
 def exit_code(error: BaseException) -> int:
     """Return the documented exit code of an error."""
     for error_type, code in EXIT_CODES:

@@ -21,16 +21,22 @@ bytes, ratio to a full transfer, bits per change beside the entropy bounds, and 
 give B back bit for bit. Without A and B: a synthetic model that changes as recorded training runs do.
 """
 
+_EXAMPLES = (
+    ("pulsenet bench codec", "a synthetic model, no files needed"),
+    ("pulsenet bench codec OLD NEW", "your own checkpoints"),
+    ("pulsenet bench codec OLD NEW --plot codec.svg", "a picture too"),
+)
+
 
 def add_parser(commands: Any) -> None:
     """Add ``bench codec`` to the command line."""
-    parser = commands.add_parser("bench", help="measure encodings on your own checkpoints")
+    parser = commands.add_parser("bench", help="measure encodings on your own checkpoints", examples=_EXAMPLES[1:2])
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     codec = actions.add_parser(
         "codec",
         help="bytes, bits and speed of every encoding",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
     codec.add_argument("old", metavar="A", nargs="?", help="safetensors file or directory")
     codec.add_argument("new", metavar="B", nargs="?", help="safetensors file or directory, some steps later")

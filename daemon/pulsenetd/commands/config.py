@@ -3,30 +3,62 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pulsenet.errors import UsageError
 from pulsenetd import config
 
+_EXAMPLES = (
+    ("pulsenet config show --origin", "every value, and where it comes from"),
+    ("pulsenet config show --config node.toml --json", "what a node with this file would use"),
+)
+
 
 def add_parser(commands: Any) -> None:
     """Add ``config show`` to the command line."""
-    parser = commands.add_parser("config", help="show the configuration")
+    parser = commands.add_parser("config", help="show the configuration", examples=_EXAMPLES)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    show = actions.add_parser("show", help="print every value")
+    show = actions.add_parser("show", help="print every value", examples=_EXAMPLES)
     show.add_argument("--origin", action="store_true", help="say where each value came from")
     show.add_argument("--json", action="store_true", help="print one JSON object")
     add_options(show)
     show.set_defaults(run_command=_show)
 
 
+GROUPS: Final = {
+    "run and node": ("role", "run", "token", "run_file", "data_dir", "version_min", "supervise"),
+    "network": (
+        "bootstrap", "listen", "announce", "wait", "start_timeout_seconds", "upload_limit", "download_limit", "p2pd",
+    ),
+    "engine beside an inferencer": (
+        "engine", "engine_dir", "engine_url", "serve", "engine_python", "engine_reload", "openai_port", "openai_host",
+        "companions",
+    ),
+    "trainer": ("codec", "encode_cpu_seconds", "max_staleness"),
+    "machine": ("store_limit_bytes", "worker_threads", "allow_uid"),
+    "watching": (
+        "metrics_host", "metrics_port", "ready_while_stale", "round_seconds", "watchdog_seconds", "log_level",
+        "log_json",
+    ),
+}  # fmt: skip
+"""Every field of the configuration, in the order people look for it."""
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add a flag for every configuration field, and ``--config FILE``."""
     parser.add_argument("--config", metavar="FILE", help="TOML file (env PULSENET_CONFIG)")
-    for item in config.fields():
+    by_name = {item.name: item for item in config.fields()}
+    for title, names in GROUPS.items():
+        _add_group(parser.add_argument_group(title), [by_name[name] for name in names])
+
+
+def _add_group(parser: argparse._ArgumentGroup, items: Sequence[dataclasses.Field[Any]]) -> None:
+    for item in items:
         text = item.metadata["help"].replace("%", "%%")  # argparse fills in fields named by %
         flag = config.flag_name(item.name)
         if item.metadata["kind"] == "flag":
@@ -43,7 +75,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         if item.default not in ("", ()):
             text += f" (default {item.default})"
         action = "append" if isinstance(item.default, tuple) else "store"
-        metavar = item.metadata["metavar"] or item.metadata["kind"].upper()
+        kind = item.name if item.metadata["choices"] else item.metadata["kind"]
+        metavar = item.metadata["metavar"] or kind.upper()
         parser.add_argument(flag, action=action, default=argparse.SUPPRESS, dest=item.name, metavar=metavar, help=text)
 
 

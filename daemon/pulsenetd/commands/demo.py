@@ -11,10 +11,17 @@ from pulsenet.errors import UsageError
 from pulsenetd.commands.run_mixing import VARIANTS
 from pulsenetd.config import environment_name
 
+_EXAMPLES = (
+    ("pulsenet demo --model tiny", "under a minute"),
+    ("pulsenet demo --inferencers 4 --versions 8", "SmolLM2-135M on sums"),
+    ("pulsenet demo --trainers 3 --model tiny", "trainers that train together, one is killed"),
+    ("pulsenet demo --trainers 4 --algorithm gossip --model tiny", "the same, mixing with whoever is there"),
+)
+
 
 def add_parser(commands: Any) -> None:
     """Add ``demo`` to the command line."""
-    parser = commands.add_parser("demo", help="run a trainer and inferencers here, on a real model")
+    parser = commands.add_parser("demo", help="run a trainer and inferencers here, on a real model", examples=_EXAMPLES)
     parser.add_argument("--model", choices=("smollm2", "tiny"), default="smollm2", help="tiny takes under a minute")
     parser.add_argument(
         "--versions", type=int, default=None, metavar="N", help="optimiser steps, one version each (default 16, tiny 8)"
@@ -24,7 +31,13 @@ def add_parser(commands: Any) -> None:
         "--trainers", type=int, default=1, metavar="N", help="more than one: they train together, one is cut off"
     )
     parser.add_argument("--algorithm", choices=("pulseloco", "gossip"), default=None, help="how (default pulseloco)")
-    parser.add_argument("--variant", choices=VARIANTS, default=None, help="with --algorithm gossip: what is mixed")
+    parser.add_argument(
+        "--variant",
+        choices=VARIANTS,
+        default=None,
+        metavar="NAME",
+        help=f"with --algorithm gossip: {', '.join(VARIANTS)}",
+    )
     parser.add_argument("--rounds", type=int, default=None, metavar="N", help="with --trainers: rounds (default 12)")
     parser.add_argument(
         "--engine", choices=("torch", "vllm"), default="torch", help="what samples: a torch module, or a real vLLM"

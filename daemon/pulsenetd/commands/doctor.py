@@ -20,6 +20,12 @@ One line a finding: ok, warn (works, but could work better) or fail (would not w
 Nothing is changed. Exit code 1 if anything fails, else 0.
 """
 
+_EXAMPLES = (
+    ("pulsenet doctor", "the machine, and the nodes of the run 'local'"),
+    ("pulsenet doctor --data-dir ~/node --listen /ip4/0.0.0.0/tcp/4001", "one node, and its port"),
+    ("pulsenet doctor --token pulse1...", "before joining: do its bootstraps answer?"),
+)
+
 
 def add_parser(commands: Any) -> None:
     """Add ``doctor`` to the command line."""
@@ -27,7 +33,7 @@ def add_parser(commands: Any) -> None:
         "doctor",
         help="look for what keeps a node from working well",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
     parser.add_argument(
         "--run", default=RUN_NAME_DEFAULT, metavar="NAME", help="run whose nodes and bootstraps are meant"

@@ -8,13 +8,16 @@ from typing import Any
 
 from pulsenetd.commands.config import add_options, resolve
 
-_EPILOG = """\
-examples:
-  pulsenet join --role trainer                        open or re-open the private run 'local' on loopback
-  pulsenet join --role inferencer                     follow it from a second terminal
-  pulsenet join --role inferencer --token pulse1...   follow somebody's run
-  pulsenet join --role seed --token pulse1... --listen /ip4/0.0.0.0/tcp/4001
-"""
+_EXAMPLES = (
+    ("pulsenet join --role trainer", "open or re-open the private run 'local' on loopback"),
+    ("pulsenet join --role inferencer", "follow it from a second terminal"),
+    ("pulsenet join --role inferencer --token pulse1...", "follow somebody's run"),
+    ("pulsenet join --role seed --token pulse1... --listen /ip4/0.0.0.0/tcp/4001", "store and serve what it publishes"),
+    (
+        "pulsenet join --role inferencer --token pulse1... --engine vllm --engine-url http://127.0.0.1:8000",
+        "patch a running vLLM",
+    ),
+)
 
 
 def add_parser(commands: Any) -> None:
@@ -22,8 +25,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "join",
         help="run a node",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
         description="Join a run and stay in it. Each option may also be given as PULSENET_<NAME> or in --config.",
     )
     add_options(parser)

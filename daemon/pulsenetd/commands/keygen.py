@@ -9,10 +9,12 @@ from typing import Any
 
 from pulsenet.errors import UsageError
 
+_EXAMPLES = (("pulsenet keygen ~/trainer/identity.key", "the key of the node that will live in ~/trainer"),)
+
 
 def add_parser(commands: Any) -> None:
     """Add ``keygen`` to the command line."""
-    parser = commands.add_parser("keygen", help="make a key and print its peer id")
+    parser = commands.add_parser("keygen", help="make a key and print its peer id", examples=_EXAMPLES)
     parser.add_argument("file", metavar="FILE", help="key file to write, mode 0600; a node's is DATA_DIR/identity.key")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run_command=_keygen)

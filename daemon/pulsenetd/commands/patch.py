@@ -10,23 +10,29 @@ from typing import Any
 
 from pulsenetd.config import CODECS
 
+_EXAMPLES = (
+    ("pulsenet patch make OLD NEW -o step.patch", "what changed between two checkpoints"),
+    ("pulsenet patch show step.patch", "its size, density and encodings"),
+    ("pulsenet patch apply OLD step.patch -o COPY", "bit-identical to NEW, or an error"),
+)
+
 
 def add_parser(commands: Any) -> None:
     """Add ``patch make|apply|show`` to the command line."""
-    parser = commands.add_parser("patch", help="make, apply or look at a patch file")
+    parser = commands.add_parser("patch", help="make, apply or look at a patch file", examples=_EXAMPLES)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    make = actions.add_parser("make", help="write the patch that turns OLD into NEW")
+    make = actions.add_parser("make", help="write the patch that turns OLD into NEW", examples=_EXAMPLES[:1])
     make.add_argument("old", metavar="OLD", help="safetensors file or directory")
     make.add_argument("new", metavar="NEW", help="safetensors file or directory")
     make.add_argument("-o", "--output", metavar="FILE", required=True)
     make.add_argument("--codec", choices=CODECS, default="auto")
     make.set_defaults(run_command=_make)
-    apply = actions.add_parser("apply", help="apply a patch to its base")
+    apply = actions.add_parser("apply", help="apply a patch to its base", examples=_EXAMPLES[2:])
     apply.add_argument("base", metavar="BASE", help="safetensors file or directory")
     apply.add_argument("file", metavar="FILE", help="patch file")
     apply.add_argument("-o", "--output", metavar="OUT", required=True, help="file or directory to write")
     apply.set_defaults(run_command=_apply)
-    show = actions.add_parser("show", help="print what a patch file holds")
+    show = actions.add_parser("show", help="print what a patch file holds", examples=_EXAMPLES[1:2])
     show.add_argument("file", metavar="FILE")
     show.set_defaults(run_command=_show)
     for action in (make, apply, show):

@@ -23,10 +23,14 @@ steps, at which speed that is 90 %, and whether a joiner catches up with the run
 sent: docs/planning.md has the formulas and what they rest on. Variants with a star are of gossip.
 """
 
-_EPILOG = """\
-example:
-  pulsenet plan --params 7e9 --peers 8 --mbps 500 --up-mbps 100 --inner-steps 50 --step-seconds 4
-"""
+_EXAMPLES = (
+    ("pulsenet plan --params 7B --peers 8 --mbps 500 --step-seconds 4", "every algorithm on one link"),
+    (
+        "pulsenet plan --params 7B --peers 8 --mbps 500 --up-mbps 100 --loss 0.02 --rtt-ms 80 --step-seconds 4",
+        "with loss",
+    ),
+    ("pulsenet plan --params 1.5B --peers 4 --measure --step-seconds 2", "the speed that a running node observed"),
+)
 
 _SUFFIXES: Final = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 
@@ -79,8 +83,7 @@ def add_parser(commands: Any) -> None:
         "plan",
         help="what a link can carry: bytes, waiting and utilisation of each algorithm",
         description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
     add = parser.add_argument
     add("--params", type=_params, required=True, metavar="N", help="parameters that train, like 7e9 or 7B")

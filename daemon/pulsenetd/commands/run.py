@@ -22,7 +22,7 @@ from pulsenet.ids import Digest, PeerId, RunId, Version
 from pulsenet.local.directories import data_home
 from pulsenet.wire.schema import decode_value, encode_value
 from pulsenetd import config, runs
-from pulsenetd.commands import run_rounds
+from pulsenetd.commands import run_examples, run_rounds
 from pulsenetd.logs import printable
 from pulsenetd.storage.disk import Disk, make_directory
 
@@ -33,9 +33,13 @@ EXPIRES_HOURS_MAX: Final = 10 * 365 * 24
 
 def add_parser(commands: Any) -> None:
     """Add ``run create|show|admit|revoke|promote|own|disown|epoch|countersign`` to the command line."""
-    parser = commands.add_parser("run", help="create a run or change whom it trusts")
+    parser = commands.add_parser(
+        "run", help="create a run or change whom it trusts", examples=(*run_examples.CREATE[:1], *run_examples.SHOW)
+    )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    create = actions.add_parser("create", help="name a run, list its keys, print its join token")
+    create = actions.add_parser(
+        "create", help="name a run, list its keys, print its join token", examples=run_examples.CREATE
+    )
     create.add_argument("name", metavar="NAME")
     create.add_argument("--authority", action="append", default=[], metavar="KEY", help="key that may publish")
     create.add_argument("--trainer", action="append", default=[], metavar="KEY", help="key that may contribute")
@@ -50,11 +54,11 @@ def add_parser(commands: Any) -> None:
     run_rounds.add_options(create)
     create.add_argument("--expires", type=float, default=0.0, metavar="HOURS", help="life of the token; 0 for ever")
     _common(create, _create)
-    show = actions.add_parser("show", help="print a run's descriptor and token")
+    show = actions.add_parser("show", help="print a run's descriptor and token", examples=run_examples.SHOW)
     show.add_argument("name", metavar="NAME", nargs="?", default=runs.LOCAL_RUN)
     _common(show, _show)
     for action, (text, _) in _CHANGES.items():
-        change = actions.add_parser(action, help=text)
+        change = actions.add_parser(action, help=text, examples=run_examples.CHANGES[action])
         change.add_argument("name", metavar="NAME")
         change.add_argument("key", metavar="KEY", help="peer id, or public key in hexadecimal")
         if action == "admit":
@@ -62,7 +66,9 @@ def add_parser(commands: Any) -> None:
         if action in ("own", "disown"):
             change.add_argument("--threshold", type=int, metavar="K", help="owners who have to sign from then on")
         _common(change, _change)
-    epoch = actions.add_parser("epoch", help="say where the run goes on, for instance after a key leaked")
+    epoch = actions.add_parser(
+        "epoch", help="say where the run goes on, for instance after a key leaked", examples=run_examples.EPOCH
+    )
     epoch.add_argument("name", metavar="NAME")
     epoch.add_argument("--keep", metavar="E.N", help="last version that still counts (default: none does)")
     epoch.add_argument("--root", metavar="HEX", help="root of that version")
@@ -71,7 +77,9 @@ def add_parser(commands: Any) -> None:
     )
     epoch.add_argument("--first-number", type=int, metavar="N", help="of its first version (default: after --keep)")
     _common(epoch, _open_epoch)
-    countersign = actions.add_parser("countersign", help="add an owner's signature to the newest revision")
+    countersign = actions.add_parser(
+        "countersign", help="add an owner's signature to the newest revision", examples=run_examples.COUNTERSIGN
+    )
     countersign.add_argument("name", metavar="NAME")
     countersign.add_argument("--epoch", action="store_true", help="to the newest epoch that the owners opened instead")
     _common(countersign, _countersign)

@@ -31,14 +31,17 @@ SHARED: Final = frozenset({"inner_steps", "learning_rate", "momentum_factor", "n
 
 def add_options(create: argparse.ArgumentParser) -> None:
     """Add the constants of mixing to ``run create``."""
+    mixing = create.add_argument_group("with --algorithm gossip")
     for name, kind, text in CONSTANTS:
         flag = config.flag_name(name)
         if kind is bool:
-            create.add_argument(flag, action="store_true", default=None, help=text)
+            mixing.add_argument(flag, action="store_true", default=None, help=text)
         elif name == "variant":
-            create.add_argument(flag, choices=VARIANTS, default=None, help=text)
+            mixing.add_argument(
+                flag, choices=VARIANTS, default=None, metavar="NAME", help=f"{text}: {', '.join(VARIANTS)}"
+            )
         else:
-            create.add_argument(flag, type=kind, default=None, metavar="N" if kind is int else "X", help=text)
+            mixing.add_argument(flag, type=kind, default=None, metavar="N" if kind is int else "X", help=text)
 
 
 def take_given(arguments: argparse.Namespace) -> dict[str, Any]:

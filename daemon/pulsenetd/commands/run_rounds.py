@@ -56,14 +56,17 @@ _CLOSING: Final = ("contributions_min", "contribution_wait_seconds", "all_gather
 
 def add_options(create: argparse.ArgumentParser) -> None:
     """Add the algorithm and its constants to ``run create``."""
-    create.add_argument(
+    together = create.add_argument_group("training together")
+    together.add_argument(
         "--algorithm", choices=ALGORITHMS, default=ALGORITHM_NONE, help="how trainers train together (none)"
     )
-    create.add_argument("--open-trainers", type=int, default=0, metavar="N", help="unlisted trainers admitted a round")
+    together.add_argument(
+        "--open-trainers", type=int, default=0, metavar="N", help="unlisted trainers admitted a round"
+    )
     for name, kind, text in CONSTANTS:
         choices = COMBINATIONS if name == "combination" else None
         metavar = None if choices else "N" if kind is int else "X"
-        create.add_argument(
+        together.add_argument(
             config.flag_name(name), type=kind, default=None, choices=choices, metavar=metavar, help=text
         )
     run_mixing.add_options(create)

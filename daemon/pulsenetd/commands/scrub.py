@@ -23,6 +23,11 @@ it finds damaged. What a stopped node lacks after this, it fetches again at its 
 Exit code 0 if everything was whole, 6 if anything was damaged.
 """
 
+_EXAMPLES = (
+    ("pulsenet scrub", "all stopped nodes of the run 'local'"),
+    ("pulsenet scrub --data-dir ~/node", "the node in this directory"),
+)
+
 
 def add_parser(commands: Any) -> None:
     """Add ``scrub`` to the command line."""
@@ -30,7 +35,7 @@ def add_parser(commands: Any) -> None:
         "scrub",
         help="find and delete what is damaged on a node's disk",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
     parser.add_argument("--run", default=RUN_NAME_DEFAULT, metavar="NAME", help="all nodes of this run")
     parser.add_argument("--data-dir", default=None, metavar="DIR", help="only the node in this directory")

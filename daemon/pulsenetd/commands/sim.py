@@ -22,8 +22,14 @@ story on every machine. docs/simulation.md says what is modelled and what is not
 """
 
 _EPILOG = """\
-exit codes: 0 all well, 1 a rule was broken or somebody did not arrive, 2 usage
+Exit codes: 0 all well, 1 a rule was broken or somebody did not arrive, 2 usage
 """
+
+_EXAMPLES = (
+    ("pulsenet sim --seed 7", "twelve nodes under all faults"),
+    ("pulsenet sim --nodes 200 --faults none --json", "a large swarm in fair weather"),
+    ("pulsenet sim --seed 1 --runs 100", "a hundred stories"),
+)
 
 
 def add_parser(commands: Any) -> None:
@@ -33,7 +39,7 @@ def add_parser(commands: Any) -> None:
         help="a simulated swarm under faults",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
     parser.add_argument("--seed", type=int, metavar="N", help="decides everything (default: drawn, and printed)")
     parser.add_argument("--nodes", type=int, default=12, metavar="N", help="trainer included (default: 12)")

@@ -9,10 +9,15 @@ from typing import Any
 
 from pulsenet.errors import IntegrityError, UsageError
 
+_EXAMPLES = (
+    ("pulsenet verify weights/current", "compare it with what 'pulsenet status --json' shows"),
+    ("pulsenet verify model.safetensors --json", "the same as JSON"),
+)
+
 
 def add_parser(commands: Any) -> None:
     """Add ``verify`` to the command line."""
-    parser = commands.add_parser("verify", help="print the root of a safetensors file or directory")
+    parser = commands.add_parser("verify", help="print the root of a safetensors file or directory", examples=_EXAMPLES)
     parser.add_argument("path", metavar="DIR", help="safetensors file, or directory of them")
     parser.add_argument("--root", metavar="HEX", help="fail (exit 5) unless the root is this one")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
