@@ -179,6 +179,7 @@ def test_a_model_that_cannot_be_patched_is_loaded_again_for_every_version(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     model = make_latent()
     base = save_checkpoint(model, swarm.directory / "base")
+    write_tokenizer(base)
     port = free_port()
     trainer = swarm.add("trainer", "trainer").start().wait_ready()
     node = swarm.add(

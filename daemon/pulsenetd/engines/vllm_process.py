@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -24,6 +25,12 @@ LOG_NAME: Final = "vllm.log"
 PROCESS_NAME: Final = "vllm.json"
 """Which server this node started last."""
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+LOG_TAIL_BYTES: Final = 65_536
+REASON_CHARACTERS_MAX: Final = 300
+_REASON: Final = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception): .*)$")
+"""An exception's last line, behind what vLLM writes before each line of a worker."""
+_FOLLOW_UP: Final = "root cause"
+"""vLLM's server says of a worker that failed: see root cause above."""
 
 
 class ServerArguments:
@@ -173,6 +180,21 @@ class AdoptedProcess:
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
+
+
+def find_reason(log: Path) -> str:
+    """Return the last error that a server wrote into its log, one printable line; empty if there is none."""
+    try:
+        with log.open("rb") as source:
+            source.seek(max(0, source.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+            lines = source.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    for line in reversed(lines):
+        found = _REASON.search(line)
+        if found and _FOLLOW_UP not in line:
+            return "".join(one if one.isprintable() else "?" for one in found[1][:REASON_CHARACTERS_MAX])
+    return ""
 
 
 def remember(path: Path, pid: int, port: int, arguments: ServerArguments) -> None:

@@ -22,6 +22,7 @@ from pulsenetd.engines.vllm_process import (
     ServerArguments,
     ServerProcess,
     Start,
+    find_reason,
     pick_port,
     recall,
     remember,
@@ -94,6 +95,7 @@ class SupervisedServer:
         arguments: What the operator gave.
         start: Starts a server.
         memory: File in which the running server is remembered: a node that was killed finds it again.
+        log: File that the server writes to.
         write_checkpoint: Writes what the node holds as a model directory; ``None`` if it holds nothing.
         monotonic: Monotonic seconds.
     """
@@ -103,12 +105,14 @@ class SupervisedServer:
         arguments: ServerArguments,
         start: Start,
         memory: Path,
+        log: Path,
         write_checkpoint: Callable[[], Path | None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._arguments = arguments
         self._start = start
         self._memory = memory
+        self._log = log
         self._write_checkpoint = write_checkpoint
         self._monotonic = monotonic
         self._process: Process | None = None
@@ -189,7 +193,9 @@ class SupervisedServer:
         logger.info("vLLM starts from %s", checkpoint or self._arguments.model)
 
     def _note_death(self, text: str, now: float) -> None:
-        logger.warning("vLLM %s: started again in %.0f s", text, self._pause_seconds)
+        reason = find_reason(self._log)
+        said = f" ({reason})" if reason else ""
+        logger.warning("vLLM %s%s: started again in %.0f s; see %s", text, said, self._pause_seconds, self._log)
         self.stop()
         self._retry_at = now + self._pause_seconds
         self._pause_seconds = min(2 * self._pause_seconds, limits.RETRY_SECONDS_MAX)
@@ -283,13 +289,16 @@ def make_server(
         return AttachedServer(url)
     arguments = ServerArguments((*serve, "--middleware", MIDDLEWARE) if states_versions else serve)
 
+    log = data_directory / LOG_NAME
+
     def start_process(built: object) -> ServerProcess:
         assert isinstance(built, list)
-        return ServerProcess(built, python=python, log=data_directory / LOG_NAME)
+        return ServerProcess(built, python=python, log=log)
 
     return SupervisedServer(
         arguments,
         start or start_process,
         data_directory / PROCESS_NAME,
+        log,
         lambda: write_checkpoint(data_directory, arguments.model),
     )

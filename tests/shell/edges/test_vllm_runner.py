@@ -290,6 +290,7 @@ class Starts:
             ServerArguments(["--model", "/base", "--max-model-len=64"]),
             self.start,
             path / "vllm.json",
+            path / "vllm.log",
             lambda: self.checkpoint,
             lambda: self.now,
         )
@@ -320,6 +321,23 @@ def test_a_server_that_dies_is_started_again_from_what_the_node_verified(tmp_pat
     assert second.count("--model") == 1
     starts.server.stop()
     assert starts.processes[1].is_stopped
+
+
+def test_a_server_that_dies_is_reported_with_its_last_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    starts = Starts(tmp_path)
+    starts.server.url()
+    (tmp_path / "vllm.log").write_text(
+        "(EngineCore_0 pid=7) ERROR 11-30 16:00:00 [core.py:700] ValueError: no \x1b[31mtokenizer\n"
+        "RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    starts.processes[0].code = 1
+    with caplog.at_level("WARNING"), pytest.raises(UnavailableError):
+        starts.server.url()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == (
+        "vLLM ended with exit code 1 (ValueError: no ?[31mtokenizer): started again in "
+        f"{limits.RETRY_SECONDS_MIN:.0f} s; see {tmp_path / 'vllm.log'}"
+    )
 
 
 def test_a_server_that_keeps_dying_is_started_at_growing_intervals_until_it_lives(tmp_path: Path) -> None:

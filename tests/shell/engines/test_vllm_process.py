@@ -13,7 +13,7 @@ import pytest
 
 from pulsenet.errors import ConfigError, StorageError
 from pulsenetd.engines import vllm_process
-from pulsenetd.engines.vllm_process import ServerArguments, ServerProcess, pick_port, recall, remember
+from pulsenetd.engines.vllm_process import ServerArguments, ServerProcess, find_reason, pick_port, recall, remember
 
 
 def test_the_node_adds_what_the_adapter_needs_and_leaves_the_rest() -> None:
@@ -54,6 +54,23 @@ def test_a_server_of_another_directory_keeps_the_name_clients_know() -> None:
 def test_arguments_that_cannot_work_are_refused(given: list[str], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         ServerArguments(given)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", ""),
+        ("INFO started\n", ""),
+        ("Traceback (most recent call last):\ntorch.OutOfMemoryError: no room\n", "torch.OutOfMemoryError: no room"),
+        ("ValueError: first\nINFO on it goes\nKeyError: 'last'\nINFO ended\n", "KeyError: 'last'"),
+        ("OSError: old\n" + "INFO x\n" * vllm_process.LOG_TAIL_BYTES, ""),
+        ("ValueError: " + "x" * 1000, "ValueError: " + "x" * 288),
+    ],
+)
+def test_the_last_error_of_a_log_is_found_at_its_end(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "log").write_text(text)
+    assert find_reason(tmp_path / "log") == reason
+    assert find_reason(tmp_path / "none") == ""
 
 
 @pytest.fixture
