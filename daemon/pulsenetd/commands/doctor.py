@@ -9,21 +9,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pulsenet.errors import RemoteProtocolError, UsageError
-from pulsenet.local.directories import RUN_NAME_DEFAULT, data_home
+from pulsenet.local.directories import data_home
+from pulsenetd import config
 from pulsenetd.logs import printable
 
 if TYPE_CHECKING:
-    from pulsenetd.doctor.findings import Subject
+    from pulsenetd.doctor.findings import Finding, Subject
 
 _EPILOG = """\
 One line a finding: ok, warn (works, but could work better) or fail (would not work), the cause, and the next step.
-Nothing is changed. Exit code 1 if anything fails, else 0.
+Nothing is changed without --repair, which closes keys and directories to others, deletes what a killed node left
+behind and chunks that are damaged, and then looks again. It leaves the stores of running nodes alone. Options that a
+node is given belong here too, by --config, PULSENET_* or flags. Exit code 1 if anything fails, else 0.
 """
-
 _EXAMPLES = (
     ("pulsenet doctor", "the machine, and the nodes of the run 'local'"),
     ("pulsenet doctor --data-dir ~/node --listen /ip4/0.0.0.0/tcp/4001", "one node, and its port"),
     ("pulsenet doctor --token pulse1...", "before joining: do its bootstraps answer?"),
+    ("pulsenet doctor --data-dir ~/node --read-all --repair", "read all it keeps, delete what is damaged"),
+    ("pulsenet doctor --engine vllm --engine-url http://127.0.0.1:8000", "the engine too"),
 )
 
 
@@ -35,57 +39,79 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         examples=_EXAMPLES,
     )
-    parser.add_argument(
-        "--run", default=RUN_NAME_DEFAULT, metavar="NAME", help="run whose nodes and bootstraps are meant"
-    )
-    parser.add_argument("--data-dir", default=None, metavar="DIR", help="node directory, if not of that run")
-    parser.add_argument("--token", default="", metavar="TOKEN", help="check the bootstraps of this join token")
-    parser.add_argument("--bootstrap", action="append", default=[], metavar="ADDR", help="check this bootstrap too")
-    parser.add_argument("--listen", default="", metavar="ADDR", help="check that a node can listen there")
-    parser.add_argument("--p2pd", default="", metavar="FILE", help="p2pd binary to run instead of hivemind's")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add = parser.add_argument
+    add("--config", metavar="FILE", help="TOML file of the node (env PULSENET_CONFIG)")
+    add("--run", metavar="NAME", help="run whose nodes and bootstraps are meant (default local)")
+    add("--data-dir", metavar="DIR", help="node directory, if not of that run")
+    add("--token", metavar="TOKEN", help="check the bootstraps of this join token")
+    add("--bootstrap", action="append", metavar="ADDR", help="check this bootstrap too")
+    add("--listen", metavar="ADDR", help="check that a node can listen there")
+    add("--metrics-port", metavar="PORT", help="check that this port of /metrics is free")
+    add("--engine", metavar="ENGINE", choices=config.ENGINES, help="vllm: check that its plugin is installed")
+    add("--engine-url", metavar="URL", help="with --engine vllm: check that it answers")
+    add("--engine-python", metavar="FILE", help="interpreter that has vLLM (default: this one)")
+    add("--p2pd", metavar="FILE", help="p2pd binary to run instead of hivemind's")
+    add("--read-all", action="store_true", help="read and hash all that nodes keep (may take minutes)")
+    add("--repair", action="store_true", help="put right what can be put right safely, then look again")
+    add("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run_command=_doctor)
+
+
+GIVEN = ("run", "data_dir", "token", "bootstrap", "listen", "metrics_port", "p2pd")
+"""Options of ``join`` that the doctor understands; others of the file or the environment are only checked."""
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
     from pulsenetd.doctor import checks
 
     subject = _make_subject(arguments)
-    findings = []
+    findings, repaired = [], []
+    if arguments.repair:
+        repaired = list(checks.repair(list(checks.examine(subject))))
+        for name, is_done, text in repaired:
+            if not arguments.json:
+                print(f"{'fixed' if is_done else 'fail':<5} {name:<11} {printable(text)}", flush=True)
     for name, finding in checks.examine(subject):
         findings.append((name, finding))
         if not arguments.json:
-            step = f"; {finding.next_step}" if finding.next_step else ""
-            print(f"{finding.grade:<5} {name:<11} {printable(finding.text + step)}", flush=True)
+            print(f"{finding.grade:<5} {name:<11} {printable(_describe(finding))}", flush=True)
     code = checks.exit_code([finding for _, finding in findings])
     if arguments.json:
         listed = [
-            {"check": name, "grade": str(finding.grade), "text": finding.text, "next_step": finding.next_step}
+            {
+                "check": name,
+                "grade": str(finding.grade),
+                "text": finding.text,
+                "next_step": finding.next_step,
+                "can_repair": finding.repair is not None,
+            }
             for name, finding in findings
         ]
-        print(json.dumps({"ok": code == 0, "findings": listed}, indent=2))
+        done = [{"check": name, "done": is_done, "text": text} for name, is_done, text in repaired]
+        print(json.dumps({"ok": code == 0, "findings": listed, "repaired": done}, indent=2))
     return code
+
+
+def _describe(finding: Finding) -> str:
+    step = f"; {finding.next_step}" if finding.next_step else ""
+    return finding.text + step + (" (or 'pulsenet doctor --repair')" if finding.repair is not None else "")
 
 
 def _make_subject(arguments: argparse.Namespace) -> Subject:
     from pulsenet.chain.token import decode_token
     from pulsenetd import runs
     from pulsenetd.doctor.findings import Subject
-    from pulsenetd.network import addresses
 
+    flags = {name: value for name in GIVEN if (value := getattr(arguments, name)) is not None}
+    file = arguments.config or os.environ.get("PULSENET_CONFIG")
+    chosen = config.resolve(flags, os.environ, Path(file) if file else None).config
     home = data_home(os.environ)
-    run = runs.run_path(home, arguments.run)
-    nodes = (
-        [Path(arguments.data_dir)] if arguments.data_dir else sorted(path.parent for path in run.glob("*/identity.key"))
-    )
-    bootstraps = list(arguments.bootstrap)
-    for text in bootstraps:
-        addresses.split_address(text)
-    if arguments.listen:
-        addresses.check_address(arguments.listen)
-    if arguments.token:
+    run = runs.run_path(home, chosen.run)
+    nodes = [Path(chosen.data_dir)] if chosen.data_dir else sorted(path.parent for path in run.glob("*/identity.key"))
+    bootstraps = list(chosen.bootstrap)
+    if chosen.token:
         try:
-            bootstraps += decode_token(arguments.token).bootstraps
+            bootstraps += decode_token(chosen.token).bootstraps
         except RemoteProtocolError as error:
             raise UsageError(f"--token: {error}") from error
     elif (run / "run.json").exists():
@@ -94,6 +120,12 @@ def _make_subject(arguments: argparse.Namespace) -> Subject:
         home=home,
         nodes=tuple(nodes),
         bootstraps=tuple(dict.fromkeys(bootstraps)),
-        listen=arguments.listen,
-        p2pd=arguments.p2pd,
+        listen=chosen.listen,
+        p2pd=chosen.p2pd,
+        metrics_host=chosen.metrics_host,
+        metrics_port=chosen.metrics_port,
+        engine=arguments.engine or ("vllm" if arguments.engine_url else chosen.engine),
+        engine_url=arguments.engine_url or chosen.engine_url,
+        engine_python=arguments.engine_python or chosen.engine_python,
+        reads_all=arguments.read_all,
     )

@@ -1,4 +1,4 @@
-"""The checks, in the order they are shown, and how they are run."""
+"""The checks, in the order they are shown, how they are run, and what is done about what they find."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pulsenet.errors import PulsenetError
-from pulsenetd.doctor import installation, machine, network, stores
+from pulsenetd.doctor import engines, installation, leftovers, machine, network, stores
 from pulsenetd.doctor.findings import Check, Finding, Grade, Subject, fail
 
 CHECKS: Final = (
@@ -16,9 +16,12 @@ CHECKS: Final = (
     Check("clock", machine.look_at_clock),
     Check("disk", machine.look_at_disk),
     Check("stores", stores.look_at_stores),
+    Check("leftovers", leftovers.look_at_leftovers),
     Check("memory", machine.look_at_memory),
     Check("files", machine.look_at_files),
     Check("congestion", machine.look_at_congestion_control),
+    Check("gpu", engines.look_at_gpu),
+    Check("engine", engines.look_at_engine),
     Check("port", network.look_at_port),
     Check("bootstraps", network.look_at_bootstraps),
     Check("node", network.look_at_nodes),
@@ -34,6 +37,17 @@ def examine(subject: Subject, checks: Sequence[Check] = CHECKS) -> Iterator[tupl
             findings = [fail(f"cannot be checked: {error}", "look at the cause, then run this again")]
         for finding in findings:
             yield check.name, finding
+
+
+def repair(findings: Sequence[tuple[str, Finding]]) -> Iterator[tuple[str, bool, str]]:
+    """Put right what can be put right safely; yield the check, whether it worked, and what was done or why not."""
+    for name, finding in findings:
+        if finding.repair is None:
+            continue
+        try:
+            yield name, True, finding.repair()
+        except (OSError, PulsenetError) as error:
+            yield name, False, f"{finding.text}: cannot be repaired: {error}"
 
 
 def exit_code(findings: Sequence[Finding]) -> int:

@@ -28,6 +28,14 @@ class Finding:
     """What was found: the cause, with its figures."""
     next_step: str = ""
     """What to do about it; empty if there is nothing to do."""
+    repair: Callable[[], str] | None = None
+    """Puts it right and returns what was done; ``None`` where only a person can decide. It loses nothing that a node
+    could not fetch again, and refuses while a node runs there.
+
+    Raises:
+        OSError: The system refused.
+        PulsenetError: It could not; the message says why.
+    """
 
 
 def ok(text: str) -> Finding:
@@ -35,14 +43,14 @@ def ok(text: str) -> Finding:
     return Finding(Grade.OK, text)
 
 
-def warn(text: str, next_step: str) -> Finding:
+def warn(text: str, next_step: str, repair: Callable[[], str] | None = None) -> Finding:
     """Return a finding the operator should know of."""
-    return Finding(Grade.WARN, text, next_step)
+    return Finding(Grade.WARN, text, next_step, repair)
 
 
-def fail(text: str, next_step: str) -> Finding:
+def fail(text: str, next_step: str, repair: Callable[[], str] | None = None) -> Finding:
     """Return a finding that keeps a node from working."""
-    return Finding(Grade.FAIL, text, next_step)
+    return Finding(Grade.FAIL, text, next_step, repair)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,16 @@ class Subject:
     """Where a node is to listen; empty for any free port."""
     p2pd: str = ""
     """p2pd to run instead of hivemind's."""
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = 0
+    """Where ``/metrics`` is to be; 0 for any free port."""
+    engine: str = "files"
+    """Engine beside an inferencer, as ``--engine`` names it."""
+    engine_url: str = ""
+    engine_python: str = ""
+    """Interpreter that has vLLM; empty for this one."""
+    reads_all: bool = False
+    """Whether every chunk is to be read and hashed."""
     proc: Path = Path("/proc")
     """What the kernel tells."""
     cgroup: Path = Path("/sys/fs/cgroup")

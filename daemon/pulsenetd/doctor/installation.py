@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import platform
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from pulsenet.errors import ConfigError, StorageError
+from pulsenetd import identity
 from pulsenetd.doctor.findings import Finding, Subject, fail, ok, warn
 from pulsenetd.errors import P2pdError
 from pulsenetd.network import p2pd_binary
@@ -35,6 +40,7 @@ def look_at_packages(
             missing.append(name)
     if missing:
         return [fail(f"missing: {', '.join(missing)}", "pip install 'pulsenet[daemon]'")]
+    found["python"] = platform.python_version()
     text = ", ".join(f"{name} {version}" for name, version in found.items())
     if not found["hivemind"].startswith(HIVEMIND_TESTED):
         return [warn(text, f"hivemind {found['hivemind']} was never tested: install 1.1.12")]
@@ -53,21 +59,43 @@ def look_at_p2pd(subject: Subject) -> Sequence[Finding]:
 
 
 def look_at_keys(subject: Subject) -> Sequence[Finding]:
-    """Say whether anybody else can read keys and tokens of this machine."""
+    """Say whether anybody else can read keys and tokens of this machine or replace them, and whether keys are whole."""
     count = 0
     problems = []
-    for path in _private_files(subject):
-        count += 1
-        mode = stat.S_IMODE(path.stat().st_mode)
-        if mode & 0o077:
-            problems.append(fail(f"{path} is open to others (mode {mode:04o})", f"chmod 600 {path}"))
+    for place in _private_places(subject):
+        mode = stat.S_IMODE(place.stat().st_mode)
+        if mode & 0o022:
+            text = f"{place} can be written by others (mode {mode:04o}), who could replace its keys"
+            problems.append(fail(text, f"chmod 700 {place}", partial(_close, place, 0o700)))
+        for path in (place / name for name in PRIVATE_NAMES if (place / name).is_file()):
+            count += 1
+            problems += _judge_private(path)
     return problems or [ok(f"{count} files, for their owner only" if count else "none on this machine yet")]
 
 
-def _private_files(subject: Subject) -> Iterator[Path]:
+def _judge_private(path: Path) -> list[Finding]:
+    status = path.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid != os.geteuid():
+        text = f"{path} belongs to user {status.st_uid}, not to {os.geteuid()} who asks"
+        return [warn(text, f"run this as the user of the node, or 'chown {os.geteuid()} {path}'")]
+    if mode & 0o077:
+        return [fail(f"{path} is open to others (mode {mode:04o})", f"chmod 600 {path}", partial(_close, path, 0o600))]
+    if path.suffix != ".key":
+        return []
+    try:
+        identity.load(path)
+    except (StorageError, ConfigError) as error:
+        return [fail(str(error), "restore it from a backup; docs/recovering.md says what a lost key means")]
+    return []
+
+
+def _close(path: Path, mode: int) -> str:
+    path.chmod(mode)
+    return f"{path} is for its owner only now (mode {mode:04o})"
+
+
+def _private_places(subject: Subject) -> list[Path]:
     places = {*subject.nodes, *(path for path in subject.home.glob("*") if path.is_dir())}
     places |= {path.parent for path in subject.home.glob("*/*/identity.key")}
-    for place in sorted(places):
-        for name in PRIVATE_NAMES:
-            if (place / name).is_file():
-                yield place / name
+    return sorted(place for place in places if place.is_dir())

@@ -18,6 +18,8 @@ DISK_WARN_BYTES: Final = 10 * GIB
 MEMORY_FAIL_BYTES: Final = GIB
 """hivemind and torch alone take 300 MB before the first weight."""
 MEMORY_WARN_BYTES: Final = 4 * GIB
+FILES_LEFT_MIN: Final = 1_000
+"""Each MiB of weights is a file."""
 FILES_WARN: Final = 4_096
 """Each of up to 256 peers may have several streams, and each stream is a file here and one in p2pd."""
 
@@ -53,19 +55,39 @@ def look_at_clock(_subject: Subject, ask: Callable[[], bool | None] = is_clock_s
 
 
 def look_at_disk(subject: Subject) -> Sequence[Finding]:
-    """Say how much room there is, and whether a node may write."""
-    place = _existing(subject.home)
-    if not place.is_dir():
-        return [fail(f"{place} is no directory", "move it away, set XDG_DATA_HOME, or give --data-dir")]
-    if not os.access(place, os.W_OK):
-        return [fail(f"{place} cannot be written", "set XDG_DATA_HOME, or give --data-dir")]
+    """Say how much room there is where runs and nodes live, and whether a node may write there."""
+    found: dict[int, Finding] = {}
+    problems = []
+    for path in (*subject.nodes, subject.home):
+        place = _existing(path)
+        if not place.is_dir():
+            problems.append(fail(f"{place} is no directory", "move it away, set XDG_DATA_HOME, or give --data-dir"))
+        elif not os.access(place, os.W_OK | os.X_OK):
+            problems.append(fail(f"{place} cannot be written", _explain_refusal(place)))
+        else:
+            found.setdefault(place.stat().st_dev, _judge_room(place))  # one line a file system
+    return [*problems, *found.values()]
+
+
+def _explain_refusal(place: Path) -> str:
+    if os.statvfs(place).f_flag & os.ST_RDONLY:
+        return "its file system is read-only: look at 'dmesg' for the reason, or give --data-dir on another"
+    return "give it to this user with chown, set XDG_DATA_HOME, or give --data-dir"
+
+
+def _judge_room(place: Path) -> Finding:
     free = shutil.disk_usage(place).free
     text = f"{free / GIB:.1f} GiB free at {place}"
+    files = os.statvfs(place)
+    if files.f_files and files.f_favail < FILES_LEFT_MIN:
+        return fail(
+            f"room for {files.f_favail} more files at {place}", "delete small files, or use another file system"
+        )
     if free < DISK_FAIL_BYTES:
-        return [fail(text, "free some, or give --data-dir on another disk")]
+        return fail(text, "free some, or give --data-dir on another disk; docs/recovering.md, 'The disk is full'")
     if free < DISK_WARN_BYTES:
-        return [warn(text, "enough for small models only: two anchors and the patches since must fit")]
-    return [ok(text)]
+        return warn(text, "enough for small models only: two anchors and the patches since must fit")
+    return ok(text)
 
 
 def look_at_memory(subject: Subject) -> Sequence[Finding]:

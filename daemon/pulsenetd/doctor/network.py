@@ -22,35 +22,46 @@ Ask = Callable[[Path], dict[str, Any]]
 
 
 def look_at_port(subject: Subject) -> Sequence[Finding]:
-    """Say whether the port a node is to listen on is free, and whether it stays the same."""
+    """Say whether the ports a node is to listen on are free, and whether the one for peers stays the same."""
+    found = []
     if not subject.listen:
-        return [
+        found.append(
             warn(
                 "a free one at each start: no router can forward it",
                 "join with --listen /ip4/0.0.0.0/tcp/4001 if others shall dial this machine",
             )
-        ]
-    addresses.check_address(subject.listen)
-    host, port = addresses.get_host(subject.listen), addresses.get_port(subject.listen)
-    if port == 0 or subject.listen.split("/")[3] != "tcp":
-        return [ok(f"{subject.listen}: nothing to check")]
+        )
+    else:
+        addresses.check_address(subject.listen)
+        host, port = addresses.get_host(subject.listen), addresses.get_port(subject.listen)
+        if port == 0 or subject.listen.split("/")[3] != "tcp":
+            found.append(ok(f"{subject.listen}: nothing to check"))
+        else:
+            found.append(_try_port(subject, host, port, "--listen"))
+    if subject.metrics_port:
+        found.append(_try_port(subject, subject.metrics_host, subject.metrics_port, "--metrics-port"))
+    return found
+
+
+def _try_port(subject: Subject, host: str, port: int, flag: str) -> Finding:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            return [_explain_bind(error, host, port, [node for node in subject.nodes if (node / NODE_FILE).exists()])]
-    return [ok(f"{port} is free")]
+            running = [node for node in subject.nodes if (node / NODE_FILE).exists()]
+            return _explain_bind(error, host, port, running, flag)
+    return ok(f"{port} is free")
 
 
-def _explain_bind(error: OSError, host: str, port: int, running: Sequence[Path]) -> Finding:
+def _explain_bind(error: OSError, host: str, port: int, running: Sequence[Path], flag: str) -> Finding:
     if error.errno == errno.EADDRINUSE and running:
         return warn(f"{port} is in use, perhaps by the node in {running[0]}", "fine if it is that one")
     if error.errno == errno.EADDRINUSE:
-        return fail(f"{port} is in use by another program", "choose another with --listen")
+        return fail(f"{port} is in use by another program", f"choose another with {flag}")
     if error.errno == errno.EACCES:
-        return fail(f"{port} is for root only", "choose one above 1023 with --listen")
+        return fail(f"{port} is for root only", f"choose one above 1023 with {flag}")
     return fail(f"{host} port {port}: {error.strerror}", "give an address of this machine, or 0.0.0.0")
 
 

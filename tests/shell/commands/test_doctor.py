@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from pulsenetd import cli
 from pulsenetd.doctor import checks
 from pulsenetd.doctor.checks import CHECKS, examine, exit_code
 from pulsenetd.doctor.findings import Check, Finding, Subject, fail, ok, warn
+from pulsenetd.identity import load_or_create
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +35,7 @@ def test_a_machine_without_nodes_gets_a_line_for_every_check(capsys: pytest.Capt
 def test_json_says_the_same(capsys: pytest.CaptureFixture[str], home: Path) -> None:
     key = home / "local" / "trainer" / "identity.key"
     key.parent.mkdir(parents=True)
-    key.touch()
-    key.chmod(0o644)
+    load_or_create(key).path.chmod(0o644)
     assert cli.main(["doctor", "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
     assert said["ok"] is False
@@ -45,8 +46,52 @@ def test_json_says_the_same(capsys: pytest.CaptureFixture[str], home: Path) -> N
             "grade": "fail",
             "text": f"{key} is open to others (mode 0644)",
             "next_step": f"chmod 600 {key}",
+            "can_repair": True,
         }
     ]
+
+
+def test_nothing_is_changed_without_repair_and_everything_safe_with_it(
+    capsys: pytest.CaptureFixture[str], home: Path
+) -> None:
+    node = home / "local" / "trainer"
+    node.mkdir(parents=True)
+    key = load_or_create(node / "identity.key").path
+    key.chmod(0o644)
+    (node / "node.json").write_text("{}")
+    assert cli.main(["doctor"]) == 1
+    printed = capsys.readouterr().out
+    assert f"chmod 600 {key} (or 'pulsenet doctor --repair')" in printed
+    assert (key.stat().st_mode & 0o777, (node / "node.json").exists()) == (0o644, True)
+    code = cli.main(["doctor", "--repair"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[:2]] == [["fixed", "keys"], ["fixed", "leftovers"]]
+    assert code == int(any(line.startswith("fail") for line in lines))
+    assert (key.stat().st_mode & 0o777, (node / "node.json").exists()) == (0o600, False)
+    assert cli.main(["doctor", "--repair", "--json"]) == code
+    assert json.loads(capsys.readouterr().out)["repaired"] == []
+
+
+def test_a_repair_that_fails_says_why() -> None:
+    def break_down() -> str:
+        raise StorageError("the disk is gone")
+
+    found = [("keys", fail("open", "close it", break_down)), ("disk", ok("fine"))]
+    assert list(checks.repair(found)) == [("keys", False, "open: cannot be repaired: the disk is gone")]
+
+
+def test_the_options_of_the_node_are_read_from_its_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        file = tmp_path / "node.toml"
+        file.write_text(f'listen = "/ip4/127.0.0.1/tcp/{port}"\nrole = "seed"\n')
+        assert cli.main(["doctor", "--config", str(file)]) == 1
+        assert f"{port} is in use by another program" in capsys.readouterr().out
+        monkeypatch.setenv("PULSENET_METRICS_PORT", str(port))
+        assert cli.main(["doctor"]) == 1
+        assert "choose another with --metrics-port" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["--bootstrap", "x"], ["--listen", "x"], ["--token", "x"]])

@@ -81,8 +81,8 @@ def test_the_doctor_sees_short_and_missing_chunks_and_names_the_scrub(
     name = compute_digest(DATA).hex()
     (node / "chunks" / name[:2] / name).write_bytes(b"W")
     grade, text, step = look(node, capsys)
-    assert (grade, "1 of 1 chunks are missing or short" in text) == ("warn", True)
-    assert step == f"stop the node and run 'pulsenet scrub --data-dir {node}'"
+    assert (grade, "1 of 1 chunks are damaged" in text) == ("warn", True)
+    assert step == f"run 'pulsenet scrub --data-dir {node}'"
 
 
 def test_the_doctor_sees_a_damaged_database_and_says_how_to_go_on(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pulsenetd.doctor.findings import Grade, Subject
 from pulsenetd.doctor.installation import look_at_keys, look_at_p2pd, look_at_packages
+from pulsenetd.identity import load_or_create
 
 
 def test_versions_are_named_and_what_is_missing_too() -> None:
@@ -42,7 +43,7 @@ def test_keys_and_tokens_that_others_can_read_are_named_one_by_one(tmp_path: Pat
     elsewhere.mkdir()
     files = [node / "identity.key", tmp_path / "run" / "run.json", elsewhere / "identity.key"]
     for path in files:
-        path.touch(mode=0o600)
+        load_or_create(path) if path.suffix == ".key" else path.touch(mode=0o600)
     subject = Subject(tmp_path, nodes=(elsewhere,))
     assert look_at_keys(subject)[0].text == "3 files, for their owner only"
     files[0].chmod(0o644)
@@ -50,3 +51,31 @@ def test_keys_and_tokens_that_others_can_read_are_named_one_by_one(tmp_path: Pat
     findings = look_at_keys(subject)
     assert {finding.next_step for finding in findings} == {f"chmod 600 {files[0]}", f"chmod 600 {files[2]}"}
     assert {finding.grade for finding in findings} == {Grade.FAIL}
+    for finding in findings:
+        assert finding.repair is not None
+        finding.repair()
+    assert look_at_keys(subject)[0].text == "3 files, for their owner only"
+
+
+def test_a_directory_that_others_may_write_is_closed(tmp_path: Path) -> None:
+    node = tmp_path / "run" / "trainer"
+    load_or_create_in(node)
+    node.chmod(0o777)
+    (finding,) = look_at_keys(Subject(tmp_path, nodes=(node,)))
+    assert (finding.grade, finding.next_step) == (Grade.FAIL, f"chmod 700 {node}")
+    assert finding.repair is not None
+    finding.repair()
+    assert node.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_damaged_key_is_named_and_left_to_the_operator(tmp_path: Path) -> None:
+    node = tmp_path / "run" / "trainer"
+    load_or_create_in(node).write_bytes(b"no key")
+    (finding,) = look_at_keys(Subject(tmp_path, nodes=(node,)))
+    assert "is damaged" in finding.text
+    assert finding.repair is None
+
+
+def load_or_create_in(node: Path) -> Path:
+    node.mkdir(parents=True)
+    return load_or_create(node / "identity.key").path
