@@ -107,6 +107,15 @@ SHARE_SIZE_BYTES_MAX: Final = 2_048
 SHARES_PER_REPLY_MAX: Final = 256
 """Shares in one reply."""
 
+PROBERS_MAX: Final = 16
+"""Members of a roster that answer a probe: 120 pairs, and what a coordinator keeps of a round stays below 4 MiB."""
+
+PROBE_ANSWER_SIZE_BYTES_MAX: Final = 160 << 10
+"""One trainer's answer to a probe: 256 tokens of 256 bins are 128 KiB."""
+
+PROBE_SCORES_MAX: Final = 16_384
+"""Tensors of which one trainer tells how far apart two of them were."""
+
 VOTE_SIZE_BYTES_MAX: Final = 2_048
 """One signed vote."""
 

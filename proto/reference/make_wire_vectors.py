@@ -385,6 +385,25 @@ def make_roster(**changes):
         "round_count": 8,
         "members": sorted((public(TRAINER), public(PUBLISHER), public(SECOND))),
         "subset": [0, 3, 300],
+        "probe_round": None,
+        "distance_bits": None,
+        **changes,
+    }
+
+
+def make_probe(**changes):
+    rows = [[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]]
+    answer = b"PLSP" + struct.pack("<B3xQII", 1, 16, len(rows), 3) + b"".join(struct.pack("<3e", *row) for row in rows)
+    return {
+        "run_id": RUN_ID,
+        "revision": 0,
+        "peer_id": public(TRAINER),
+        "roster": name("roster"),
+        "round_index": 16,
+        "batch": name("batch"),
+        "bins": name("bins"),
+        "answer": answer,
+        "scores": struct.pack("<3f", 0.5, 0.0, 2e-3),
         **changes,
     }
 
@@ -460,7 +479,7 @@ def make_frames():
             "wire_version_max": 1,
             "role": "seed",
             "software": "x/1",
-            "features": ["holdings"],
+            "features": ["holdings", "probes"],
         },
         3: {"head": b"record"},
         4: {"digests": [zero, name("a")]},
@@ -495,6 +514,7 @@ def make_frames():
         34: {"share": b"share"},
         35: {"round_index": None, "job": 0, "slice_index": 0},
         36: {"round_index": 9, "known_from": 3, "is_open": True, "shares": [b"one", b"two"]},
+        37: {"probe": b"probe"},
     }
     for number in reference.MESSAGES:
         stream = reference.encode_frame(number, bodies.get(number, {}))
@@ -612,6 +632,13 @@ def make_records():
     yield case("stateanchor", "stateanchor", anchor, "State 10, after ten rounds.")
     yield case("aggregate", "aggregate", sign("aggregate", make_aggregate(), SECOND), "Three slices; one is empty.")
     yield case("roster", "roster", sign("roster", make_roster(), PUBLISHER), "Three members, three tensors of Mix2.")
+    older = {key: value for key, value in make_roster().items() if key not in ("probe_round", "distance_bits")}
+    yield case("roster-older", "roster", sign("roster", older, PUBLISHER), "By a sender that measures nothing.")
+    measured = make_roster(probe_round=8, distance_bits=0x3E4CCCCD)
+    yield case("roster-measured", "roster", sign("roster", measured, PUBLISHER), "Trainers were 0.2 apart in round 8.")
+    yield case("probe", "probe", sign("probe", make_probe(), TRAINER), "Two tokens, two bins and the rest.")
+    nothing = make_probe(scores=b"")
+    yield case("probe-no-scores", "probe", sign("probe", nothing, TRAINER), "Mix2 came to nothing, or there is none.")
     share = make_share(kind="mean", contributors=b"\xa0", slice_count=3)
     yield case("share-part", "share", sign("share", make_share(), TRAINER), "A slice of an outer iterate.")
     yield case("share-mean", "share", sign("share", share, TRAINER), "The mean of the first and the third member.")
@@ -650,6 +677,19 @@ def make_records():
         ("roster-end", "roster", make_roster(first_round=(1 << 63) - 8), PUBLISHER, "Ends beyond every integer."),
         ("roster-subset", "roster", make_roster(subset=[3, 3]), PUBLISHER, "One tensor twice."),
         ("roster-tensor", "roster", make_roster(subset=[65_536]), PUBLISHER, "A tensor no table has."),
+        ("roster-probe", "roster", make_roster(probe_round=8), PUBLISHER, "A probe without its distance."),
+        ("roster-distance", "roster", make_roster(distance_bits=0), PUBLISHER, "A distance without its probe."),
+        (
+            "roster-distance-above",
+            "roster",
+            make_roster(probe_round=8, distance_bits=0x3F800001),
+            PUBLISHER,
+            "A distance above 1.",
+        ),
+        ("probe-nothing", "probe", make_probe(answer=b""), TRAINER, "No answer."),
+        ("probe-scores", "probe", make_probe(scores=bytes(3)), TRAINER, "Three bytes are no FP32 value."),
+        ("probe-score-nan", "probe", make_probe(scores=b"\0\0\xc0\x7f"), TRAINER, "NaN."),
+        ("probe-score-negative", "probe", make_probe(scores=b"\0\0\x80\xbf"), TRAINER, "-1."),
         ("share-job", "share", make_share(job=3), TRAINER, "There is no third job."),
         ("share-kind", "share", make_share(kind="sum"), TRAINER, "No such kind."),
         ("share-slice", "share", make_share(slice_index=3), TRAINER, "Beyond the last slice."),
@@ -1090,6 +1130,24 @@ def make_mixing_trust():
         share("mismatch", kind="mean", contributors=b"\x10"),
         share("mismatch", kind="mean", contributors=b"\x80\x00"),
         share("revision-unknown", revision=1),
+    )
+
+    def probe(code, key=TRAINER, **changes):
+        record = make_probe(**{"peer_id": public(key), "roster": whole, "round_index": 8, **changes})
+        return "probe", [("roster", listed, PUBLISHER), ("probe", record, key)], code
+
+    yield case(
+        "probe",
+        "Members of the roster answer, in its rounds, with a score for each tensor of its subset.",
+        probe("ok"),
+        probe("ok", scores=b""),
+        probe("untrusted", key=SECOND),
+        probe("untrusted", key=STRANGER),
+        probe("untrusted", peer_id=public(PUBLISHER)),
+        probe("mismatch", roster=name("other")),
+        probe("mismatch", round_index=16),
+        probe("mismatch", scores=bytes(8)),
+        probe("revision-unknown", revision=1),
     )
 
 

@@ -148,6 +148,7 @@ MESSAGES = {
         "is_open": "?",
         "shares": ("list", 256, "b2048"),
     },
+    37: {"probe": RECORD},
 }
 KEYS = ("list", 1024, "=32")
 ENTRY = {
@@ -302,6 +303,19 @@ RECORDS = {
         "round_count": "u",
         "members": KEYS,
         "subset": ("list", 65_536, "u"),
+        "probe_round": ("later", None, ("opt", "u")),
+        "distance_bits": ("later", None, ("opt", "u")),
+    },
+    "probe": {
+        "run_id": "=32",
+        "revision": "u",
+        "peer_id": "=32",
+        "roster": "=32",
+        "round_index": "u",
+        "batch": "=32",
+        "bins": "=32",
+        "answer": "b163840",
+        "scores": "b65536",
     },
     "share": {
         "run_id": "=32",
@@ -566,7 +580,16 @@ def rule_roster(record):
     ok &= record["first_round"] + record["round_count"] < 1 << 63
     ok &= len(record["members"]) > 0 and ascends(record["members"])
     ok &= ascends(record["subset"]) and all(index < TENSORS_MAX for index in record["subset"])
+    ok &= (record["probe_round"] is None) == (record["distance_bits"] is None)
+    ok &= (record["distance_bits"] or 0) <= 0x3F800000
     require(ok, "schema", "roster rule")
+
+
+def rule_probe(record):
+    scores = record["scores"]
+    ok = len(record["answer"]) > 0 and len(scores) % 4 == 0
+    ok &= all(int.from_bytes(scores[at : at + 4], "little") < 0x7F800000 for at in range(0, len(scores), 4))
+    require(ok, "schema", "probe rule")
 
 
 def rule_share(record):
@@ -592,6 +615,7 @@ RULES = {
     "stateanchor": rule_stateanchor,
     "roster": rule_roster,
     "share": rule_share,
+    "probe": rule_probe,
     "descriptor": rule_descriptor,
     "epoch": rule_epoch,
     "manifest": rule_manifest,

@@ -228,17 +228,30 @@ class Trust:
         require(len(unlisted) <= self.known()["open_trainers_max"], "untrusted")
         return record
 
-    def accept_share(self, signed_roster, signed):
-        """Take a share of a roster that was taken before."""
+    def open_of_member(self, kind, signed_roster, signed):
+        """Open what a member of a roster that was taken before says of one of its rounds."""
         roster = ref.take(ref.RECORDS["roster"], ref.decode(signed_roster["payload"]))
-        record = open_record("share", signed, self.run_id, roster["members"])
+        record = open_record(kind, signed, self.run_id, roster["members"])
         require(record["revision"] <= self.known()["revision"], "revision-unknown")
         signer = signed["signers"][0]
         is_let_in = signer in self.known()["trainers"] or self.known()["open_trainers_max"] > 0
         require(record["peer_id"] == signer and is_let_in, "untrusted")
         require(record["roster"] == ref.digest(signed_roster["payload"]), "mismatch")
-        first, count = roster["first_round"], len(roster["members"])
+        first = roster["first_round"]
         require(first <= record["round_index"] < first + roster["round_count"], "mismatch")
+        return roster, record
+
+    def accept_probe(self, signed_roster, signed):
+        """Take an answer to the probe."""
+        roster, record = self.open_of_member("probe", signed_roster, signed)
+        count = len(roster["subset"])
+        require(count == 0 or len(record["scores"]) in (0, 4 * count), "mismatch")
+        return record
+
+    def accept_share(self, signed_roster, signed):
+        """Take a share."""
+        roster, record = self.open_of_member("share", signed_roster, signed)
+        count = len(roster["members"])
         require(record["slice_count"] in (1, count), "mismatch")
         if record["kind"] == "mean":
             bits = "".join(f"{byte:08b}" for byte in record["contributors"])

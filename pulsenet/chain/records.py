@@ -8,14 +8,14 @@ record of one run or one type never passes for another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from pulsenet import limits
 from pulsenet.ids import Digest, PeerId, RunId, Version
 from pulsenet.wire.messages import Address, TaskId
-from pulsenet.wire.schema import CountMax, SizeExact, SizeMax
+from pulsenet.wire.schema import LATER, CountMax, SizeExact, SizeMax
 
 Keys = Annotated[tuple[PeerId, ...], CountMax(limits.KEYS_PER_ROLE_MAX)]
 Signature = Annotated[bytes, SizeExact(64)]
@@ -384,6 +384,10 @@ class Roster:
     """Ascending. The member at place i owns slice i of every global mean."""
     subset: Annotated[tuple[int, ...], CountMax(limits.TENSORS_MAX)]
     """Tensors of Mix2 where the variant mixes a subset, ascending; empty for all."""
+    probe_round: int | None = field(default=None, metadata=LATER)
+    """Round of the newest probe that was answered; ``None`` before any was."""
+    distance_bits: int | None = field(default=None, metadata=LATER)
+    """Jensen-Shannon distance between trainers in that probe, as FP32 bits."""
 
     @property
     def end_round(self) -> int:
@@ -420,6 +424,30 @@ class Share:
     """Euclidean norm of the values as FP32 bits."""
     mixed_root: Digest | None
     """Root of the last common mean the signer holds; of a mean, what its parts are relative to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What one member predicts for the tokens of the probe, after the inner steps of a round. Signed by that member."""
+
+    TYPE: ClassVar[str] = "probe"
+
+    run_id: RunId
+    revision: int
+    peer_id: PeerId
+    """Who signed it."""
+    roster: Digest
+    """Roster the round is mixed by."""
+    round_index: int
+    batch: Digest
+    """Of the batch that was answered: every trainer is given the same one."""
+    bins: Digest
+    """Of the tokens that have bins of their own; only answers of the same bins are compared."""
+    answer: Annotated[bytes, SizeMax(limits.PROBE_ANSWER_SIZE_BYTES_MAX)]
+    """Probabilities of the bins (spec-outer, "Probe")."""
+    scores: Annotated[bytes, SizeMax(4 * limits.PROBE_SCORES_MAX)]
+    """Mean squared difference of the two parts of this member's Mix2 as little-endian FP32, one for each tensor of the
+    roster's subset, in order; empty where nothing was mixed."""
 
 
 @dataclass(frozen=True, slots=True)

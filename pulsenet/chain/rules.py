@@ -6,6 +6,7 @@ Rules that need other records (who may sign, what came before) are in ``chain/tr
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from pulsenet.chain.records import (
     Head,
     Kind,
     Manifest,
+    Probe,
     Receipt,
     RolloutBatch,
     Roster,
@@ -48,6 +50,7 @@ Signable = (
     | StateAnchor
     | Roster
     | Share
+    | Probe
 )
 """Every record a run signs."""
 
@@ -98,6 +101,8 @@ def check_record(record: Signable) -> None:
         _check_roster(record)
     elif isinstance(record, Share):
         _check_share(record)
+    elif isinstance(record, Probe):
+        _check_probe(record)
     else:
         _check_rollouts(record)
 
@@ -251,6 +256,16 @@ def _check_roster(record: Roster) -> None:
     _require(bool(record.members) and _ascends(record.members), "roster: nobody, not ascending, or somebody twice")
     _require(_ascends(record.subset), "roster: the subset does not ascend, or names a tensor twice")
     _require(not record.subset or record.subset[-1] < limits.TENSORS_MAX, "roster: a tensor no table has")
+    is_measured = record.probe_round is not None
+    _require(is_measured == (record.distance_bits is not None), "roster: a probe without its distance")
+    _require((record.distance_bits or 0) <= FP32_ONE_BITS, "roster: a distance outside 0..1")
+
+
+def _check_probe(record: Probe) -> None:
+    _require(bool(record.answer), "probe: no answer")
+    _require(len(record.scores) % 4 == 0, "probe: scores that are no FP32 values")
+    for (bits,) in struct.iter_unpack("<I", record.scores):
+        _require(bits < FP32_INFINITY_BITS, "probe: a score is not a finite number from 0 up")
 
 
 def _check_share(record: Share) -> None:

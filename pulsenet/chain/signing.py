@@ -21,6 +21,7 @@ from pulsenet.chain.records import (
     Have,
     Head,
     Manifest,
+    Probe,
     Receipt,
     RolloutBatch,
     Roster,
@@ -63,6 +64,7 @@ R = TypeVar(
     StateAnchor,
     Roster,
     Share,
+    Probe,
 )
 
 

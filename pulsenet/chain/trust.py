@@ -24,6 +24,7 @@ from pulsenet.chain.records import (
     Have,
     Head,
     Manifest,
+    Probe,
     Receipt,
     RolloutBatch,
     Roster,
@@ -338,23 +339,34 @@ class Trust(Beliefs):
                 ``mismatch`` for what does not fit the roster, ``revision-unknown``, or a code of ``open_record``.
             RemoteProtocolError: ``decode`` or ``schema``.
         """
-        descriptor = self._descriptors.require()
         share = open_record(Share, signed, self._verify, run_id=self.run_id, signers=roster.members)
-        self._check_revision(share.revision)
-        signer = signed.signers[0]
-        if share.peer_id != signer:
-            raise TrustError("untrusted", f"a share of {short(share.peer_id)} signed by {short(signer)}")
-        if signer not in descriptor.trainers and not descriptor.open_trainers_max:
-            raise TrustError("untrusted", f"{short(signer)} trains no more")
-        is_of_roster = share.roster == roster_digest and roster.first_round <= share.round_index < roster.end_round
-        if not is_of_roster or share.slice_count not in (1, len(roster.members)):
-            raise TrustError("mismatch", f"a share of round {share.round_index} that does not fit its roster")
+        self._check_member(share, signed.signers[0], roster, roster_digest)
+        if share.slice_count not in (1, len(roster.members)):
+            raise TrustError("mismatch", f"a share in {share.slice_count} slices that does not fit its roster")
         if share.contributors:
             count, spare = len(roster.members), -len(roster.members) % 8
             bits = int.from_bytes(share.contributors, "big")
             if len(share.contributors) != -(-count // 8) or not bits or bits & ((1 << spare) - 1):
                 raise TrustError("mismatch", f"contributors that are not among {count} members")
         return share
+
+    def accept_probe(self, signed: SignedRecord, roster: Roster, roster_digest: Digest) -> Probe:
+        """Open a member's answer to the probe of a round of this roster; raises as :meth:`accept_share`."""
+        probe = open_record(Probe, signed, self._verify, run_id=self.run_id, signers=roster.members)
+        self._check_member(probe, signed.signers[0], roster, roster_digest)
+        if roster.subset and len(probe.scores) not in (0, 4 * len(roster.subset)):
+            raise TrustError("mismatch", f"{len(probe.scores) // 4} scores of {len(roster.subset)} tensors")
+        return probe
+
+    def _check_member(self, record: Share | Probe, signer: PeerId, roster: Roster, roster_digest: Digest) -> None:
+        descriptor = self._descriptors.require()
+        self._check_revision(record.revision)
+        if record.peer_id != signer:
+            raise TrustError("untrusted", f"what {short(record.peer_id)} says is signed by {short(signer)}")
+        if signer not in descriptor.trainers and not descriptor.open_trainers_max:
+            raise TrustError("untrusted", f"{short(signer)} trains no more")
+        if record.roster != roster_digest or not roster.first_round <= record.round_index < roster.end_round:
+            raise TrustError("mismatch", f"round {record.round_index} does not fit the roster that is named")
 
     def is_final(self, signed: SignedRecord) -> bool:
         """Say whether more than half of the authorities signed an accepted receipt."""

@@ -36,7 +36,10 @@ Detail = Annotated[str, SizeMax(512)]
 FEATURE_HOLDINGS = "holdings"
 """Answers :class:`GetHoldings`."""
 
-FEATURES = (FEATURE_HOLDINGS,)
+FEATURE_PROBES = "probes"
+"""Takes :class:`PushProbe`."""
+
+FEATURES = (FEATURE_HOLDINGS, FEATURE_PROBES)
 """What this code says in its :class:`Hello` that it knows beside the first messages of this wire version."""
 
 
@@ -364,6 +367,13 @@ class SharesReply:
     """Ascending by slice."""
 
 
+@dataclass(frozen=True, slots=True)
+class PushProbe:
+    """What a member predicts for the tokens of the probe, for the coordinator; answered by :class:`PushReply`."""
+
+    probe: Record
+
+
 Message = (
     Hello
     | GetHead
@@ -401,6 +411,7 @@ Message = (
     | PushShare
     | GetShares
     | SharesReply
+    | PushProbe
 )
 """Anything a frame may hold."""
 
@@ -441,5 +452,6 @@ MESSAGE_TYPES: dict[int, type[Message]] = {
     34: PushShare,
     35: GetShares,
     36: SharesReply,
+    37: PushProbe,
 }
 """Message number on the wire (one byte before the msgpack body); numbers are never reused."""

@@ -52,6 +52,7 @@ RECORD_TYPES: dict[str, Any] = {
         records.Aggregate,
         records.StateAnchor,
         records.Roster,
+        records.Probe,
         records.Share,
     )
 }
@@ -154,9 +155,10 @@ def run_trust(given: Json) -> Json:
                 vote, roster = signed
                 mandate = trust.accept_vote(vote)
                 trust.accept_roster(roster, term=mandate.term, coordinator=mandate.candidate)
-            elif step["accept"] == "share":
-                roster, share = signed
-                trust.accept_share(share, decode_value(records.Roster, roster.payload), record_digest(roster))
+            elif step["accept"] in ("share", "probe"):
+                roster, said = signed
+                accept = trust.accept_share if step["accept"] == "share" else trust.accept_probe
+                accept(said, decode_value(records.Roster, roster.payload), record_digest(roster))
             else:
                 getattr(trust, f"accept_{step['accept']}")(*arguments)
             codes.append("ok")
