@@ -463,13 +463,12 @@ class Inferencer:
                 self._sources.note_have(source.peer_id, have)
 
     def _standing(self) -> Standing:
-        return Standing(
+        return Standing.under(
+            self._trust,
             phase=str(self._phase),
             reason=self._router.reason if self._phase is Phase.STALLED else "",
             applied=self._shelf.newest_version if self._role == "seed" else self._engine.version,
             mirror=self._router.held,
-            head=self._trust.head,
-            is_forked=self._trust.fork is not None,
         )
 
     def _set_timer(self, now: float) -> list[Effect]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pulsenet.chain.records import Head
+from pulsenet.chain.trust import Trust
 from pulsenet.ids import Version
 from pulsenet.node.effects import Effect, Report
 from pulsenet.node.fetch import FetchProgress
@@ -29,7 +30,17 @@ class Standing:
     """An inferencer: what the engine confirmed. A seed: the newest version stored whole."""
     mirror: Version | None
     head: Head | None
+    """The newest head ever accepted."""
+    is_in_force: bool
+    """Whether it still counts: not where its signer was revoked since, or an epoch was opened."""
     is_forked: bool
+
+    @classmethod
+    def under(
+        cls, trust: Trust, *, phase: str, reason: str, applied: Version | None, mirror: Version | None
+    ) -> Standing:
+        """Return where the machine is, given what it believes of the run."""
+        return cls(phase, reason, applied, mirror, trust.head, trust.head_in_force, trust.fork is not None)
 
 
 class Reporter:
@@ -50,7 +61,7 @@ class Reporter:
             self._confirmed_ms[head.version] = head.issued_at_ms
             for version in sorted(self._confirmed_ms)[:-CONFIRMATIONS_MAX]:
                 del self._confirmed_ms[version]
-        is_seen = head is not None and now_ms < head.valid_until_ms
+        is_seen = head is not None and standing.is_in_force and now_ms < head.valid_until_ms
         key = (replace(standing, head=None), is_seen, None if head is None else head.version)
         if key == self._told and now < self._told_at + REPORT_SECONDS:
             return []

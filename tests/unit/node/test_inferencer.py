@@ -533,11 +533,16 @@ def test_a_fork_found_during_a_hop_hands_nothing_to_the_engine() -> None:
 
 
 def test_a_head_whose_signer_was_revoked_is_no_longer_followed() -> None:
+    """A-AUTH-5: and nothing says any more what is newest."""
     bench, _ = caught_up(12)
+    assert bench.report["stale"] is False
     bench.publisher.revise((make_key("successor"),))
     bench.offer(bench.publisher.chain(10, 13), at_ms=1)
     assert bench.node.phase is Phase.WAITING
     assert bench.node.mirror_version == v(12)
+    # Told at once, not when the revoked key's last head would have run out.
+    assert bench.report["stale"] is True
+    assert bench.report["version_lag"] is None
 
 
 def test_a_blob_whose_list_is_wrong_for_good_is_planned_around() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pulsenet.chain.records import Head
 from pulsenet.ids import Digest, RunId, Version
 from pulsenet.node.effects import Effect, Report
@@ -20,7 +22,7 @@ def head(number: int, issued_at_ms: int = 0) -> Head:
 
 def standing(applied: int | None, newest: Head | None, phase: str = "current", reason: str = "") -> Standing:
     version = None if applied is None else Version(0, applied)
-    return Standing(phase, reason, version, version, newest, is_forked=False)
+    return Standing(phase, reason, version, version, newest, is_in_force=newest is not None, is_forked=False)
 
 
 def progress() -> FetchProgress:
@@ -59,6 +61,14 @@ def test_lag_and_age_are_measured_against_what_was_seen() -> None:
     told = tell(reporter, standing(57, head(60, 2000)), 400.0)
     assert (told["version_lag"], told["version_age_seconds"], told["publisher_seen"]) == (3, 400.0, False)
     assert told["stale"] is True
+
+
+def test_a_head_whose_signer_was_revoked_is_stale_at_once_although_its_validity_goes_on() -> None:
+    """A-AUTH-5: nobody in force says what is newest, however young the head is."""
+    reporter = Reporter("inferencer")
+    assert tell(reporter, standing(57, head(57)), 1.0)["stale"] is False
+    told = tell(reporter, replace(standing(57, head(57)), is_in_force=False), 1.1)
+    assert (told["stale"], told["publisher_seen"], told["version_lag"]) == (True, False, None)
 
 
 def test_a_lag_of_zero_ends_with_the_heads_validity() -> None:
