@@ -49,6 +49,7 @@ from pulsenetd.scrubbing import Scrubber
 from pulsenetd.service_manager import ServiceManager
 from pulsenetd.startup import Settled, take_up_rounds
 from pulsenetd.storage.store import Store
+from pulsenetd.transfer_progress import TRANSFER_SECONDS, TransferProgress
 from pulsenetd.trust_state import open_trust
 from pulsenetd.view import NodeView, Responder
 from pulsenetd.warm_up import warm_up
@@ -92,6 +93,7 @@ class Node:
         self._metrics = Metrics()
         self._ledger = Ledger(self._metrics, self._monotonic)
         self._round_watch = RoundWatch(self._ledger, config.round_seconds)
+        self._transfer_progress = TransferProgress(lambda: self._ledger.fields, is_quiet=config.log_json)
         self._disk_thread = ThreadPoolExecutor(1, "store")
         self._work_threads = ThreadPoolExecutor(config.worker_threads, "work")
         self._block_threads = ThreadPoolExecutor(config.worker_threads, "block")
@@ -305,6 +307,7 @@ class Node:
                 tasks.create_task(self._watch_directory())
                 tasks.create_task(repeat(HEARTBEAT_SECONDS, lambda: self._beat(role, driver)))
                 tasks.create_task(repeat(chores.LINKS_SECONDS, links.look))
+                tasks.create_task(repeat(TRANSFER_SECONDS, self._transfer_progress.look))
                 tasks.create_task(repeat(chores.HEADS_SECONDS, reader.read_heads))
                 tasks.create_task(repeat(reader.haves_wait_seconds, reader.read_haves))
                 tasks.create_task(repeat(chores.MEND_SECONDS, self._mend))
@@ -316,6 +319,7 @@ class Node:
                 tasks.create_task(rollouts.send(lambda: links.connected, role.mesh.have_of, self._ask_trainer))
                 role.start_engine()
         finally:
+            self._transfer_progress.close()
             watchdog.stop()
             await asyncio.to_thread(role.stop_engine)
 

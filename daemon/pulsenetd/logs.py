@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from typing import Final
+from typing import Any, Final
 
 logger: Final = logging.getLogger("pulsenet")
 """The daemon's logger."""
@@ -32,6 +32,22 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to what standard error is at that moment: while a bar is drawn, lines go above it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        """Standard error."""
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: Any) -> None:
+        raise AttributeError("it is always standard error")
+
+
 def printable(text: str) -> str:
     """Escape control characters, so that words from a peer cannot forge lines or colour the terminal."""
     escaped = "".join(
@@ -47,7 +63,7 @@ def _printable_lines(text: str) -> str:
 
 def set_up(level: str, *, as_json: bool) -> None:
     """Send the daemon's lines to standard error in one of two forms."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Handler()
     handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pulsenet.errors import RemoteProtocolError, UsageError
 from pulsenet.local.directories import data_home
 from pulsenetd import config
+from pulsenetd.commands.reporting import reporting
 from pulsenetd.logs import printable
 
 if TYPE_CHECKING:
@@ -62,9 +64,13 @@ GIVEN = ("run", "data_dir", "token", "bootstrap", "listen", "metrics_port", "p2p
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    with reporting("reading stores", is_quiet=arguments.json) as on_progress:
+        return _examine(arguments, _make_subject(arguments, on_progress))
+
+
+def _examine(arguments: argparse.Namespace, subject: Subject) -> int:
     from pulsenetd.doctor import checks
 
-    subject = _make_subject(arguments)
     findings, repaired = [], []
     if arguments.repair:
         repaired = list(checks.repair(list(checks.examine(subject))))
@@ -97,7 +103,7 @@ def _describe(finding: Finding) -> str:
     return finding.text + step + (" (or 'pulsenet doctor --repair')" if finding.repair is not None else "")
 
 
-def _make_subject(arguments: argparse.Namespace) -> Subject:
+def _make_subject(arguments: argparse.Namespace, on_progress: Callable[[int, int], None]) -> Subject:
     from pulsenet.chain.token import decode_token
     from pulsenetd import runs
     from pulsenetd.doctor.findings import Subject
@@ -128,4 +134,5 @@ def _make_subject(arguments: argparse.Namespace) -> Subject:
         engine_url=arguments.engine_url or chosen.engine_url,
         engine_python=arguments.engine_python or chosen.engine_python,
         reads_all=arguments.read_all,
+        on_progress=on_progress,
     )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pulsenetd.commands.reporting import reporting
 from pulsenetd.config import CODECS
 
 _EXAMPLES = (
@@ -42,18 +43,18 @@ def add_parser(commands: Any) -> None:
 def _make(arguments: argparse.Namespace) -> int:
     from pulsenetd.files import offline
 
-    return _print(
-        offline.patch_make(Path(arguments.old), Path(arguments.new), Path(arguments.output), codec=arguments.codec),
-        as_json=arguments.json,
-    )
+    old, new, output = Path(arguments.old), Path(arguments.new), Path(arguments.output)
+    with reporting("reading both models", is_quiet=arguments.json) as on_progress:
+        result = offline.patch_make(old, new, output, codec=arguments.codec, on_progress=on_progress)
+    return _print(result, as_json=arguments.json)
 
 
 def _apply(arguments: argparse.Namespace) -> int:
     from pulsenetd.files import offline
 
-    return _print(
-        offline.patch_apply(Path(arguments.base), Path(arguments.file), Path(arguments.output)), as_json=arguments.json
-    )
+    with reporting("reading the base", is_quiet=arguments.json) as on_progress:
+        result = offline.patch_apply(Path(arguments.base), Path(arguments.file), Path(arguments.output), on_progress)
+    return _print(result, as_json=arguments.json)
 
 
 def _show(arguments: argparse.Namespace) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pulsenet.errors import ConfigError
 from pulsenet.local.directories import RUN_NAME_DEFAULT, data_home
+from pulsenetd.commands.reporting import reporting
 from pulsenetd.errors import DirectoryLockedError
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def find_nodes(run: str, data_dir: str | None) -> list[Path]:
 
 
 def _scrub(arguments: argparse.Namespace) -> int:
+    from pulsenetd.progress import format_count
     from pulsenetd.storage.scrub import scrub
     from pulsenetd.storage.store import Store
 
@@ -78,7 +79,8 @@ def _scrub(arguments: argparse.Namespace) -> int:
                 print(f"{node}: left out, it is running and reads its disk by itself")
             continue
         try:
-            report = scrub(store, _show_progress if sys.stderr.isatty() else lambda done, total: None)
+            with reporting(f"reading {node}", format_count("chunks"), is_quiet=arguments.json) as on_progress:
+                report = scrub(store, on_progress)
         finally:
             store.close()
         code = code if report.is_whole else 6
@@ -91,10 +93,6 @@ def _scrub(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"whole": code == 0, "nodes": found}, indent=2))
     return code
-
-
-def _show_progress(done: int, total: int) -> None:
-    print(f"\r{done} of {total} chunks", end="" if done < total else "\n", file=sys.stderr, flush=True)
 
 
 def _print(node: Path, report: Report) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pulsenet.errors import IntegrityError, UsageError
+from pulsenetd.commands.reporting import reporting
 
 _EXAMPLES = (
     ("pulsenet verify weights/current", "compare it with what 'pulsenet status --json' shows"),
@@ -30,7 +31,8 @@ def _verify(arguments: argparse.Namespace) -> int:
     expected = arguments.root
     if expected is not None and (len(expected) != 64 or set(expected.lower()) - set("0123456789abcdef")):
         raise UsageError(f"--root: '{expected}' is not 64 hexadecimal digits")
-    result = offline.verify(Path(arguments.path))
+    with reporting("hashing", is_quiet=arguments.json) as on_progress:
+        result = offline.verify(Path(arguments.path), on_progress)
     print(json.dumps(result) if arguments.json else result["root"])
     if expected is not None and expected.lower() != result["root"]:
         raise IntegrityError(f"{arguments.path} has root {result['root']}, not {expected.lower()}; fetch it again")

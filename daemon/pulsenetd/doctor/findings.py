@@ -77,6 +77,8 @@ class Subject:
     """Interpreter that has vLLM; empty for this one."""
     reads_all: bool = False
     """Whether every chunk is to be read and hashed."""
+    on_progress: Callable[[int, int], None] = lambda done, total: None
+    """Told how many bytes of how many were read."""
     proc: Path = Path("/proc")
     """What the kernel tells."""
     cgroup: Path = Path("/sys/fs/cgroup")

@@ -23,22 +23,16 @@ BUSY_SECONDS: Final = 2.0
 Entries = Sequence[tuple[int, Digest]]
 
 
-def look_at_stores(
-    subject: Subject, on_progress: Callable[[int, int], None] = lambda done, total: None
-) -> Sequence[Finding]:
+def look_at_stores(subject: Subject) -> Sequence[Finding]:
     """Look at the database of each node and at its chunks: their sizes, and with ``reads_all`` what is in them.
 
-    Args:
-        subject: The nodes; running ones are read beside their own work.
-        on_progress: Told how many bytes of how many were read.
+    Running nodes are read beside their own work.
     """
     nodes = [node for node in subject.nodes if (node / DATABASE_NAME).exists()]
-    return [_judge(node, reads_all=subject.reads_all, on_progress=on_progress) for node in nodes] or [
-        ok("no node of this run keeps anything yet")
-    ]
+    return [_judge(node, subject) for node in nodes] or [ok("no node of this run keeps anything yet")]
 
 
-def _judge(node: Path, *, reads_all: bool, on_progress: Callable[[int, int], None]) -> Finding:
+def _judge(node: Path, subject: Subject) -> Finding:
     database = node / DATABASE_NAME
     # Not done by --repair: the database holds how this key voted, and a node that forgets that may vote twice.
     set_aside = f"stop the node, 'mv {database} {database}.damaged', start it: it fetches again what it needs"
@@ -60,8 +54,8 @@ def _judge(node: Path, *, reads_all: bool, on_progress: Callable[[int, int], Non
     except RemoteProtocolError as error:
         return warn(f"{database} holds what is no record: {error}", step, repair)
     missing = sum(not _chunk_path(node, digest).exists() for _, digest in entries)
-    if reads_all:
-        damaged, done = _count_damaged(node, entries, on_progress) - missing, "all of them read and whole"
+    if subject.reads_all:
+        damaged, done = _count_damaged(node, entries, subject.on_progress) - missing, "all of them read and whole"
     else:
         damaged = sum(not _has_size(_chunk_path(node, digest), size) for size, digest in entries) - missing
         done = "of the right size; --read-all reads them"

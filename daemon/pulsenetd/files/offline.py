@@ -37,7 +37,7 @@ from pulsenet.serving.engine import describe_names
 from pulsenet.serving.safetensors_format import TensorPlace, copy_companions, map_file, sync_path
 from pulsenet.tensors.params import ParameterTable
 from pulsenetd.files.patch_files import PatchFile, PatchFileHeader, damaged, open_patch, read_pieces, write_patch
-from pulsenetd.files.safetensors_files import INDEX_NAME, TensorFiles, open_model
+from pulsenetd.files.safetensors_files import INDEX_NAME, OnProgress, TensorFiles, open_model
 
 FP32_HINT = (
     "most weights are FP32, where nearly every value changes at every step: compare BF16 checkpoints to see what "
@@ -45,8 +45,12 @@ FP32_HINT = (
 )
 
 
-def verify(path: Path) -> dict[str, Any]:
+def verify(path: Path, on_progress: OnProgress = lambda done, total: None) -> dict[str, Any]:
     """Return the root of a safetensors file or directory and what it holds.
+
+    Args:
+        path: File or directory.
+        on_progress: Told how many bytes of how many were hashed.
 
     Raises:
         UsageError: No model is there.
@@ -58,7 +62,7 @@ def verify(path: Path) -> dict[str, Any]:
         dtypes[spec.dtype] += spec.element_count
     return {
         "path": str(path),
-        "root": model.compute_root().hex(),
+        "root": model.compute_root(on_progress).hex(),
         "file_count": len(model.files),
         "tensor_count": len(model.table.tensors),
         "element_count": model.table.element_count,
@@ -67,7 +71,9 @@ def verify(path: Path) -> dict[str, Any]:
     }
 
 
-def patch_make(old: Path, new: Path, output: Path, *, codec: str = "auto") -> dict[str, Any]:
+def patch_make(
+    old: Path, new: Path, output: Path, *, codec: str = "auto", on_progress: OnProgress = lambda done, total: None
+) -> dict[str, Any]:
     """Write the patch that turns the model ``old`` into ``new``, and return what it saves.
 
     Both may be files or directories, sharded or not. Temporary space for both is needed where ``output`` goes.
@@ -82,8 +88,13 @@ def patch_make(old: Path, new: Path, output: Path, *, codec: str = "auto") -> di
     table = new_model.table
     check_same_tensors(f"{old} and {new}", old_model.table, table)
     with _output_file(output) as partial, ThreadPoolExecutor(os.cpu_count()) as threads:
-        old_region, base_root = old_model.copy_to_region(output.parent)
-        new_region, root = new_model.copy_to_region(output.parent)
+        size_bytes = table.size_bytes
+        old_region, base_root = old_model.copy_to_region(
+            output.parent, lambda done, _: on_progress(done, 2 * size_bytes)
+        )
+        new_region, root = new_model.copy_to_region(
+            output.parent, lambda done, _: on_progress(size_bytes + done, 2 * size_bytes)
+        )
         totals = PatchTotals()
         hasher = blake3()
         with tempfile.TemporaryFile(dir=output.parent) as blob, partial.open("wb") as file:
@@ -105,7 +116,9 @@ def patch_make(old: Path, new: Path, output: Path, *, codec: str = "auto") -> di
     return patch_show(output)
 
 
-def patch_apply(base: Path, patch: Path, output: Path) -> dict[str, Any]:
+def patch_apply(
+    base: Path, patch: Path, output: Path, on_progress: OnProgress = lambda done, total: None
+) -> dict[str, Any]:
     """Write the model that ``patch`` makes of ``base``: a file of a file, a directory of a directory.
 
     The base's root is checked before anything is written and the result's root before it gets its name. Files keep
@@ -123,7 +136,7 @@ def patch_apply(base: Path, patch: Path, output: Path) -> dict[str, Any]:
     check_same_tensors(f"{base} and {patch}", model.table, opened.table)
     make_output = _output_directory if base.is_dir() else _output_file
     with make_output(output) as partial:
-        region, base_root = model.copy_to_region(output.parent)
+        region, base_root = model.copy_to_region(output.parent, on_progress)
         if base_root != opened.header.base_root:
             raise PatchMismatchError(
                 f"{base} has root {short(base_root)}, but {patch} starts from {short(opened.header.base_root)}: "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,9 @@ from pulsenet.tensors.digest import compute_root, hash_tensor
 from pulsenet.tensors.params import ParameterTable, make_table
 
 Bytes = npt.NDArray[np.uint8]
+
+OnProgress = Callable[[int, int], None]
+"""Told how much of how much is done."""
 
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
@@ -50,12 +53,23 @@ class TensorFiles:
         mapping = self._maps[place.path]
         return np.frombuffer(mapping, dtype=np.uint8, count=place.spec.size_bytes, offset=place.offset_bytes)
 
-    def compute_root(self) -> Digest:
-        """Hash every tensor and return the root of the model."""
-        hashes = [hash_tensor(self.tensor_bytes(index)) for index in range(len(self.table.tensors))]
+    def compute_root(self, on_progress: OnProgress = lambda done, total: None) -> Digest:
+        """Hash every tensor and return the root of the model.
+
+        Args:
+            on_progress: Told how many bytes of how many were hashed.
+        """
+        hashes, done = [], 0
+        for index in range(len(self.table.tensors)):
+            data = self.tensor_bytes(index)
+            hashes.append(hash_tensor(data))
+            done += data.size
+            on_progress(done, self.table.size_bytes)
         return compute_root(self.table, hashes)
 
-    def copy_to_region(self, directory: Path) -> tuple[Bytes, Digest]:
+    def copy_to_region(
+        self, directory: Path, on_progress: OnProgress = lambda done, total: None
+    ) -> tuple[Bytes, Digest]:
         """Copy the model into a dense layout, and return that and the root.
 
         The region is a mapped temporary file in ``directory`` without a name: the system may write it out instead
@@ -66,7 +80,7 @@ class TensorFiles:
         """
         size_bytes = self.table.layout_size_bytes
         if size_bytes == 0:
-            return np.empty(0, dtype=np.uint8), self.compute_root()
+            return np.empty(0, dtype=np.uint8), self.compute_root(on_progress)
         try:
             with tempfile.TemporaryFile(dir=directory) as file:
                 # Reserve the space now: running out later would be a signal, not an error.
@@ -74,11 +88,13 @@ class TensorFiles:
                 region = np.memmap(file, dtype=np.uint8, mode="r+", shape=(size_bytes,))
         except OSError as error:
             raise StorageError(f"no room for {size_bytes} temporary bytes in {directory}: {error.strerror}") from error
-        hashes = []
+        hashes, done = [], 0
         for tensor_index, offset_bytes in enumerate(self.table.offsets):
             data = self.tensor_bytes(tensor_index)
             region[offset_bytes : offset_bytes + data.size] = data
             hashes.append(hash_tensor(data))
+            done += data.size
+            on_progress(done, self.table.size_bytes)
         return region.view(np.ndarray), compute_root(self.table, hashes)
 
 

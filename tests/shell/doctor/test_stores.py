@@ -107,5 +107,6 @@ def test_what_is_no_record_is_named(node: Path) -> None:
 
 def test_progress_counts_bytes(node: Path) -> None:
     seen: list[tuple[int, int]] = []
-    look_at_stores(Subject(node.parent, nodes=(node,), reads_all=True), lambda done, total: seen.append((done, total)))
+    watched = Subject(node.parent, nodes=(node,), reads_all=True, on_progress=lambda *amounts: seen.append(amounts))
+    look_at_stores(watched)
     assert seen[-1] == (sum(map(len, DATA)),) * 2
