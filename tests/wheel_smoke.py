@@ -31,8 +31,9 @@ def check_contents(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names}
     assert not top & FORBIDDEN_TOP_LEVEL, top
-    for marker in ("pulsenet/py.typed", "pulsenetd/py.typed"):
-        assert marker in names, marker
+    page = [f"pulsenetd/page/assets/{name}" for name in ("page.html", "status.css", "status.js", "icon.svg")]
+    for name in ("pulsenet/py.typed", "pulsenetd/py.typed", *page):
+        assert name in names, name
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

@@ -1,22 +1,13 @@
-"""``/metrics``, ``/livez``, ``/readyz`` and ``/status`` over HTTP: read-only, on loopback by default.
-
-The server runs in a thread of its own, so that it answers (and ``/livez`` can say no) even when the
-event loop is stuck.
-"""
+"""``/metrics``, ``/livez``, ``/readyz``, ``/status`` and the status page: read-only, on loopback by default."""
 
 from __future__ import annotations
 
-import errno
 import json
-import threading
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from typing import Any
 
-from pulsenetd.errors import AddressInUseError
-from pulsenetd.http_hosts import find_family, join_host, takes_host
-
-REQUEST_TIMEOUT_SECONDS: Final = 10.0
+from pulsenetd.page.document import ASSETS, draw_page, read_asset
+from pulsenetd.read_only_http import TEXT, Answer, Request, Route, Server
 
 Checks = Mapping[str, bool]
 """Name of a check to whether it holds."""
@@ -28,17 +19,21 @@ def check_port(host: str, port: int) -> None:
     Raises:
         AddressInUseError: it cannot.
     """
-    _listen(host, port, BaseHTTPRequestHandler).server_close()
+    Server(host, port, {}).stop()
 
 
 class AdminServer:
     """Serves what the given functions say until :meth:`close`.
 
     Args:
+        host: Address to listen on.
+        port: Port; 0 lets the system choose.
         metrics: Returns the exposition text.
         live: Checks behind ``/livez``.
         ready: Checks behind ``/readyz``.
         status: Returns the node's state as plain values.
+        history: Returns the samples of the last hours; without it there is no page.
+        log: Returns the log lines of at least a level that hold a text.
 
     Raises:
         AddressInUseError: The port is taken.
@@ -53,86 +48,59 @@ class AdminServer:
         live: Callable[[], Checks],
         ready: Callable[[], Checks],
         status: Callable[[], Mapping[str, Any]],
+        history: Callable[[], Mapping[str, Any]] | None = None,
+        log: Callable[[str, str], Mapping[str, Any]] | None = None,
     ) -> None:
-        routes: dict[str, Callable[[bool], tuple[int, str, bytes]]] = {
+        self._status = status
+        self._history = history
+        self._log = log
+        routes: dict[str, Route] = {
             "/metrics": lambda _: (200, "text/plain; version=0.0.4; charset=utf-8", metrics()),
-            "/livez": lambda verbose: _answer_checks(live(), verbose),
-            "/readyz": lambda verbose: _answer_checks(ready(), verbose),
-            "/status": lambda _: (200, "application/json", json.dumps(status()).encode()),
+            "/livez": lambda request: _answer_checks(live(), "verbose" in request.query),
+            "/readyz": lambda request: _answer_checks(ready(), "verbose" in request.query),
+            "/status": self._answer_status,
         }
-        self._server = _listen(host, port, _make_handler(routes))
-        self._thread = threading.Thread(target=self._server.serve_forever, name="admin", daemon=True)
-        self._thread.start()
+        if history is not None and log is not None:
+            routes["/"] = self._answer_page
+            routes |= {path: _serve_file(name, content_type) for path, (name, content_type) in ASSETS.items()}
+        self._server = Server(host, port, routes)
+        self._server.start()
 
     @property
     def url(self) -> str:
         """Address people and scrapers use."""
-        host, port = self._server.server_address[:2]
-        return f"http://{join_host(str(host), int(port))}"
+        return self._server.url
 
     def close(self) -> None:
         """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.stop()
+
+    def _answer_status(self, request: Request) -> Answer:
+        status = dict(self._status())
+        if "history" in request.query and self._history is not None:
+            status["history"] = self._history()
+        if "log" in request.query:
+            status["log"] = self._find_lines(request)
+        return 200, "application/json", json.dumps(status).encode()
+
+    def _answer_page(self, request: Request) -> Answer:
+        assert self._history is not None
+        status = {**self._status(), "history": self._history(), "log": self._find_lines(request)}
+        return 200, "text/html; charset=utf-8", draw_page(status)
+
+    def _find_lines(self, request: Request) -> Mapping[str, Any] | None:
+        """Return the log lines asked for; none to other machines, whatever they hold."""
+        if self._log is None or not request.is_local:
+            return None
+        return self._log(request.query.get("level", ""), request.query.get("text", ""))
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    allow_reuse_port = False
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self.address_family = find_family(address[0])
-        super().__init__(address, handler)
-
-
-def _listen(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> _Server:
-    try:
-        return _Server((host, port), handler)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise AddressInUseError(
-                f"metrics port {port} on {host} is in use; stop its owner or give --metrics-port 0"
-            ) from error
-        raise AddressInUseError(f"cannot listen on {host}:{port} for metrics: {error}") from error
-
-
-def _answer_checks(checks: Checks, verbose: bool) -> tuple[int, str, bytes]:
+def _answer_checks(checks: Checks, verbose: bool) -> Answer:
     status = 200 if all(checks.values()) else 503
     lines = [f"[{'+' if holds else '-'}] {name}" for name, holds in checks.items()]
     body = "\n".join(lines) if verbose or status != 200 else "ok"
-    return status, "text/plain; charset=utf-8", (body + "\n").encode()
+    return status, TEXT, (body + "\n").encode()
 
 
-def _make_handler(
-    routes: Mapping[str, Callable[[bool], tuple[int, str, bytes]]],
-) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        server: _Server
-        timeout = REQUEST_TIMEOUT_SECONDS
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            if not takes_host(str(self.server.server_address[0]), self.headers.get("Host", "")):
-                # Not by a name of its own: a page in a browser could lead that here and read the answer.
-                self._send(403, "text/plain; charset=utf-8", b"ask for localhost or an IP address\n")
-                return
-            path, _, query = self.path.partition("?")
-            route = routes.get(path)
-            if route is None:
-                known = ", ".join(sorted(routes))
-                self._send(404, "text/plain; charset=utf-8", f"nothing here; try {known}\n".encode())
-            else:
-                self._send(*route("verbose" in query.split("&")))
-
-        def _send(self, status: int, content_type: str, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Scrapes are too many to log."""
-
-    return Handler
+def _serve_file(name: str, content_type: str) -> Route:
+    return lambda _: (200, content_type, read_asset(name))

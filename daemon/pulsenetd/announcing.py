@@ -65,6 +65,7 @@ def announce_start(
         say("announcing   nothing: a public run does not pass on private addresses; give --announce to be found")
     say(f"run          {settled.run_name} {settled.token.run_id.hex()}")
     say(f"metrics      {metrics_url}/metrics")
+    say(f"status page  {metrics_url}/")
     if settled.token.secret and not settled.is_local:
         # What is said here ends in a journal that others may read.
         say(f"join token   not said, for it holds the run's secret: 'pulsenet run show {settled.run_name}' prints it")

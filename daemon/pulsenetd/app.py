@@ -48,6 +48,12 @@ from pulsenetd.scrubbing import LOOK_SECONDS as SCRUB_SECONDS
 from pulsenetd.scrubbing import Scrubber
 from pulsenetd.service_manager import ServiceManager
 from pulsenetd.startup import Settled, take_up_rounds
+from pulsenetd.status.conditions import find_conditions
+from pulsenetd.status.history import SAMPLE_SECONDS
+from pulsenetd.status.log_tail import LogTail
+from pulsenetd.status.observer import Observer
+from pulsenetd.status.peers import list_peers
+from pulsenetd.status.transfers import list_transfers
 from pulsenetd.storage.store import Store
 from pulsenetd.transfer_progress import TRANSFER_SECONDS, TransferProgress
 from pulsenetd.trust_state import open_trust
@@ -102,16 +108,21 @@ class Node:
         self._local_addresses: tuple[str, ...] = ()
         self._transport: Transport | None = None
         self._rollouts: Rollouts | None = None
+        self._observer = Observer()
+        self._log_tail = LogTail({str(settled.data_directory): "DATA-DIR", str(Path.home()): "~"})
+        self._started_at = time.monotonic()
 
     async def run(self) -> None:
         """Start, work until cancelled, stop."""
         loop = asyncio.get_running_loop()
         settled, article = self._settled, "an" if self._config.role == "inferencer" else "a"
         self._say(f"starting {article} {self._config.role} of run {settled.run_name} in {settled.data_directory}")
+        logger.addHandler(self._log_tail)
         store = await loop.run_in_executor(self._disk_thread, self._open_store)
         try:
             await self._run_with_store(store)
         finally:
+            logger.removeHandler(self._log_tail)
             # Off the loop: while it turns, a second signal is heard.
             await asyncio.to_thread(self._end_threads)
             if self._rollouts is not None:
@@ -308,6 +319,7 @@ class Node:
                 tasks.create_task(repeat(HEARTBEAT_SECONDS, lambda: self._beat(role, driver)))
                 tasks.create_task(repeat(chores.LINKS_SECONDS, links.look))
                 tasks.create_task(repeat(TRANSFER_SECONDS, self._transfer_progress.look))
+                tasks.create_task(repeat(SAMPLE_SECONDS, lambda: self._observe(role, links)))
                 tasks.create_task(repeat(chores.HEADS_SECONDS, reader.read_heads))
                 tasks.create_task(repeat(reader.haves_wait_seconds, reader.read_haves))
                 tasks.create_task(repeat(chores.MEND_SECONDS, self._mend))
@@ -339,6 +351,12 @@ class Node:
         self._metrics.take_traffic(self._network.transport.traffic)
         self._metrics.take_restarts(self._network.supervisor.restarts)
         self._manager.beat(self._ledger.describe())
+
+    async def _observe(self, role: Role, links: LinkWatch) -> None:
+        now, traffic = self._monotonic(), self._network.transport.traffic
+        rates = self._observer.measure_peers(now, traffic.peer_bytes)
+        self._observer.peers = list_peers(links.links, role.mesh, traffic.peer_bytes, rates)
+        self._observer.look(now, self._directory.now_ms(), self._ledger.fields, traffic.bytes)
 
     def _take_up(self) -> bool:
         """Give the run that lives on this machine rounds, now that a training process asks for them."""
@@ -397,6 +415,8 @@ class Node:
             live=self._live_checks,
             ready=self._ready_checks,
             status=self.status,
+            history=self._observer.history.columns,
+            log=self._log_tail.select,
         )
 
     def _live_checks(self) -> Mapping[str, bool]:
@@ -407,10 +427,11 @@ class Node:
         return {**self._live_checks(), **check_readiness(self._config, self._ledger, p2pd_answers=is_healthy)}
 
     def status(self) -> dict[str, Any]:
-        """Return the node's state as plain values; called from any thread."""
+        """Return the node's state as plain values; called from any thread. docs/status-page.md names every field."""
         usage = self._store.usage()
         traffic = self._network.transport.traffic
-        return {
+        observed = self._observer.status()
+        status: dict[str, Any] = {
             "run": self._settled.run_name,
             "run_id": self._settled.token.run_id.hex(),
             "peer_id": to_libp2p_text(self._settled.identity.peer_id),
@@ -421,7 +442,14 @@ class Node:
             "clock_offset_seconds": self._directory.clock_offset.ahead_seconds,
             "p2pd_restarts": self._network.supervisor.restart_count,
             "p2pd_healthy": self._network.supervisor.is_healthy,
+            "software": f"pulsenet {package_version('pulsenet')}",
+            "now_ms": self._directory.now_ms(),
+            "uptime_seconds": self._monotonic() - self._started_at,
+            "event_loop_turns": all(self._live_checks().values()),
             "store_bytes": usage.chunk_size_bytes,
+            "store_damaged_chunks": usage.damaged_count,
+            "disk_free_bytes": usage.free_size_bytes,
+            "last_update_failed": self._ledger.last_update_failed,
             "bytes": {f"{direction}_{kind}": count for (direction, kind), count in list(traffic.bytes.items())},
             "blob_bytes": {f"{direction}_{kind}": size for (direction, kind), size in list(traffic.blob_bytes.items())},
             "rollouts": None if self._rollouts is None else self._rollouts.status(),
@@ -430,7 +458,11 @@ class Node:
             **dict(self._ledger.fields),
             "state": self._ledger.fields.get("phase", "starting"),
             "peers": self._ledger.fields.get("peers_connected", 0),
+            **observed,
         }
+        status["transfers"] = list_transfers(status, observed["received_bytes_per_second"])
+        status["conditions"] = find_conditions(status)
+        return status
 
     def _announce_start(self, admin: AdminServer) -> None:
         descriptor = self._trust.descriptor

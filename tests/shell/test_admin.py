@@ -11,6 +11,7 @@ import pytest
 
 from pulsenetd.admin import AdminServer
 from pulsenetd.errors import AddressInUseError
+from pulsenetd.read_only_http import Request
 
 READY = {"version": False}
 
@@ -25,6 +26,8 @@ def server() -> Iterator[AdminServer]:
         live=lambda: {"loop": True},
         ready=lambda: READY,
         status=lambda: {"version": 7},
+        history=lambda: {"times_ms": [1]},
+        log=lambda level, text: {"asked": [level, text]},
     )
     yield server
     server.close()
@@ -53,6 +56,8 @@ def test_ready_follows_its_checks_while_live_stays(server: AdminServer) -> None:
 def test_metrics_and_status_are_served_and_other_paths_are_named(server: AdminServer) -> None:
     assert fetch(server.url + "/metrics") == (200, "pulsenet_x 1\n")
     assert json.loads(fetch(server.url + "/status")[1]) == {"version": 7}
+    answer = json.loads(fetch(server.url + "/status?history&log&level=error&text=a%20b")[1])
+    assert answer == {"version": 7, "history": {"times_ms": [1]}, "log": {"asked": ["error", "a b"]}}
     status, text = fetch(server.url + "/shutdown")
     assert status == 404
     assert "/readyz" in text
@@ -87,7 +92,22 @@ def test_only_reading_is_possible(server: AdminServer) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request, timeout=5)
     with caught.value:
-        assert caught.value.code == 501
+        assert caught.value.code == 405
+
+
+def test_other_machines_are_shown_no_log(server: AdminServer) -> None:
+    """A-OBS-5"""
+    far = server._answer_status(Request({"log": ""}, is_local=False))
+    assert json.loads(far[2]) == {"version": 7, "log": None}
+
+
+def test_a_server_without_history_has_no_page() -> None:
+    server = AdminServer("127.0.0.1", 0, metrics=bytes, live=dict, ready=dict, status=dict)
+    try:
+        assert fetch(server.url + "/")[0] == 404
+        assert json.loads(fetch(server.url + "/status?history")[1]) == {}
+    finally:
+        server.close()
 
 
 def test_taken_port_is_named(server: AdminServer) -> None:

@@ -64,3 +64,9 @@ def test_the_secret_of_a_private_run_is_not_said_for_what_is_said_is_logged(sett
 
 def test_the_run_of_this_machine_needs_no_token(settled: Any) -> None:
     assert "join token" not in announce(settled(b"x" * 16, is_local=True))
+
+
+def test_the_page_and_the_metrics_are_named(settled: Any) -> None:
+    text = announce(settled())
+    assert "status page  http://127.0.0.1:9/\n" in text
+    assert "metrics      http://127.0.0.1:9/metrics\n" in text

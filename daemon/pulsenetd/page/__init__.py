@@ -1,0 +1,1 @@
+"""The status page: ``/status`` as HTML, drawn by the daemon."""

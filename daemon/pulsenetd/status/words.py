@@ -1,0 +1,29 @@
+"""Quantities as people read them: at most three figures and a unit."""
+
+from __future__ import annotations
+
+
+def say_size(size_bytes: float) -> str:
+    """Return bytes with a decimal unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" or size_bytes >= 100 else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.1f} TB"
+
+
+def say_rate(bytes_per_second: float | None) -> str:
+    """Return bytes per second with a decimal unit; empty if nobody knows."""
+    return "" if bytes_per_second is None else f"{say_size(bytes_per_second)}/s"
+
+
+def say_seconds(seconds: float) -> str:
+    """Return a length of time in its two largest units."""
+    total = max(0, round(seconds))
+    if total < 60:
+        return f"{total} s"
+    if total < 3_600:
+        return f"{total // 60} min {total % 60} s" if total < 600 and total % 60 else f"{total // 60} min"
+    if total < 86_400:
+        return f"{total // 3_600} h {total % 3_600 // 60} min"
+    return f"{total // 86_400} d {total % 86_400 // 3_600} h"

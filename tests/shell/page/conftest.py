@@ -1,0 +1,8 @@
+"""The scenes that the browser is shown are drawn here too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "browser"))

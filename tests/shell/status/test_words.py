@@ -1,0 +1,37 @@
+"""Quantities are short."""
+
+from __future__ import annotations
+
+import pytest
+
+from pulsenetd.status.words import say_rate, say_seconds, say_size
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1_500, "1.5 kB"), (38_100_000, "38.1 MB"), (412e6, "412 MB"), (5e15, "5000.0 TB")],
+)
+def test_sizes_have_a_decimal_unit(size: float, text: str) -> None:
+    assert say_size(size) == text
+
+
+def test_a_rate_that_nobody_knows_is_empty() -> None:
+    assert say_rate(None) == ""
+    assert say_rate(11_300_000) == "11.3 MB/s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-3, "0 s"),
+        (0.4, "0 s"),
+        (59, "59 s"),
+        (60, "1 min"),
+        (61, "1 min 1 s"),
+        (1_240, "20 min"),
+        (3_700, "1 h 1 min"),
+        (93_000, "1 d 1 h"),
+    ],
+)
+def test_times_have_two_units_at_most(seconds: float, text: str) -> None:
+    assert say_seconds(seconds) == text
