@@ -268,7 +268,7 @@ class Node:
         store_handlers = StoreHandlers(self._store, self._disk_thread, self._monotonic)
         network_handlers = NetworkHandlers(self._network, lambda event: driver.post(event))
         driver = Driver(
-            {"role": role.machine, "mesh": role.mesh, **role.rounds.machines},
+            {"role": role.machine, "mesh": role.mesh, **role.helpers, **role.rounds.machines},
             {
                 **store_handlers.table(),
                 **network_handlers.table(),

@@ -16,6 +16,7 @@ from pulsenet.errors import StorageError, UnavailableError
 from pulsenet.node.effects import EXECUTION_ORDER, Effect, SetTimer, ShowToMachines
 from pulsenet.node.events import (
     BlobDamaged,
+    BlobLost,
     ContributionSeen,
     Event,
     ForkProofSeen,
@@ -53,6 +54,7 @@ BROADCAST: Final = (
     PresenceSeen,
     PresenceEnded,
     BlobDamaged,
+    BlobLost,
     RoomTaken,
 )
 """Events that answer no order: every machine hears them."""

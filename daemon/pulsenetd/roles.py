@@ -22,6 +22,7 @@ from pulsenet.node.effects import Effect
 from pulsenet.node.events import Event
 from pulsenet.node.inferencer import Inferencer
 from pulsenet.node.machine import Machine
+from pulsenet.node.mender import Mender
 from pulsenet.node.mesh import BOOK_KEY, Holdings, Mesh
 from pulsenet.node.published import STATE_KEY
 from pulsenet.node.trainer import Trainer
@@ -52,7 +53,7 @@ from pulsenetd.rollout_outbox import RolloutOutbox
 from pulsenetd.rounds_part import RoundsPart
 from pulsenetd.startup import Settled
 from pulsenetd.storage.disk import free_size_bytes
-from pulsenetd.storage.lookup import StoreLookup, find_stored
+from pulsenetd.storage.lookup import StoreLookup, find_lacking, find_stored
 from pulsenetd.storage.mirror import Mirror
 from pulsenetd.storage.publishing import Publisher
 from pulsenetd.storage.staging import StagedUpdate
@@ -87,6 +88,7 @@ class Role(Protocol):
 
     mesh: Mesh
     rounds: RoundsPart | MixingPart
+    helpers: Mapping[str, Machine]  # further machines, by name
 
     @property
     def machine(self) -> Machine:
@@ -207,6 +209,16 @@ class TrainerRole:
             state=parts.store.state(STATE_KEY),
             leadership=parts.rounds.coordinator,
         )
+        self.helpers: Mapping[str, Machine] = {
+            "mender": Mender(
+                parts.settled.identity.peer_id,
+                secrets.randbelow,
+                StoreLookup(parts.store),
+                find_state=lambda: self.machine.state,
+                have_of=parts.mesh.have_of,
+                lacking=find_lacking(parts.store),
+            )
+        }
         self._post: Callable[[Event], None] = _unbound
         self._publishing = PublisherHandlers(
             self._publisher,
@@ -229,8 +241,7 @@ class TrainerRole:
         state = self.machine.state
         if state is None:
             return Holdings()
-        first, last = state.patch_range
-        return Holdings(state.version.epoch, first, last, state.anchor_numbers)
+        return Holdings(state.version.epoch, *state.patch_range, state.anchor_numbers)
 
     def hooks(
         self,
@@ -269,6 +280,7 @@ class FollowerRole:
 
     def __init__(self, parts: Parts) -> None:
         config = parts.config
+        self.helpers: Mapping[str, Machine] = {}
         self.mesh, self.rounds = parts.mesh, parts.rounds
         self._parts = parts
         self._mirror = Mirror(parts.store, parts.settled.data_directory / "spools", run_blocks=parts.block_threads.map)

@@ -53,7 +53,7 @@ class Scrubber:
             self._post(RoomTaken(taken))
         damaged = await loop.run_in_executor(self._thread, self._read_some)
         for blob_id in damaged:
-            logger.warning("the disk damaged a stored blob (%s): it is fetched again", blob_id.hex()[:16])
+            logger.warning("the disk damaged a stored blob (%s): it is asked of others", blob_id.hex()[:16])
             self._post(BlobDamaged(blob_id))
 
     def _read_some(self) -> list[Digest]:

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from pulsenet.chain.records import Contribution, Kind, Manifest, Member, SignedRecord, SliceName, StateAnchor
 from pulsenet.ids import Digest, PeerId, Version
-from pulsenet.node.events import ContributionSeen, HeadSeen, ReceiptSeen, StateLost, StateReached, TermSeen
+from pulsenet.node.events import BlobLost, ContributionSeen, HeadSeen, ReceiptSeen, StateLost, StateReached, TermSeen
 from pulsenet.node.mixing.effects import MIXING_EFFECTS, MixingEffect
 from pulsenet.node.mixing.events import PresenceEnded, PresenceSeen, RosterSeen
 from pulsenet.wire.messages import Message
@@ -343,6 +343,7 @@ class ShowToMachines:
 
     event: (
         HeadSeen
+        | BlobLost
         | TermSeen
         | ContributionSeen
         | ReceiptSeen

@@ -107,6 +107,13 @@ class BlobDamaged:
 
 
 @dataclass(frozen=True, slots=True)
+class BlobLost:
+    """No peer has what the disk lost of a blob that this node publishes; said by one machine to the others."""
+
+    blob_id: Digest
+
+
+@dataclass(frozen=True, slots=True)
 class RoomTaken:
     """Blobs of rounds take this much of the room for blobs: what is kept of versions has to make do with the rest."""
 
@@ -389,6 +396,7 @@ Event = (
     | ChunkStored
     | StoreFailed
     | BlobDamaged
+    | BlobLost
     | RoomTaken
     | HopApplied
     | HopFailed

@@ -266,6 +266,15 @@ def find_extras_due(
     return extras
 
 
+def find_repair(state: PublishedState, blob_id: Digest) -> StoreAnchor | None:
+    """Return the anchor that takes the place of a lost blob; ``None`` where newcomers need it not."""
+    lost = next((item.entry for item in state.retained if item.blob_id == blob_id), None)
+    anchor = state.newest_anchor
+    if lost is None or lost.kind is Kind.SKIP or (anchor is not None and lost.version < anchor):
+        return None
+    return StoreAnchor(state.version)
+
+
 def make_catalogue(state: PublishedState, run_id: RunId) -> Catalogue:
     """Return the catalogue of everything retained."""
     return Catalogue(run_id=run_id, epoch=state.version.epoch, entries=tuple(item.entry for item in state.retained))

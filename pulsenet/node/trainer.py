@@ -37,6 +37,7 @@ from pulsenet.node.effects import (
 )
 from pulsenet.node.events import (
     AnchorStored,
+    BlobLost,
     Committed,
     EncodeFailed,
     Event,
@@ -57,6 +58,7 @@ from pulsenet.node.published import (
     PublishedState,
     find_extras_due,
     find_released,
+    find_repair,
     make_catalogue,
     summarise,
     with_catalogue,
@@ -167,6 +169,8 @@ class Trainer:
             effects += self._take_head(event.record)
         elif isinstance(event, ReplyReceived) and isinstance(event.reply, HeadReply) and event.reply.head is not None:
             effects += self._take_head(event.reply.head)
+        elif isinstance(event, BlobLost):
+            self._take_loss(event.blob_id)
         elif isinstance(event, PeerConnected):
             self._request_count += 1
             effects.append(SendRequest(self._request_count, event.peer_id, GetHead(), limits.REQUEST_OPEN_SECONDS_MAX))
@@ -200,6 +204,14 @@ class Trainer:
         )
         self._is_report_due = True
         return [Log("error", text)]
+
+    def _take_loss(self, blob_id: Digest) -> None:
+        """Nobody has a blob any more: an anchor of what is committed lets readers do without it."""
+        if self._state is None or not self._may_publish or self._succession.rival is not None:
+            return
+        repair = find_repair(self._state, blob_id)
+        if repair is not None and repair not in (self._extra, *self._extras_due):
+            self._extras_due.append(repair)
 
     # Answers to the work in hand
 
@@ -235,6 +247,9 @@ class Trainer:
     def _take_extra(self, event: SkipEncoded | AnchorStored, now: float, now_ms: int) -> list[Effect]:
         assert self._state is not None
         assert self._extra is not None
+        if isinstance(event, AnchorStored) and event.blob_id in self._state.blob_ids:
+            self._stop_work()  # it was lost, and is the same again
+            return []
         draft = draft_extra(self._scribe, self._trust, self._state, self._extra, event, term=self._term)
         return [] if draft is None else self._commit(draft, now, now_ms)
 

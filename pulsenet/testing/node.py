@@ -38,6 +38,7 @@ from pulsenet.node.effects import (
 from pulsenet.node.events import Event, ForkProofSeen, HaveSeen, HeadSeen, SnapshotOffered, TimerFired
 from pulsenet.node.inferencer import Inferencer
 from pulsenet.node.machine import Machine
+from pulsenet.node.mender import Mender
 from pulsenet.node.mesh import BOOK_KEY, Holdings, Mesh
 from pulsenet.node.news import TRUST_KEY
 from pulsenet.node.published import STATE_KEY
@@ -200,6 +201,7 @@ class SimNode:
             state = self.store.state.get(STATE_KEY)
             self.trainer = Trainer(self.trust, self.peer_id, sign, self._chance.fork(), verify=verify, state=state)
             self.machines["trainer"] = self.trainer
+            self.machines["mender"] = self._make_mender(self.trainer, self.mesh)
         else:
             self.follower = self._make_follower(self.mesh)
             self.machines["follower"] = self.follower
@@ -214,6 +216,16 @@ class SimNode:
         self.writing = {}
         self.exchanges = {}
         self.follower = self.trainer = self.mesh = None
+
+    def _make_mender(self, trainer: Trainer, mesh: Mesh) -> Mender:
+        return Mender(
+            self.peer_id,
+            self._chance.fork(),
+            self.store,
+            find_state=lambda: trainer.state,
+            have_of=mesh.have_of,
+            lacking=[blob_id for blob_id in self.store.lists if not self.store.holds_blob(blob_id)],
+        )
 
     def _make_follower(self, mesh: Mesh) -> Inferencer:
         mirror = self.hands.mirror

@@ -8,8 +8,9 @@ import pytest
 
 from pulsenet.chain.records import Kind
 from pulsenet.chain.retention import RetentionLimits
-from pulsenet.ids import Version
+from pulsenet.ids import Digest, Version
 from pulsenet.node.events import BlobDamaged, HeadSeen, RoomTaken
+from pulsenet.node.mender import MEND_SECONDS
 from pulsenet.testing.node import SimNode
 from pulsenet.testing.world import World
 
@@ -311,6 +312,64 @@ def test_what_a_disk_damaged_is_fetched_again_and_not_announced_meanwhile(role: 
     trainer.deliver_to_all(BlobDamaged(next(iter(trainer.store.lists))))
     world.publish_and_wait()
     world.run_until(world.is_settled, SETTLE_SECONDS)
+
+
+def damage(node: SimNode, number: int, kind: Kind = Kind.PATCH) -> set[Digest]:
+    """Lose the chunks of one version's blob, have the node hear of it, and return what is gone."""
+    before = set(node.store.chunks)
+    forget_blob(node, number, kind)
+    lost = before - set(node.store.chunks)
+    assert lost
+    for blob_id, data in tuple(node.store.lists.items()):
+        if lost & set(node.store.digests_of(data)):
+            node.deliver_to_all(BlobDamaged(blob_id))
+    return lost
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_publisher_gets_back_from_readers_what_its_disk_damaged(is_restarted: bool) -> None:
+    """A-DSK-2: found while it runs, or by a scrub while it stood still; no version and no anchor is made for it."""
+    world, trainer = make_world(14)
+    world.add_node("keeper", "seed")
+    world.run_until(world.is_settled, SETTLE_SECONDS)
+    known = set(trainer.store.manifests())
+    if is_restarted:
+        world.crash(trainer)
+        forget_blob(trainer, 13)
+        forget_blob(trainer, 11, Kind.ANCHOR)
+        world.start(trainer)
+    else:
+        damage(trainer, 13)
+        damage(trainer, 11, Kind.ANCHOR)
+    world.run_until(lambda: all(map(trainer.store.holds_blob, trainer.store.lists)), SETTLE_SECONDS)
+    world.run_for(2 * MEND_SECONDS)
+    assert set(trainer.store.manifests()) == known
+    assert sum("is whole again" in line for line in trainer.log) == 2
+
+
+@pytest.mark.parametrize("kind", [Kind.PATCH, Kind.ANCHOR])
+def test_a_publisher_whose_lost_blob_nobody_has_offers_an_anchor_instead(kind: Kind) -> None:
+    """A-DSK-2: newcomers find a way in, although nothing more is published."""
+    world, trainer = make_world(14)
+    damage(trainer, 13 if kind is Kind.PATCH else 11, kind)
+    world.run_for(MEND_SECONDS + 5.0)
+    (told,) = (line for line in trainer.log if "no peer" in line)
+    assert "pulsenet doctor" in told
+    assert any(entry.kind is Kind.ANCHOR and entry.version.number == 14 for entry in trainer.store.manifests().values())
+    newcomer = world.add_node("newcomer", "inferencer")
+    world.run_until(world.is_settled, SETTLE_SECONDS)
+    assert newcomer.hands.engine.version == Version(0, 14)
+
+
+def test_an_anchor_of_the_newest_version_that_was_lost_is_made_again_and_stays_one() -> None:
+    world, trainer = make_world(11)
+    known = set(trainer.store.manifests())
+    damage(trainer, 11, Kind.ANCHOR)
+    world.run_for(MEND_SECONDS + 5.0)
+    assert all(map(trainer.store.holds_blob, trainer.store.lists))
+    assert set(trainer.store.manifests()) == known
+    world.publish_and_wait()
+    assert world.newest == Version(0, 12)
 
 
 def test_a_seed_lets_go_of_old_versions_when_rounds_take_its_room() -> None:

@@ -26,6 +26,11 @@ class StoreLookup:
         return self._store.record(digest)
 
 
+def find_lacking(store: Store) -> list[Digest]:
+    """Return the blobs that a stored manifest names and that are not whole."""
+    return [manifest.blob_id for _, manifest in store.manifests() if not store.is_complete(manifest.blob_id)]
+
+
 def find_stored(store: Store) -> dict[Digest, Manifest]:
     """Return the manifests whose blobs are whole in the store."""
     return {digest: manifest for digest, manifest in store.manifests() if store.is_complete(manifest.blob_id)}

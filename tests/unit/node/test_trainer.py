@@ -36,6 +36,7 @@ from pulsenet.node.effects import (
 )
 from pulsenet.node.events import (
     AnchorStored,
+    BlobLost,
     Committed,
     EncodeFailed,
     Event,
@@ -454,6 +455,53 @@ def test_an_extra_is_announced_under_the_same_version(desk: Desk) -> None:
     assert last.catalogue_digest != before.catalogue_digest
     assert last.issued_at_ms > before.issued_at_ms
     assert desk.of(Commit)[-1].generation is None
+
+
+def blob_of(desk: Desk, number: int, kind: Kind) -> Digest:
+    assert desk.trainer.state is not None
+    (found,) = (
+        item.blob_id
+        for item in desk.trainer.state.retained
+        if (item.entry.version.number, item.entry.kind) == (number, kind)
+    )
+    return found
+
+
+def test_a_blob_that_nobody_has_any_more_is_made_up_for_by_an_anchor(desk: Desk) -> None:
+    for generation in range(1, 16):
+        desk.publish(generation)
+    lost = blob_of(desk, 14, Kind.PATCH)
+    desk.send(BlobLost(lost))
+    assert list(desk.todo) == [StoreAnchor(Version(0, 15))]
+    desk.send(BlobLost(lost))
+    desk.settle()
+    assert desk.trainer.state is not None
+    assert desk.trainer.state.anchor_numbers == (11, 15)
+    assert [effect.version for effect in desk.of(StoreAnchor)].count(Version(0, 15)) == 1
+    assert desk.publish(16) == Version(0, 16)
+
+
+def test_an_anchor_of_the_newest_version_that_was_lost_is_written_again_and_not_announced_twice(desk: Desk) -> None:
+    for generation in range(1, 12):
+        desk.publish(generation)
+    state, commits = desk.trainer.state, len(desk.of(Commit))
+    desk.send(BlobLost(blob_of(desk, 11, Kind.ANCHOR)))
+    desk.settle()
+    assert desk.of(StoreAnchor)[-1] == StoreAnchor(Version(0, 11))
+    assert desk.trainer.state == state
+    assert len(desk.of(Commit)) == commits
+    assert desk.publish(12) == Version(0, 12)
+
+
+def test_an_anchor_nobody_needs_is_made_for_no_lost_blob(desk: Desk) -> None:
+    desk.send(BlobLost(TABLE))
+    for generation in range(1, 18):
+        desk.publish(generation)
+    for lost in (TABLE, blob_of(desk, 5, Kind.PATCH), blob_of(desk, 16, Kind.SKIP)):
+        assert desk.send(BlobLost(lost)) == []
+    desk.trust.accept_descriptor(desk.run.revise(authorities=(desk.run.second.peer_id,)))
+    desk.send(BlobLost(blob_of(desk, 17, Kind.PATCH)))
+    assert not desk.todo
 
 
 def test_an_answer_for_another_extra_is_ignored(desk: Desk) -> None:
