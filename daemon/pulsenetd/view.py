@@ -116,6 +116,13 @@ class NodeView:
             self._store.lease_kept(blob_id, self._monotonic() + LEASE_SECONDS)
         return data
 
+    def chunk_list_slice(self, blob_id: Digest, offset: int, size_bytes: int) -> tuple[int, bytes] | None:
+        """Return the size of a blob's chunk list and a slice of it, and keep the blob, as :meth:`chunk_list` does."""
+        found = self._store.chunk_list_slice(blob_id, offset, size_bytes)
+        if found is not None:
+            self._store.lease_kept(blob_id, self._monotonic() + LEASE_SECONDS)
+        return found
+
     def holdings(self, blob_id: Digest) -> Message:
         """Return which chunks of a blob are here. Looking at a million takes half a second: a reply is given again
         for as long as keeps that work to a small share of the time."""

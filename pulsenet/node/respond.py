@@ -62,6 +62,10 @@ class StoreView(Protocol):
         """Return the encoded chunk list of a blob."""
         ...
 
+    def chunk_list_slice(self, blob_id: Digest, offset: int, size_bytes: int) -> tuple[int, bytes] | None:
+        """Return the size of a blob's encoded chunk list and a slice of it; costs no more than the slice."""
+        ...
+
     def chunk(self, digest: Digest) -> bytes | None:
         """Return a chunk."""
         ...
@@ -144,13 +148,13 @@ def _fill(records: Iterable[bytes]) -> RecordsReply:
 
 
 def _slice_chunk_list(request: GetChunkList, view: StoreView) -> Message:
-    encoded = view.chunk_list(request.blob_id)
-    if encoded is None:
+    found = view.chunk_list_slice(request.blob_id, max(request.offset, 0), limits.CHUNK_SIZE_BYTES_MAX)
+    if found is None:
         return _refuse("not-found", request.blob_id.hex())
-    if not 0 <= request.offset <= len(encoded):
-        return _refuse("range", f"offset {request.offset} of {len(encoded)}")
-    data = encoded[request.offset : request.offset + limits.CHUNK_SIZE_BYTES_MAX]
-    return ChunkListReply(request.blob_id, len(encoded), data)
+    size_bytes, data = found
+    if not 0 <= request.offset <= size_bytes:
+        return _refuse("range", f"offset {request.offset} of {size_bytes}")
+    return ChunkListReply(request.blob_id, size_bytes, data)
 
 
 def _refuse(code: str, detail: str) -> Refusal:

@@ -129,6 +129,10 @@ class FakeStore:
     def chunk_list(self, blob_id: Digest) -> bytes | None:
         return self.lists.get(blob_id)
 
+    def chunk_list_slice(self, blob_id: Digest, offset: int, size_bytes: int) -> tuple[int, bytes] | None:
+        data = self.lists.get(blob_id)
+        return None if data is None else (len(data), data[offset : offset + size_bytes])
+
     def record(self, digest: Digest) -> bytes | None:
         return self.records.get(digest)
 

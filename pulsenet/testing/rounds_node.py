@@ -361,6 +361,7 @@ class _View:
         self.descriptors = store.descriptors
         self.epochs = store.epochs
         self.chunk_list = store.chunk_list
+        self.chunk_list_slice = store.chunk_list_slice
         self.chunk = store.chunk
         self.has_chunk = store.has_chunk
         self.was_given = store.was_given

@@ -23,6 +23,7 @@ from pulsenet.ids import Digest, short
 from pulsenet.wire.chunks import ChunkCutter, ChunkList
 from pulsenet.wire.schema import decode_value
 from pulsenet.wire.sections import BlobCutter
+from pulsenetd.storage import list_parts
 from pulsenetd.storage.chunk_files import ChunkFiles
 from pulsenetd.storage.database import Database
 from pulsenetd.storage.disk import (
@@ -78,7 +79,7 @@ class Store:
         self._uncommitted: set[Digest] = set()
         """Blobs made by this process that no stored record names yet."""
         self._leases = Leases()
-        self._database = Database(directory / DATABASE_NAME, disk, _SCHEMA)
+        self._database = Database(directory / DATABASE_NAME, disk, _SCHEMA + list_parts.SCHEMA)
 
     @classmethod
     def open(cls, directory: Path, *, disk: Disk | None = None, lock: DirectoryLock | None = None) -> Store:
@@ -179,6 +180,10 @@ class Store:
     def chunk_list_bytes(self, blob_id: Digest) -> bytes | None:
         """Return the encoded chunk list of a blob, or ``None``."""
         return self._database.fetch_value("SELECT chunk_list FROM blobs WHERE blob_id = ?", blob_id)
+
+    def chunk_list_slice(self, blob_id: Digest, offset: int, size_bytes: int) -> tuple[int, bytes] | None:
+        """Return the size of a blob's encoded chunk list and a slice of it, or ``None``; reads the slice alone."""
+        return list_parts.read_slice(self._database, blob_id, offset, size_bytes)
 
     def chunk_list(self, blob_id: Digest) -> ChunkList | None:
         """Return the chunk list of a blob, or ``None``."""
@@ -368,11 +373,8 @@ class Store:
         blob_id = chunk_list.blob_id
         with self._mutex:
             is_new = self.chunk_list_bytes(blob_id) is None
-            with self._mutex, self._database.transaction() as database:
-                database.execute(
-                    "INSERT INTO blobs VALUES (?, ?, ?, 0) ON CONFLICT (blob_id) DO UPDATE SET released = 0",
-                    (blob_id, chunk_list.encode(), int(made_here)),
-                )
+            with self._database.transaction() as database:
+                list_parts.keep_list(database, blob_id, chunk_list.encode(), made_here=made_here)
             if is_new:
                 self._references.update({digest for _, digest in chunk_list.entries})
             if made_here and is_new:
@@ -391,6 +393,7 @@ class Store:
             lists.append(chunk_list)
             self._references.update({digest for _, digest in chunk_list.entries})
         self._delete_rows(dead)
+        list_parts.complete_parts(self._database)
         for digest in self._chunks:
             if not self._references[digest]:
                 self._chunks.remove(digest)
@@ -419,7 +422,7 @@ class Store:
     def _delete_rows(self, blob_ids: Sequence[Digest]) -> None:
         if blob_ids:
             with self._mutex, self._database.transaction() as database:
-                database.executemany("DELETE FROM blobs WHERE blob_id = ?", [(blob_id,) for blob_id in blob_ids])
+                list_parts.drop_lists(database, blob_ids)
 
     def _add_references(self, digests: Iterable[Digest]) -> None:
         with self._mutex:

@@ -58,6 +58,7 @@ class PublisherView:
         self.descriptors = store.descriptors
         self.epochs = store.epochs
         self.chunk_list = store.chunk_list
+        self.chunk_list_slice = store.chunk_list_slice
         self.chunk = store.chunk
         self.head: bytes | None = None
 

@@ -68,6 +68,7 @@ class _View:
         self.descriptors = store.descriptors
         self.epochs = store.epochs
         self.chunk_list = store.chunk_list
+        self.chunk_list_slice = store.chunk_list_slice
         self.chunk = store.chunk
 
 

@@ -70,6 +70,10 @@ class Shelf:
     def chunk_list(self, blob_id: Digest) -> bytes | None:
         return self.chunk_lists.get(blob_id)
 
+    def chunk_list_slice(self, blob_id: Digest, offset: int, size_bytes: int) -> tuple[int, bytes] | None:
+        encoded = self.chunk_lists.get(blob_id)
+        return None if encoded is None else (len(encoded), encoded[offset : offset + size_bytes])
+
     def chunk(self, digest: Digest) -> bytes | None:
         return self.chunks.get(digest)
 
@@ -145,6 +149,16 @@ def test_a_chunk_list_is_sent_in_slices_of_one_chunk() -> None:
     assert respond(GetChunkList(BLOB_ID, limits.CHUNK_SIZE_BYTES_MAX), shelf) == [
         ChunkListReply(BLOB_ID, len(encoded), b"tail")
     ]
+
+
+def test_a_slice_of_a_chunk_list_is_read_without_the_rest() -> None:
+    class Sliced(Shelf):
+        def chunk_list(self, blob_id: Digest) -> bytes | None:
+            raise AssertionError("36 MiB for a question of 40 bytes")
+
+    encoded = bytes(limits.CHUNK_SIZE_BYTES_MAX) + b"tail"
+    (reply,) = respond(GetChunkList(BLOB_ID, limits.CHUNK_SIZE_BYTES_MAX), Sliced(chunk_lists={BLOB_ID: encoded}))
+    assert reply == ChunkListReply(BLOB_ID, len(encoded), b"tail")
 
 
 def test_the_empty_chunk_list_is_not_the_missing_one() -> None:
