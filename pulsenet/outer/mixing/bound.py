@@ -44,6 +44,22 @@ def distance_ratio(
     return 1.0 + outer_learning_rate**2 * second / (1.0 - first)
 
 
+def bound_measured(
+    variant: MixingVariant, member_count: int, noise_square: float, *, outer_learning_rate: float
+) -> float:
+    """Return the bound on the mean squared distance after the inner steps, from what those of one round did.
+
+    That is measured, ``2 eta^2 sigma^2 H`` with any inner optimiser; what trainers began apart is what the theory adds.
+
+    Args:
+        variant: As :func:`distance_ratio`; of a variant that mixes a subset the bound is for the subset.
+        member_count: As there.
+        noise_square: Mean squared distance between what two trainers' inner steps did, on the tensors of Mix2.
+        outer_learning_rate: As there.
+    """
+    return noise_square * distance_ratio(variant, member_count, outer_learning_rate=outer_learning_rate)
+
+
 def bound_distance(
     variant: MixingVariant,
     member_count: int,

@@ -55,6 +55,24 @@ def mean_squared_distance(vectors: Sequence[Sequence[FP32s]]) -> float:
     return total / (count * (count - 1) / 2)
 
 
+def estimate_pair_square(square: float, contributor_count: int) -> float:
+    """Return the mean squared distance between two of those whose mean was made, as one of them can tell.
+
+    Of a pair it is exact: the other one is as far from the mean. Of more, the mean over all members of this estimate is
+    exact.
+
+    Args:
+        square: Squared Euclidean distance from this member's vector to the mean.
+        contributor_count: Members in the mean, 2 or more.
+
+    Raises:
+        LocalProtocolError: a mean of nobody else.
+    """
+    if contributor_count < 2:
+        raise LocalProtocolError(f"a distance of {contributor_count} trainers")
+    return square * 2.0 * contributor_count / (contributor_count - 1)
+
+
 def js_distance(first: Floats, second: Floats) -> Floats:
     """Return the Jensen-Shannon distance of each row: the root of the divergence, logarithms of base 2, from 0 to 1.
 
@@ -111,6 +129,18 @@ def encode_probe(binned: Floats, *, round_index: int) -> bytes:
     if _find_probe_fault(binned) is not None:
         raise LocalProtocolError(f"a probe holds {_find_probe_fault(binned)}")
     return _HEADER.pack(_MAGIC, _FORMAT_VERSION, bytes(3), round_index, rows, bins) + binned.astype("<f2").tobytes()
+
+
+def peek_probe(data: bytes) -> tuple[int, int]:
+    """Return how many tokens and bins an answer says it has; nothing else of it is looked at.
+
+    Raises:
+        RemoteProtocolError: ``probe-header``: it is too short.
+    """
+    if len(data) < PROBE_HEADER_SIZE_BYTES:
+        raise RemoteProtocolError("probe-header", f"{len(data)} bytes")
+    _, _, _, _, row_count, bin_count = _HEADER.unpack_from(data)
+    return row_count, bin_count
 
 
 def decode_probe(data: bytes, *, round_index: int, row_count: int, bin_count: int) -> Floats:

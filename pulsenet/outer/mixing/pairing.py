@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from pulsenet import limits
 from pulsenet.errors import LocalProtocolError
 from pulsenet.ids import PeerId, compute_digest
 from pulsenet.outer.mixing.settings import Job
@@ -56,6 +57,14 @@ def find_partner(seed: bytes, round_index: int, job: Job, members: Iterable[Peer
         return None
     place = order.index(me) ^ 1
     return order[place] if place < len(order) else None
+
+
+def choose_probers(seed: bytes, round_index: int, members: Iterable[PeerId]) -> tuple[PeerId, ...]:
+    """Return who answers the probe of a round: whole pairs of Mix1, and few enough for one coordinator.
+
+    Arguments and errors as of :func:`shuffle_members`.
+    """
+    return shuffle_members(seed, round_index, Job.MIX1, members)[: limits.PROBERS_MAX]
 
 
 def find_owned_slice(members: Sequence[PeerId], me: PeerId) -> int | None:

@@ -22,6 +22,12 @@ _NUMBER: Final = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 SCORE_DECAY: Final = 0.75
 """Of what was seen before, each time a tensor is seen again."""
 
+WIDEN_FACTOR: Final = 1.5
+"""By how much a subset grows, and shrinks again, at one measurement."""
+
+CALM_RATIO: Final = 0.5
+"""Below this share of the distance that widens a subset, a wider one shrinks: in between it stays."""
+
 
 def order_by_name(table: ParameterTable) -> list[int]:
     """Return all tensors: embeddings and head, then layers ascending, then what has neither."""
@@ -68,6 +74,23 @@ def update_score(score: float | None, seen: float) -> float:
     return seen if score is None else SCORE_DECAY * score + (1.0 - SCORE_DECAY) * seen
 
 
+def merge_scores(
+    scores: Mapping[int, float], subset: Sequence[int], seen: Sequence[Sequence[float]]
+) -> dict[int, float]:
+    """Return the scores after several members told what they saw: their upper median, which a few that lie hardly move.
+
+    Args:
+        scores: By tensor, of before.
+        subset: Tensors that were seen, ascending.
+        seen: Of each member, one value for each of them.
+    """
+    merged = dict(scores)
+    for place, index in enumerate(subset if seen else ()):
+        told = sorted(each[place] for each in seen)
+        merged[index] = update_score(merged.get(index), told[len(told) // 2])
+    return merged
+
+
 def rank_tensors(table: ParameterTable, scores: Mapping[int, float]) -> list[int]:
     """Return all tensors: those seen in Mix2 by falling score, then the others as by name."""
     seen = sorted(scores, key=lambda index: (-scores[index], index))
@@ -108,6 +131,50 @@ def widen_subset(
     waiting = [index for index in rank_tensors(table, scores) if index not in held]
     wider = _take(table, waiting, ratio, tuple(subset))
     return wider if len(wider) > len(held) or not waiting else tuple(sorted({*held, waiting[0]}))
+
+
+def measure_share(table: ParameterTable, subset: Sequence[int]) -> float:
+    """Return the share of the elements that some tensors have; an empty subset is all of them."""
+    if not subset or not table.element_count:
+        return 1.0
+    return sum(table.tensors[index].element_count for index in subset) / table.element_count
+
+
+def adapt_subset(
+    table: ParameterTable,
+    subset: Sequence[int],
+    scores: Mapping[int, float],
+    *,
+    distance: float,
+    distance_max: float,
+    ratio: float,
+) -> tuple[int, ...]:
+    """Return the subset of the next roster, from how far apart trainers are: wider, narrower or the same.
+
+    It grows where their distance is above the run's limit. Once that is well below again, it shrinks towards the run's
+    first share, to the tensors that disagreed most: what was taken in for trial stays if it deserves it.
+
+    Args:
+        table: FP32 masters.
+        subset: Of the roster that was measured by.
+        scores: By tensor, of those seen in Mix2.
+        distance: Jensen-Shannon distance.
+        distance_max: Of the run; 0 changes nothing.
+        ratio: Share of a run's first subset.
+
+    Raises:
+        LocalProtocolError: a ratio outside 0 to 1.
+    """
+    current = tuple(subset)
+    if distance_max == 0.0 or not current:
+        return current
+    share = measure_share(table, current)
+    if distance > distance_max:
+        return widen_subset(table, current, scores, min(1.0, WIDEN_FACTOR * share))
+    if distance < CALM_RATIO * distance_max and share > ratio:
+        narrower = choose_subset(table, scores, max(ratio, share / WIDEN_FACTOR))
+        return narrower if measure_share(table, narrower) < share else current
+    return current
 
 
 def _take(table: ParameterTable, order: Sequence[int], ratio: float, held: Sequence[int]) -> tuple[int, ...]:

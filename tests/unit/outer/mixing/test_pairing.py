@@ -5,9 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pulsenet import limits
 from pulsenet.errors import LocalProtocolError
 from pulsenet.ids import PeerId, compute_digest
-from pulsenet.outer.mixing.pairing import find_owned_slice, find_partner, match_members, shuffle_members
+from pulsenet.outer.mixing.pairing import (
+    choose_probers,
+    find_owned_slice,
+    find_partner,
+    match_members,
+    shuffle_members,
+)
 from pulsenet.outer.mixing.settings import Job
 
 law = settings(derandomize=True, deadline=None, max_examples=60)
@@ -84,3 +91,13 @@ def test_nobody_and_twins_are_refused() -> None:
         match_members(SEED, 0, Job.MIX1, [])
     with pytest.raises(LocalProtocolError):
         match_members(SEED, 0, Job.MIX1, [*members(2), members(1)[0]])
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 16, 17, 40])
+def test_those_who_answer_a_probe_are_few_and_whole_pairs_of_mix1(count: int) -> None:
+    listed = members(count)
+    chosen = choose_probers(SEED, 8, listed)
+    assert len(chosen) == min(count, limits.PROBERS_MAX)
+    for group in match_members(SEED, 8, Job.MIX1, listed):
+        assert len(set(group) & set(chosen)) in (0, len(group))
+    assert count <= 16 or set(choose_probers(SEED, 16, listed)) != set(chosen), "others in another round"

@@ -3,8 +3,11 @@ import pytest
 
 from pulsenet.errors import LocalProtocolError
 from pulsenet.outer.mixing.subset import (
+    adapt_subset,
     choose_default_subset,
     choose_subset,
+    measure_share,
+    merge_scores,
     order_by_name,
     rank_tensors,
     score_part,
@@ -82,3 +85,46 @@ def test_a_score_is_a_mean_by_element_that_forgets() -> None:
         score_part(np.zeros(1, np.float32), np.zeros(2, np.float32))
     assert update_score(None, 4.0) == 4.0
     assert update_score(4.0, 0.0) == 3.0
+
+
+def adapt(table: ParameterTable, subset: tuple[int, ...], distance: float, **changes: float) -> tuple[int, ...]:
+    scores = {0: 1.0, 2: 5.0, 3: 0.5, 4: 3.0}
+    return adapt_subset(
+        table,
+        subset,
+        scores,
+        distance=distance,
+        **{"distance_max": 0.2, "ratio": 0.3, **changes},  # type: ignore[arg-type]
+    )
+
+
+def test_trainers_far_apart_widen_the_subset_and_near_ones_leave_it(table: ParameterTable) -> None:
+    first = choose_default_subset(table, 0.3)
+    wider = adapt(table, first, 0.21)
+    assert set(wider) > set(first)
+    assert measure_share(table, first) < measure_share(table, wider) <= 1.5 * measure_share(table, first) + 0.1
+    for distance in (0.2, 0.15, 0.1):
+        assert adapt(table, wider, distance) == wider, "no better, no worse: nothing changes"
+    assert adapt(table, first, 0.01) == first, "it never falls below the run's first share"
+    everything = tuple(range(len(NAMES)))
+    assert adapt(table, everything, 0.9) == everything
+
+
+def test_a_subset_that_shrinks_again_keeps_what_disagreed_most(table: ParameterTable) -> None:
+    wider = (0, 2, 3, 4)
+    narrower = adapt(table, wider, 0.05)
+    assert narrower == (0, 2, 4), "what disagreed least is given up"
+    assert measure_share(table, narrower) < measure_share(table, wider)
+
+
+def test_a_run_without_a_limit_never_changes_its_subset(table: ParameterTable) -> None:
+    first = choose_default_subset(table, 0.3)
+    assert adapt(table, first, 1.0, distance_max=0.0) == first
+    assert adapt(table, (), 1.0) == (), "all tensors are mixed anyway"
+    assert measure_share(table, ()) == 1.0
+
+
+def test_scores_are_the_upper_median_of_what_members_saw() -> None:
+    merged = merge_scores({1: 4.0, 7: 1.0}, (1, 3), [[0.0, 2.0], [1e30, 3.0], [8.0, 9.0]])
+    assert merged == {1: 0.75 * 4.0 + 0.25 * 8.0, 3: 3.0, 7: 1.0}
+    assert merge_scores({1: 4.0}, (1, 3), []) == {1: 4.0}
