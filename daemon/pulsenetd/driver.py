@@ -34,7 +34,7 @@ from pulsenet.node.events import (
     VoteSeen,
 )
 from pulsenet.node.machine import Machine
-from pulsenet.node.mixing.events import PresenceEnded, PresenceSeen, RosterSeen, ShareSeen
+from pulsenet.node.mixing.events import PresenceEnded, PresenceSeen, ProbeSeen, RosterSeen, ShareSeen
 
 PERSIST_RANK: Final = 0
 BROADCAST: Final = (
@@ -50,6 +50,7 @@ BROADCAST: Final = (
     StateReached,
     StateLost,
     ShareSeen,
+    ProbeSeen,
     RosterSeen,
     PresenceSeen,
     PresenceEnded,

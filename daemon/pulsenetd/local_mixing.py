@@ -140,6 +140,8 @@ class MixingSession:
             case local.StoreIterate() as message:
                 await self._keep(traffic, (message.part,))
                 desk.store_iterate(message)
+            case local.StoreProbe() as message:
+                desk.store_probe(message)
             case local.TellRound() as message:
                 _check_reals(message)
                 self._hook.on_round(message)
@@ -156,7 +158,8 @@ class MixingSession:
 
 def _check_reals(message: local.TellRound) -> None:
     bits = [message.inner_seconds_bits, message.blocked_seconds_bits, message.utilization_bits]
-    bits += [message.delta_norm_bits, message.distance_bits or 0]
+    bits += [message.delta_norm_bits, message.distance_bits or 0, message.start_square_bits or 0]
+    bits += [message.end_square_bits or 0, message.noise_square_bits or 0]
     if any(one >= 1 << 32 or not 0.0 <= fp32_from_bits(one) < math.inf for one in bits):
         raise RemoteProtocolError("schema", "a number that is not finite")
 

@@ -25,7 +25,7 @@ REASONS: Final = frozenset(
         "expired", "future", "fork", "epoch", "revision-unknown", "revision-gap", "term", "table", "mismatch",
         "wire-version", "not-admitted", "not-found", "range", "unexpected", "busy", "starting", "storage",
         "unavailable", "too-many-streams", "struck-out", "peer-id", "bad-chunk", "duplicate", "rate", "queue",
-        "replay", "staleness", "early", "roster",
+        "replay", "staleness", "early", "roster", "probe-header", "probe-values",
         # tables, patches and anchors (spec-codec)
         "table-too-large", "table-decode", "table-invalid", "table-not-canonical", "patch-varint", "patch-truncated",
         "patch-magic", "patch-version", "patch-form", "patch-table", "patch-block", "patch-size", "patch-count",
@@ -70,6 +70,9 @@ MIXES: Final = frozenset({"mixed", "part", "late", "lost", "over", "refused", "s
 DEBTS: Final = frozenset({"owed", "settled", "void", "forgotten"})
 """Means that only the other side of a pair took: found out, made up for, found to be none, given up."""
 MIXING_ROUNDS: Final = frozenset({"listed", "unlisted"})
+PROBES: Final = frozenset({"answered", "refused", "compared", "alone"})
+"""Answers signed here and refused by the coordinator; as one, rounds compared, and rounds that gave no pair."""
+SUBSETS: Final = frozenset({"widened", "narrowed"})
 MIXING_SLICES: Final = frozenset({"combined", "taken", "refused", "other-base"})
 """Slices of global means: made here, taken from their owners, found bad, made from another mean than the own."""
 KINDS: Final = frozenset({*streams.KINDS.values(), "other"})
@@ -209,6 +212,8 @@ COUNTERS: Final[Mapping[str, tuple[str, Mapping[str, frozenset[str]]]]] = {
     "mixing_slices": ("Slices of global means by outcome.", {"outcome": MIXING_SLICES}),
     "debts": ("Means that one side of a pair took alone.", {"outcome": DEBTS}),
     "rosters": ("Rosters signed here.", {}),
+    "probes": ("Answers to probes, and what came of them at the coordinator.", {"outcome": PROBES}),
+    "subsets": ("Changes of Mix2's subset decided here.", {"outcome": SUBSETS}),
     "openai_requests": ("Requests to the OpenAI port answered.", {"route": OPENAI_ROUTES, "status": OPENAI_STATUSES}),
     "openai_bytes": ("Bytes of bodies at the OpenAI port.", {"direction": DIRECTIONS}),
 }
@@ -234,6 +239,11 @@ _GAUGES: Final = {
     "rounds_behind": "Final rounds that this trainer did not step yet.",
     "round_stuck": "1 when no round ended for longer than the node's round limit.",
     "disagreement": "Jensen-Shannon distance between trainers at the newest probe; NaN without probes.",
+    "disagreement_l2_start": "Euclidean distance between two trainers' outer iterates, as Mix1 told; else NaN.",
+    "disagreement_l2_end": "The same of their weights after the inner steps, on the tensors of Mix2.",
+    "disagreement_l2_bound": "What theory without outer momentum bounds it by, from what the inner steps did.",
+    "mixing_subset_ratio": "Share of the elements that Mix2 takes, by the roster; NaN without Mix2.",
+    "consensus": "1 if all members hold what the run publishes, 0 if it is one trainer's own; NaN without gossip.",
     "utilization_ratio": "Share of the last rounds' time spent on inner steps; NaN before two rounds.",
     "utilization_predicted_ratio": "The same as predicted for the link's stated speed; NaN where that is not known.",
     "residual_norm": "Euclidean norm of what the gate held back; NaN until the training process tells.",

@@ -5,6 +5,7 @@ One whose key is an authority votes, and in its term says who mixes; a trainer m
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections import deque
@@ -25,20 +26,21 @@ from pulsenet.node.events import Event
 from pulsenet.node.listener import Listener
 from pulsenet.node.machine import Machine
 from pulsenet.node.mixing.convener import Convener
-from pulsenet.node.mixing.events import SubsetChosen
+from pulsenet.node.mixing.events import MastersTold
 from pulsenet.node.mixing.journal import MIXING_KEY
 from pulsenet.node.mixing.machine import Mixing
-from pulsenet.node.mixing.respond import MixingRequest, respond_to_mixing
+from pulsenet.node.mixing.respond import MIXING_REQUESTS, MixingRequest, respond_to_mixing
 from pulsenet.node.mixing.respond import event_of as mixing_event_of
 from pulsenet.node.rounds_respond import event_of, respond_to_round
 from pulsenet.node.verdicts import RoundPush
 from pulsenet.outer.floats import fp32_from_bits
-from pulsenet.outer.mixing.settings import MixingSettings
-from pulsenet.outer.mixing.subset import choose_default_subset
+from pulsenet.outer.mixing.bound import bound_measured
+from pulsenet.outer.mixing.settings import MixingKind, MixingSettings
+from pulsenet.outer.mixing.subset import measure_share
 from pulsenet.outer.plan import Variant, Workload, predict_utilization
 from pulsenet.outer.plan_link import Link
 from pulsenet.tensors.params import ParameterTable
-from pulsenet.wire.messages import GetAggregates, GetRoster, GetRounds, GetShares, Message, PushShare, Refusal
+from pulsenet.wire.messages import GetAggregates, GetRounds, Message, Refusal
 from pulsenetd.driver import Driver, Handler
 from pulsenetd.handlers.means import MixingMeans
 from pulsenetd.handlers.mixing import MixingDesk
@@ -196,13 +198,9 @@ class MixingPart:
             has_rounds=has_rounds,
             metrics=self._metrics,
         )
-        if self.settings.variant.mixes_subset:
-            # Until anything was measured, by name; only a coordinator's word counts.
-            self._post_subset(SubsetChosen(choose_default_subset(table, self.settings.subset_ratio)))
-
-    def _post_subset(self, chosen: SubsetChosen) -> None:
         if self.coordinator is not None:
-            self._require_driver().post_to("coordinator", chosen)
+            # Only a coordinator's word on the subset of Mix2 counts.
+            self._require_driver().post_to("coordinator", MastersTold(table))
 
     def _take_round(self, told: local.TellRound) -> None:
         """Show what a round did, and how ``pulsenet plan`` would have it."""
@@ -216,8 +214,31 @@ class MixingPart:
             mix1_contributors=told.mix1_count,
             mix2_contributors=told.mix2_count,
             delta_norm=float(fp32_from_bits(told.delta_norm_bits)),
-            mixing_distance=None if told.distance_bits is None else float(fp32_from_bits(told.distance_bits)),
+            mixing_distance=_as_real(told.distance_bits),
+            **self._compare_weights(told),
         )
+        if told.is_consensus is not None:
+            self._note(consensus=told.is_consensus)
+
+    def _compare_weights(self, told: local.TellRound) -> dict[str, float | None]:
+        """Return how far apart two trainers are, Euclidean, and what theory bounds that by."""
+        start, end, noise = map(_as_real, (told.start_square_bits, told.end_square_bits, told.noise_square_bits))
+        known, masters = self.rosters.find(told.round_index), self._desk.masters
+        bound = None
+        if noise is not None and known is not None:
+            settings = self.settings
+            bound = bound_measured(
+                settings.variant, len(known.members), noise, outer_learning_rate=settings.learning_rate
+            )
+        share = None
+        if known is not None and masters is not None and self.settings.variant.mix2 is not MixingKind.NONE:
+            share = measure_share(masters, known.roster.subset)
+        return {
+            "disagreement_l2_start": None if start is None else math.sqrt(start),
+            "disagreement_l2_end": None if end is None else math.sqrt(end),
+            "disagreement_l2_bound": None if bound is None else math.sqrt(bound),
+            "mixing_subset_ratio": share,
+        }
 
     def _predict(self, work_seconds: float) -> float | None:
         masters, newest = self._desk.masters, self.rosters.newest
@@ -239,11 +260,12 @@ class MixingPart:
         """Answer a peer's request about mixing: what it says is shown to the machines first."""
         if isinstance(request, GetRounds | GetAggregates):
             return respond_to_round(request, self.ledger, None)
-        if isinstance(request, GetRoster | PushShare | GetShares):
+        if isinstance(request, MIXING_REQUESTS):
             event = mixing_event_of(request, peer_id)
             if event is not None and not await self._show(event):
                 return BUSY
-            return respond_to_mixing(request, peer_id, self.ledger, self.rosters, self.mixing)
+            both = (self.mixing, self.coordinator)
+            return respond_to_mixing(request, peer_id, self.ledger, self.rosters, *both)
         if not await self._show(event_of(request, peer_id)):
             return BUSY
         find_verdict = None if self.coordinator is None else self.coordinator.verdicts.find
@@ -259,3 +281,7 @@ class MixingPart:
         finally:
             self._waiting_count -= 1
         return True
+
+
+def _as_real(bits: int | None) -> float | None:
+    return None if bits is None else float(fp32_from_bits(bits))

@@ -35,6 +35,7 @@ from pulsenet.wire.messages import (
     PushContribution,
     PushForkProof,
     PushHead,
+    PushProbe,
     PushReceipt,
     PushReply,
     PushRollouts,
@@ -220,7 +221,7 @@ class Responder:
                 return [TasksReply(()) if self._give_tasks is None else await self._give_tasks(peer_id, request)]
             case PushVote() | PushTerm() | PushContribution() | PushReceipt() | GetRounds() | GetAggregates():
                 return [await self._answer_round(peer_id, request)]
-            case GetRoster() | PushShare() | GetShares():
+            case GetRoster() | PushShare() | GetShares() | PushProbe():
                 return [await self._answer_round(peer_id, request)]
             case _:
                 pass

@@ -46,6 +46,7 @@ class Rosters:
         self._trust = trust
         self._ledger = ledger
         self._known: tuple[KnownRoster, ...] = ()
+        self._measured: tuple[int, int] | None = None
 
     @property
     def newest(self) -> KnownRoster | None:
@@ -53,9 +54,25 @@ class Rosters:
         return self._known[-1] if self._known else None
 
     @property
+    def known(self) -> tuple[KnownRoster, ...]:
+        """The rosters that are kept, ascending by term and number."""
+        return self._known
+
+    @property
     def end_round(self) -> int:
         """No known roster covers this round or a later one."""
         return max((known.roster.end_round for known in self._known), default=0)
+
+    @property
+    def measured(self) -> tuple[int, int] | None:
+        """The newest probe that is known answered: its round, and the distance between trainers as FP32 bits."""
+        found = [(known.roster.probe_round, known.roster.distance_bits) for known in self._known]
+        told = [(index, bits) for index, bits in found if index is not None and bits is not None]
+        return max(told + ([] if self._measured is None else [self._measured]), key=lambda one: one[0], default=None)
+
+    def note_measured(self, round_index: int, distance_bits: int) -> None:
+        """This node, as the coordinator, knows what a probe came to; the next rosters say so."""
+        self._measured = (round_index, distance_bits)
 
     def find(self, round_index: int) -> KnownRoster | None:
         """Return the roster that a round is mixed by: of those that cover it the newest."""

@@ -18,6 +18,7 @@ training process        daemon
 :class:`AwaitMix`       :class:`MixDone` within the job's wait, or ``NoOrder`` when the time of the question is up
 ``FetchBlobPart``       ``BlobPart`` or ``NoBlobPart``
 :class:`StoreIterate`   ``Waiting``. z at the opening of the round, if :class:`RoundOpened` wants it
+:class:`StoreProbe`     ``Waiting``. What the process predicts, if :class:`RoundOpened` asked for it
 :class:`TellRound`      ``Waiting``. What a round did, for status and metrics
 ======================  =========================================================================================
 
@@ -32,7 +33,7 @@ from typing import Annotated, Final
 from pulsenet import limits
 from pulsenet.ids import Digest
 from pulsenet.local.rounds_protocol import Code, Table
-from pulsenet.wire.schema import CountMax
+from pulsenet.wire.schema import CountMax, SizeMax
 
 DEBTS_MAX: Final = 64
 """Of one job; more are dropped before they get so many."""
@@ -142,6 +143,8 @@ class RoundOpened:
     """Whether z is to be stored for joiners."""
     publishes: bool
     """Whether this node coordinates the run, so that it publishes its weights."""
+    is_probed: bool
+    """Whether :class:`StoreProbe` is to follow the round, if the process has a probe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +235,25 @@ class TellRound:
     delta_norm_bits: int
     distance_bits: int | None
     """From z to the mean that Mix1 gave."""
+    start_square_bits: int | None
+    """Mean squared distance between two trainers' z; ``None`` where no whole mean told it."""
+    end_square_bits: int | None
+    """Of their weights after the inner steps, on the tensors of Mix2."""
+    noise_square_bits: int | None
+    """Of what the inner steps did, on the same tensors."""
+    is_consensus: bool | None
+    """Whether the version that the round published is a mean that all members hold; ``None`` where none was."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreProbe:
+    """What the process predicts for the tokens of its probe, after the inner steps of a round."""
+
+    round_index: int
+    batch: Digest
+    bins: Digest
+    answer: Annotated[bytes, SizeMax(limits.PROBE_ANSWER_SIZE_BYTES_MAX)]
+    scores: Annotated[bytes, SizeMax(4 * limits.PROBE_SCORES_MAX)]
 
 
 MixingMessage = (
@@ -248,6 +270,7 @@ MixingMessage = (
     | MixDone
     | StoreIterate
     | TellRound
+    | StoreProbe
 )
 
 MIXING_MESSAGE_TYPES: Final[tuple[type[MixingMessage], ...]] = (
@@ -264,5 +287,6 @@ MIXING_MESSAGE_TYPES: Final[tuple[type[MixingMessage], ...]] = (
     MixDone,
     StoreIterate,
     TellRound,
+    StoreProbe,
 )
 """In the order of their numbers."""

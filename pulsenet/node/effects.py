@@ -13,7 +13,7 @@ from pulsenet.chain.records import Contribution, Kind, Manifest, Member, SignedR
 from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.node.events import BlobLost, ContributionSeen, HeadSeen, ReceiptSeen, StateLost, StateReached, TermSeen
 from pulsenet.node.mixing.effects import MIXING_EFFECTS, MixingEffect
-from pulsenet.node.mixing.events import PresenceEnded, PresenceSeen, RosterSeen
+from pulsenet.node.mixing.events import PresenceEnded, PresenceSeen, ProbeSeen, RosterSeen
 from pulsenet.wire.messages import Message
 
 
@@ -352,6 +352,7 @@ class ShowToMachines:
         | RosterSeen
         | PresenceSeen
         | PresenceEnded
+        | ProbeSeen
     )
 
 

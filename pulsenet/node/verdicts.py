@@ -6,8 +6,8 @@ from typing import Final
 
 from pulsenet.ids import Digest, compute_digest
 from pulsenet.node.events import ContributionSeen, Event, ReceiptSeen, TermSeen, VoteSeen
-from pulsenet.node.mixing.events import ShareSeen
-from pulsenet.wire.messages import PushContribution, PushReceipt, PushShare, PushTerm, PushVote
+from pulsenet.node.mixing.events import ProbeSeen, ShareSeen
+from pulsenet.wire.messages import PushContribution, PushProbe, PushReceipt, PushShare, PushTerm, PushVote
 
 VERDICTS_MAX: Final = 256
 """Answers remembered; each is asked for right after its event."""
@@ -25,7 +25,9 @@ class Verdicts:
     def note(self, event: Event, code: str) -> None:
         """Remember what became of a pushed item; events of other kinds are ignored."""
         match event:
-            case VoteSeen(record) | ContributionSeen(record) | ReceiptSeen(record) | ShareSeen(record):
+            case VoteSeen(record) | ContributionSeen(record) | ReceiptSeen(record):
+                key = compute_digest(record)
+            case ShareSeen(record) | ProbeSeen(record):
                 key = compute_digest(record)
             case TermSeen(votes):
                 key = compute_digest(b"".join(votes))
@@ -36,10 +38,12 @@ class Verdicts:
         if len(self._codes) > VERDICTS_MAX:
             del self._codes[next(iter(self._codes))]
 
-    def find(self, push: RoundPush | PushShare) -> str:
+    def find(self, push: RoundPush | PushShare | PushProbe) -> str:
         """Return the empty string if the item was taken, or a stable code."""
         match push:
-            case PushVote(record) | PushContribution(record) | PushReceipt(record) | PushShare(record):
+            case PushVote(record) | PushContribution(record) | PushReceipt(record):
+                return self._codes.get(compute_digest(record), "")
+            case PushShare(record) | PushProbe(record):
                 return self._codes.get(compute_digest(record), "")
             case PushTerm(votes):
                 return self._codes.get(compute_digest(b"".join(votes)), "")

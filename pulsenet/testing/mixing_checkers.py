@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pulsenet.chain.records import ShareKind
+from pulsenet import limits
+from pulsenet.chain.records import Roster, ShareKind
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.events import Event
 from pulsenet.node.mixing.effects import CombineParts, MixReady
 from pulsenet.node.mixing.events import PartsCombined
 from pulsenet.node.mixing.journal import BLOBS_MAX, DEBTS_MAX, TAKEN_MAX, Stand
 from pulsenet.node.mixing.pair import PairWork
+from pulsenet.outer.floats import fp32_from_bits
 from pulsenet.outer.mixing.settings import Job, MixingSettings
+from pulsenet.outer.mixing.subset import CALM_RATIO
 from pulsenet.testing.checkers import SimulationError
 from pulsenet.testing.toy_mixing import Values, read_values
 
@@ -67,6 +70,7 @@ class MixingChecker:
         self._books: dict[tuple[int, int, PeerId, PeerId], _Books] = {}
         self._means: dict[tuple[Digest, int, Job, int, int], Digest] = {}
         self._settled: dict[PeerId, tuple[int, int]] = {}
+        self._rosters: dict[tuple[int, int], Roster] = {}
         self.exchange_count = 0
         """Exchanges both sides took."""
         self.settled_count = 0
@@ -94,8 +98,35 @@ class MixingChecker:
                         raise SimulationError(self._seed, f"{member.name} waits {late} s longer than it should")
             if member.peer_id in touched:
                 self._check_bounds(member)
+                self._check_subset(member)
                 self._note_settled(member)
         self._check_conserved({member.peer_id: member for member in honest}, touched)
+
+    def _check_subset(self, member: MixingNode) -> None:
+        """Check that this member mixes the tensors that the roster names, and that rosters follow what was measured."""
+        settings = member.settings
+        for job, work in ({} if member.mixing is None else member.mixing.works).items():
+            due = work.bench.known.roster.subset if job is Job.MIX2 and settings.variant.mixes_subset else ()
+            if work.subset != due:
+                raise SimulationError(self._seed, f"{member.name} mixes {work.subset}, its roster says {due}")
+        for known in member.rosters.known:
+            place = known.roster.term, known.roster.number
+            if place in self._rosters:
+                continue
+            self._rosters[place] = known.roster
+            before = self._rosters.get((place[0], place[1] - 1))
+            if before is not None and before.subset != known.roster.subset:
+                self._check_change(before, known.roster, settings)
+
+    def _check_change(self, before: Roster, after: Roster, settings: MixingSettings) -> None:
+        distance = None if after.distance_bits is None else float(fp32_from_bits(after.distance_bits))
+        is_wider = len(after.subset) > len(before.subset)
+        is_far = distance is not None and distance > settings.disagreement_max
+        is_near = distance is not None and distance < CALM_RATIO * settings.disagreement_max
+        if not settings.disagreement_max or not (is_far if is_wider else is_near):
+            raise SimulationError(
+                self._seed, f"{before.subset} became {after.subset} where trainers are {distance} apart"
+            )
 
     def note_combined(self, member: MixingNode, order: CombineParts, answer: Event) -> None:
         """Check that what was combined are verified parts of members, and that the mean is their mean."""
@@ -104,6 +135,8 @@ class MixingChecker:
         assert member.mixing is not None
         work = member.mixing.works[order.job]
         parts = []
+        if order.job is Job.MIX2 and order.subset != work.bench.known.roster.subset:
+            raise SimulationError(self._seed, f"{member.name} combines {order.subset}, which its roster does not say")
         for part in order.parts:
             if part.peer_id != member.peer_id:
                 place = 0 if order.slice_count == 1 else order.slice_index
@@ -217,6 +250,8 @@ class MixingChecker:
             return
         member_count = len(mixing_members(member))
         per_round = 6 * max(member_count, 2) + 4
+        if member.convener is not None and member.convener.measuring.kept_count > 2 * limits.PROBERS_MAX:
+            raise SimulationError(self._seed, f"{member.name} keeps {member.convener.measuring.kept_count} answers")
         if mixing.kept_count > 6 * per_round + 4 * (DEBTS_MAX + TAKEN_MAX) or mixing.kept_count > BLOBS_MAX:
             raise SimulationError(self._seed, f"{member.name} keeps {mixing.kept_count} things of others")
         blob_count = len(member.store.lists)

@@ -16,22 +16,25 @@ from pulsenet.node.mixing.convener import Convener
 from pulsenet.node.mixing.effects import (
     CheckMean,
     CombineParts,
+    CompareProbes,
     MixReady,
     OpenRound,
     StartMixing,
     StoreState,
 )
-from pulsenet.node.mixing.events import MixingEvent, MixingLost, PartsCombined, PartStored
+from pulsenet.node.mixing.events import MastersTold, MixingEvent, MixingLost, PartsCombined, PartStored, ProbesCompared
 from pulsenet.node.mixing.journal import MIXING_KEY, Stand
 from pulsenet.node.mixing.machine import Mixing
 from pulsenet.node.mixing.respond import MIXING_REQUESTS, MixingRequest, event_of, respond_to_mixing
 from pulsenet.node.rounds_respond import event_of as event_of_round
 from pulsenet.node.rounds_respond import respond_to_round
-from pulsenet.outer.mixing.settings import Job
+from pulsenet.outer.mixing.probe import compare_answers
+from pulsenet.outer.mixing.settings import Job, MixingSettings
 from pulsenet.testing.checkers import SimulationError
 from pulsenet.testing.fakes import Chance, make_sign
 from pulsenet.testing.rounds_node import RoundsNode
 from pulsenet.testing.toy_mixing import (
+    TOY_TABLE,
     Doing,
     MixingDisk,
     ToyMixing,
@@ -117,6 +120,8 @@ class MixingNode(RoundsNode):
             self.machines["convener"] = self.convener
         for machine in self.machines:
             self._world.schedule(self, machine, TimerFired())
+        if self.convener is not None:
+            self._world.schedule(self, "convener", MastersTold(TOY_TABLE))
         if self.is_trainer and self.toy is None:
             self.attach_training()
         elif self.toy is not None:
@@ -153,6 +158,11 @@ class MixingNode(RoundsNode):
             self._rounds_before += self.toy.round_count
         self.is_training, self.toy = False, None
         self.waited_since = {}
+
+    @property
+    def settings(self) -> MixingSettings:
+        """Of the run."""
+        return self._mixing_world.settings
 
     @property
     def round_count(self) -> int:
@@ -235,6 +245,12 @@ class MixingNode(RoundsNode):
         self._mixing_world.note_combined(self, order, answer)
         return answer
 
+    def do_compare(self, order: CompareProbes) -> Event:
+        """Carry out a comparison, and tell the world what it came to."""
+        found = compare_answers(order.answers, order.round_index)
+        self._mixing_world.note_compared(self, order, found)
+        return ProbesCompared(order.number, found.distance)
+
     def _execute(self, machine: str, effect: Effect) -> None:
         match effect:
             case StartMixing() if self.toy is not None:
@@ -245,6 +261,8 @@ class MixingNode(RoundsNode):
                 self._hand(machine, lambda: self.do_combine(effect))
             case CheckMean():
                 self._hand(machine, lambda: check_mean(self.store, effect))
+            case CompareProbes():
+                self._hand(machine, lambda: self.do_compare(effect))
             case MixReady():
                 self._take(effect)
             case StoreState():
@@ -280,4 +298,4 @@ class MixingNode(RoundsNode):
         event = event_of(request, asker)
         if event is not None:
             self.deliver_to_all(event)
-        return respond_to_mixing(request, asker, self.ledger, self.rosters, self.mixing)
+        return respond_to_mixing(request, asker, self.ledger, self.rosters, self.mixing, self.convener)

@@ -15,7 +15,8 @@ from pulsenet.chain.signing import seal
 from pulsenet.ids import PeerId
 from pulsenet.node.effects import SendRequest
 from pulsenet.node.events import Event, RequestFailed
-from pulsenet.node.mixing.effects import CombineParts, MixReady
+from pulsenet.node.mixing.effects import CombineParts, CompareProbes, MixReady
+from pulsenet.outer.mixing.probe import Comparison
 from pulsenet.outer.mixing.settings import ALGORITHM, MixingSettings
 from pulsenet.testing.fakes import make_key, make_sign
 from pulsenet.testing.mixing_checkers import TOLERANCE, TOLERANCE_FP32, MixingChecker
@@ -71,6 +72,8 @@ class MixingWorld(RoundsWorld):
         self._drawn_round = -1
         self.waits: list[tuple[str, MixReady, float]] = []
         """Who waited for a result, and how long."""
+        self.comparisons: list[tuple[int, float]] = []
+        """Rounds whose answers were compared, and how far apart trainers were."""
         self.touched: set[PeerId] = set()
         """Who was told something in the event under way."""
         self.failing_exchanges: dict[tuple[PeerId, PeerId], int] = {}
@@ -166,6 +169,11 @@ class MixingWorld(RoundsWorld):
     def note_combined(self, node: MixingNode, order: CombineParts, answer: Event) -> None:
         """A shell combined parts."""
         self.mixing_checker.note_combined(node, order, answer)
+
+    def note_compared(self, node: MixingNode, order: CompareProbes, found: Comparison) -> None:
+        """A coordinator's shell compared the answers of a round."""
+        if found.distance is not None:
+            self.comparisons.append((order.round_index, found.distance))
 
     def send(self, node: RoundsNode, machine: str, request: SendRequest) -> None:
         """Carry a request to its receiver, unless the exchange of the two fails in this round."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pulsenet.chain.records import SliceName
 from pulsenet.errors import StorageError
-from pulsenet.ids import PeerId
+from pulsenet.ids import PeerId, compute_digest
 from pulsenet.node.closing import bits_of
 from pulsenet.node.mixing.effects import CheckMean, CombineParts, Debt, JobPlan, MixReady, OpenRound, StartMixing
 from pulsenet.node.mixing.events import (
@@ -28,16 +28,26 @@ from pulsenet.node.mixing.events import (
     PartsCombined,
     PartSlice,
     PartStored,
+    ProbeMade,
     ResultWanted,
     RoundWanted,
     StateStored,
 )
+from pulsenet.outer.mixing.disagreement import choose_bins, encode_probe, fill_bins
+from pulsenet.outer.mixing.probe import name_bins
 from pulsenet.outer.mixing.settings import Job
+from pulsenet.tensors.params import TensorSpec, make_table
 from pulsenet.testing.fakes import Chance, FakeStore
 from pulsenet.testing.toy_training import write_blob
 
 SIZE = 8
 """Elements of the toy model."""
+
+TOY_TABLE = make_table([TensorSpec("embed", "F32", (2,)), *(TensorSpec(f"h.{n}.w", "F32", (2,)) for n in range(3))])
+"""What the toy model's elements are called; its jobs are of all of them, whatever the subset."""
+
+TOY_BATCH = compute_digest(b"two tokens")
+"""The probe of all toys: two tokens of four words each, whose logits are the elements."""
 
 NORM_MAX = 1e18
 
@@ -163,12 +173,16 @@ class ToyMixing:
     plan: OpenRound | None = None
     x: Values | None = None
     gradient: Values | None = None
+    probed: Values = field(default_factory=lambda: np.zeros(SIZE))
+    """Weights after the inner steps."""
     handed: dict[Job, Values] = field(default_factory=dict)
     """Vectors of the open round, debts included."""
     told: list[PartStored | PartFailed | ResultWanted] = field(default_factory=list)
     """What the machine was told in the open round, to tell it again."""
     settled: list[tuple[DebtName, Values]] = field(default_factory=list)
     """Debts that were added to vectors, in all rounds."""
+    is_mute: bool = False
+    """Whether it has no probe, whoever asks."""
     adopted_count: int = 0
     round_count: int = 0
     """Rounds it went through."""
@@ -245,6 +259,7 @@ class ToyMixing:
         assert self.x is not None
         steps = [self.step * (self.chance(2049) - 1024) / 1024 for _ in range(self.x.size)]
         self.gradient = np.array(steps, self.x.dtype)
+        self.probed = self.x - self.gradient
         self.doing = Doing.MIX1
         if not self.plan.mix1.is_mixed:
             return self._end_mix1()
@@ -290,10 +305,27 @@ class ToyMixing:
         assert self.plan is not None
         assert self.x is not None
         assert self.gradient is not None
+        probed = [self._answer_probe(self.plan)] if self.plan.is_probed and not self.is_mute else []
         self.disk.z = self.x - self.x.dtype.type(self.learning_rate) * self.gradient
         self.disk.round_index = self.plan.round_index + 1
         self.round_count += 1
-        return self._want_round()
+        return [*probed, *self._want_round()]
+
+    def _answer_probe(self, plan: OpenRound) -> MixingEvent:
+        """Return what the weights after the inner steps predict, in bins of what the mean does."""
+        assert self.x is not None
+        bins = choose_bins(predict(self.x), 2)
+        answer = encode_probe(fill_bins(predict(self.probed), bins), round_index=plan.round_index)
+        seen = np.abs(self.probed[: len(plan.subset)]).astype("<f4").tobytes()
+        return ProbeMade(plan.round_index, TOY_BATCH, name_bins(bins), answer, seen)
+
+
+def predict(values: Values) -> Values:
+    """Return what the toy model predicts for each token of the probe, (2, 4)."""
+    logits = values.astype(np.float64).reshape(2, -1)
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities: Values = weights / weights.sum(axis=1, keepdims=True)
+    return probabilities
 
 
 def make_start(key: PeerId, spread: float, dtype: npt.DTypeLike = np.float64) -> Values:

@@ -18,6 +18,7 @@ from pulsenet.training.local_exchange import LocalExchange
 from pulsenet.training.local_mixer import LocalMixing
 from pulsenet.training.mixer import Mixer, MixingReport
 from pulsenet.training.outer_optimizer import OuterOptimizer, RoundReport
+from pulsenet.training.probe import Probe
 from pulsenet.training.publisher import CopyProgress, Publisher, attach
 from pulsenet.training.rollout_checks import LogprobCheck
 from pulsenet.training.snapshot import collect_tensors, take_snapshot
@@ -55,6 +56,7 @@ __all__ = [
     "MixingVariant",
     "Mixer",
     "LocalMixing",
+    "Probe",
     "PulsenetCallback",
     "PublishCallback",
 ]

@@ -12,6 +12,7 @@ While the daemon is away rounds go on with this trainer's own values, and each o
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,6 +41,7 @@ from pulsenet.local.protocol import PublishStatus
 from pulsenet.local.rounds_protocol import RoundSettingsReply
 from pulsenet.outer.contribution import Entries
 from pulsenet.outer.floats import fp32_to_bits
+from pulsenet.outer.mixing.probe import Answer
 from pulsenet.outer.mixing.settings import ALGORITHM, Job, MixingSettings
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.daemon_exchange import (
@@ -66,6 +68,8 @@ SLACK_SECONDS: Final = 5.0
 
 RECONNECT_SECONDS_MAX: Final = 5.0
 """How long one round waits for a daemon that is away; the next one tries again."""
+
+FP32_MAX: Final = 3.4e38
 
 logger = logging.getLogger(__name__)
 
@@ -194,7 +198,8 @@ class DaemonMixer:
             logger.info("the daemon is back in round %d", opened.round_index)
         self._is_away, self._opened = False, opened
         self._iterate = iterate if opened.wants_iterate else None
-        return RoundPlan(opened.round_index, opened.subset or None, is_listed=opened.is_listed)
+        subset = opened.subset or None
+        return RoundPlan(opened.round_index, subset, is_listed=opened.is_listed, is_probed=opened.is_probed)
 
     def start(self, job: Job, sections: Sequence[Iterable[Entries]], *, mixed_root: Digest | None = None) -> None:
         """Let the thread beside the inner steps hand a vector over."""
@@ -241,9 +246,33 @@ class DaemonMixer:
 
     def tell(self, report: MixingReport) -> None:
         """Tell the daemon, which shows it in its status and metrics."""
+        self._tell_later(
+            local.TellRound(
+                round_index=report.round_index,
+                mix1_count=report.mix1_count,
+                mix2_count=report.mix2_count,
+                mix1_reason=report.mix1_reason[:64],
+                mix2_reason=report.mix2_reason[:64],
+                inner_seconds_bits=fp32_to_bits(report.inner_seconds),
+                blocked_seconds_bits=fp32_to_bits(report.blocked_seconds),
+                utilization_bits=fp32_to_bits(report.utilization_total),
+                delta_norm_bits=fp32_to_bits(report.delta_norm),
+                distance_bits=_as_bits(report.distance),
+                start_square_bits=_as_bits(report.start_square),
+                end_square_bits=_as_bits(report.end_square),
+                noise_square_bits=_as_bits(report.noise_square),
+                is_consensus=report.is_consensus,
+            )
+        )
+
+    def tell_probe(self, round_index: int, answer: Answer, scores: bytes) -> None:
+        """Tell the daemon what this trainer predicts."""
+        self._tell_later(local.StoreProbe(round_index, answer.batch, answer.bins, answer.data, scores))
+
+    def _tell_later(self, message: local.TellRound | local.StoreProbe) -> None:
         if self._connection is not None:
             # After what is being handed over: a connection has one request at a time.
-            self._pending.append(self._hands.submit(self._tell, report))
+            self._pending.append(self._hands.submit(self._tell, message))
 
     def publish(self, model: torch.nn.Module, round_index: int, *, is_consensus: bool) -> None:
         """Hand the weights over as the run's next version; a node that does not coordinate refuses before any copy."""
@@ -308,22 +337,10 @@ class DaemonMixer:
         except (UnavailableError, RemoteProtocolError):
             connection.close()
 
-    def _tell(self, report: MixingReport) -> None:
+    def _tell(self, message: local.TellRound | local.StoreProbe) -> None:
         connection = self._connection
         if connection is None:
             return
-        message = local.TellRound(
-            round_index=report.round_index,
-            mix1_count=report.mix1_count,
-            mix2_count=report.mix2_count,
-            mix1_reason=report.mix1_reason[:64],
-            mix2_reason=report.mix2_reason[:64],
-            inner_seconds_bits=fp32_to_bits(report.inner_seconds),
-            blocked_seconds_bits=fp32_to_bits(report.blocked_seconds),
-            utilization_bits=fp32_to_bits(report.utilization_total),
-            delta_norm_bits=fp32_to_bits(report.delta_norm),
-            distance_bits=None if report.distance is None else fp32_to_bits(report.distance),
-        )
         try:
             connection.tell(message)
         except (UnavailableError, RemoteProtocolError):
@@ -419,6 +436,13 @@ class DaemonMixer:
         if not self._is_away:
             logger.warning("rounds go on alone, because the daemon is away: %s", why)
         self._is_away = True
+
+
+def _as_bits(value: float | None) -> int | None:
+    """Return FP32 bits; what FP32 cannot hold is not told."""
+    if value is None or not math.isfinite(value) or value > FP32_MAX:
+        return None
+    return fp32_to_bits(value)
 
 
 def join_mixing(

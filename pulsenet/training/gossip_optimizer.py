@@ -36,10 +36,12 @@ from pulsenet.training.gossip_state import GossipState, MixingCounters
 from pulsenet.training.inner import InnerOptimizer, Schedule, unwrap_optimizer
 from pulsenet.training.masters import adopt_masters
 from pulsenet.training.mixer import NOTHING_MIXED, Mixed, Mixer, MixingReport, RoundPlan
+from pulsenet.training.mixing_measures import RoundMeasures
 from pulsenet.training.mixing_work import compute_mixed_root
 from pulsenet.training.outer_optimizer import WARMUP_STEPS_DEFAULT
 from pulsenet.training.outer_state import Placement
 from pulsenet.training.outer_torch import run_device_self_test, to_tensor
+from pulsenet.training.probe import Probe, ProbeDesk
 from pulsenet.training.ranks import RankNews, is_distributed, is_first_rank, share_news
 
 
@@ -56,6 +58,8 @@ class GossipOptimizer:
         momentum: The same for the outer momentum.
         schedule: Factor on the inner learning rate by round index.
         warmup_steps: Inner steps from a reset to the full learning rate.
+        probe: What is answered once in ``probe_interval`` rounds, so that a run knows how far apart predictions are and
+            widens its subset by that. It costs two passes over its batch. Without it only weights are compared.
         on_round: Called after each round on rank 0.
         clock: Monotonic seconds, for the measured utilisation.
 
@@ -74,6 +78,7 @@ class GossipOptimizer:
         momentum: Placement = "device",
         schedule: Schedule | None = None,
         warmup_steps: int = WARMUP_STEPS_DEFAULT,
+        probe: Probe | None = None,
         on_round: Callable[[MixingReport], None] = lambda report: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -84,6 +89,7 @@ class GossipOptimizer:
         self._masters = adopt_masters(model, inner)
         self._inner = InnerOptimizer(inner, schedule=schedule, warmup_steps=warmup_steps)
         self._mixer = mixer
+        self._probe = None if probe is None else ProbeDesk(probe, model)
         self._on_round = on_round
         self._clock = clock
         self._counters = MixingCounters()
@@ -320,6 +326,9 @@ class GossipOptimizer:
         plan = self._plan
         assert plan is not None
         subset = self._all if plan.subset is None else plan.subset
+        is_probed = self._probe is not None and plan.is_probed
+        if self._probe is not None and is_probed:
+            self._probe.look()
         # Computed while Mix1 may still be under way, and needed even where Mix2 brings nothing.
         deltas = [self._delta(index) for index in subset] if self._settings.vectors(Job.MIX2) else []
         mix1 = self._take_mix1(self._result(Job.MIX1))
@@ -330,9 +339,9 @@ class GossipOptimizer:
         mix2 = self._result(Job.MIX2) if deltas else NOTHING_MIXED
         own = {} if self._gate is None else {one.tensor_index: self._gate.spread(one) for one in deltas}
         given = {**self._values(Job.MIX1, mix1, self._all), **self._values(Job.MIX2, mix2, subset)}
-        delta_square = distance_square = 0.0
+        measures = RoundMeasures(self._settings.variant, self._masters.table, subset)
         for index, local in enumerate(self._masters.tensors):
-            moved = self.state.step(
+            squares = self.state.step(
                 index,
                 local,
                 x=given.get((Vector.ITERATE, index)),
@@ -340,9 +349,12 @@ class GossipOptimizer:
                 momentum=given.get((Vector.MOMENTUM, index)),
                 learning_rate=self._settings.learning_rate,
                 momentum_factor=self._settings.momentum_factor,
+                sent=own.get(index),
             )
-            delta_square, distance_square = delta_square + moved[0], distance_square + moved[1]
-        self._publish(mix1, mix2)
+            measures.add(index, squares)
+        if is_probed:
+            self._answer_probe(plan.round_index, mix1, mix2, measures)
+        is_consensus = self._publish(mix1, mix2)
         has_adopted, self._has_adopted = self._has_adopted, False
         for job, mixed in ((Job.MIX1, mix1), (Job.MIX2, mix2)):
             self._counters.mixed_jobs += bool(self._settings.vectors(job)) and mixed.is_mixed
@@ -355,11 +367,15 @@ class GossipOptimizer:
             mix2_count=mix2.contributor_count if self._settings.vectors(Job.MIX2) else 0,
             mix1_reason=mix1.reason,
             mix2_reason=mix2.reason,
-            delta_norm=math.sqrt(delta_square),
-            distance=math.sqrt(distance_square) if mix1.is_mixed else None,
+            delta_norm=math.sqrt(measures.delta_square),
+            distance=math.sqrt(measures.distance_square) if mix1.is_mixed else None,
             inner_seconds=0.0,
             blocked_seconds=0.0,
             adopted=has_adopted,
+            start_square=measures.start_square(mix1),
+            end_square=measures.end_square(mix1, mix2),
+            noise_square=measures.noise_square(mix2),
+            is_consensus=is_consensus,
         )
 
     def _delta(self, index: int) -> Entries:
@@ -407,21 +423,41 @@ class GossipOptimizer:
             for index, values in zip(tensor_indices, section, strict=True)
         }
 
-    def _publish(self, mix1: Mixed, mix2: Mixed) -> None:
-        """Publish what all members hold, as far as it came: x, or the z that a whole global Mix2 led to."""
+    def _answer_probe(self, round_index: int, mix1: Mixed, mix2: Mixed, measures: RoundMeasures) -> None:
+        """Answer in bins of what this trainer has in common with others: x, or the z that a global Mix2 led to."""
+        assert self._mixer is not None
+        assert self._probe is not None
+        if not (mix2 if self._settings.variant.mix1 is MixingKind.NONE else mix1).is_mixed:
+            return
+        self._write(mix1)
+        answer = self._probe.answer(round_index)
+        if answer is not None:
+            self._mixer.tell_probe(round_index, answer, measures.scores(mix2))
+
+    def _publish(self, mix1: Mixed, mix2: Mixed) -> bool | None:
+        """Publish what all members hold, as far as it came: x, or the z that a whole global Mix2 led to.
+
+        Returns:
+            Whether all members hold it; ``None`` if nothing was to be published.
+        """
         assert self._mixer is not None
         if not self._mixer.publishes:
-            return
+            return None
         variant = self._settings.variant
         is_consensus = variant.has_consensus and not (mix2 if variant.mix1 is MixingKind.NONE else mix1).reason
-        if variant.mix1 is MixingKind.GLOBAL and mix1.sections is not None:
-            with torch.no_grad():
-                for local, values in zip(self._masters.tensors, mix1.sections[0], strict=True):
-                    local.copy_(to_tensor(values, torch.device("cpu")).view(local.shape))
-            self._masters.write_parameters()
-        else:
-            self._restart()
+        self._write(mix1 if variant.mix1 is MixingKind.GLOBAL else NOTHING_MIXED)
         self._mixer.publish(self._model, self._round_index + 1, is_consensus=is_consensus)
+        return is_consensus
+
+    def _write(self, mix1: Mixed) -> None:
+        """Put x into the model, or the new z where Mix1 gave none."""
+        if mix1.sections is None:
+            self._restart()
+            return
+        with torch.no_grad():
+            for local, values in zip(self._masters.tensors, mix1.sections[0], strict=True):
+                local.copy_(to_tensor(values, torch.device("cpu")).view(local.shape))
+        self._masters.write_parameters()
 
     def _restart(self) -> None:
         """Start a round: masters from z."""

@@ -101,7 +101,8 @@ class GossipState:
         momentum: FP32s | None,
         learning_rate: float,
         momentum_factor: float,
-    ) -> tuple[float, float]:
+        sent: FP32s | None = None,
+    ) -> tuple[float, float, float]:
         """Do ``v = mu v + D; z = x - lr (D + mu v)`` of one tensor, on the device of its master.
 
         Args:
@@ -109,13 +110,14 @@ class GossipState:
             x: What Mix1 gave; ``None`` for z itself.
             delta: What Mix2 gave for D; ``None`` for the own one, z minus the master.
             momentum: What was mixed of v; ``None`` for the own one.
+            sent: What was handed over of D; ``None`` for the own one.
 
         Returns:
-            Squares of the Euclidean norms of the own delta, and of x minus z.
+            Squares of the Euclidean norms of the own delta, of x minus z, and of what was handed over minus ``delta``.
         """
         z, held, flat = self.z[tensor_index], self.momentum[tensor_index], _flat(local)
         device = flat.device
-        delta_square = distance_square = 0.0
+        delta_square = distance_square = gap_square = 0.0
         for block in outer_torch.blocks(flat):
             before = z[block].to(device)
             own = before - flat[block]
@@ -124,16 +126,19 @@ class GossipState:
             velocity = (held[block].to(device) if momentum is None else _put(momentum[block], device)).clone()
             delta_square += _square(own)
             distance_square += 0.0 if x is None else _square(moved - before)
+            mixed = own if delta is None else _put(delta[block], device)
+            if delta is not None:
+                gap_square += _square((own if sent is None else _put(sent[block], device)) - mixed)
             outer_torch.step_nesterov(
                 moved,
                 velocity,
-                own if delta is None else _put(delta[block], device),
+                mixed,
                 learning_rate=learning_rate,
                 momentum_factor=momentum_factor,
             )
             z[block].copy_(moved)
             held[block].copy_(velocity)
-        return delta_square, distance_square
+        return delta_square, distance_square, gap_square
 
     def restart(self, tensor_index: int, local: torch.Tensor) -> None:
         """Write z into a master."""

@@ -27,6 +27,7 @@ from pulsenet.outer.contribution import Entries
 from pulsenet.outer.floats import FP32s
 from pulsenet.outer.mixing.mean import add_debt, compute_debt, mean_entries
 from pulsenet.outer.mixing.pairing import match_members
+from pulsenet.outer.mixing.probe import Answer, Comparison, compare_answers
 from pulsenet.outer.mixing.settings import Job, MixingKind, MixingSettings
 from pulsenet.outer.self_test import SELF_TEST_DIGEST
 from pulsenet.tensors.params import ParameterTable
@@ -91,6 +92,8 @@ class LocalMixing:
         self.subset = None if subset is None or not settings.variant.mixes_subset else tuple(subset)
         self.reports: dict[int, list[MixingReport]] = {}
         """What each member's rounds did."""
+        self.answers: dict[int, dict[int, Answer]] = {}
+        """Answers to the probe, by round and member."""
         self._seed = seed
         self._find_fault = find_fault
         self._job_seconds = job_seconds
@@ -151,7 +154,9 @@ class LocalMixing:
                 for old in [one for one in self._members_of if one <= newest - ROUNDS_HELD]:
                     del self._members_of[old]
             self._changed.notify_all()
-            return RoundPlan(newest, self.subset)
+            interval = self.settings.probe_interval
+            is_probed = bool(interval) and newest % interval == 0 and len(self._members_of[newest]) > 1
+            return RoundPlan(newest, self.subset, is_probed=is_probed)
 
     def start(self, member: int, round_index: int, job: Job, sections: Sequence[Iterable[Entries]]) -> None:
         """Take a copy of what a member hands over, with what it has to make up for."""
@@ -195,6 +200,17 @@ class LocalMixing:
             if job is Job.MIX1 and (self._common is None or self._common[0] <= round_index):
                 self._common = (round_index, tuple(mean[0]), is_common)
             return Mixed(_freeze(mean), len(there), reason, is_common=is_common)
+
+    def take_probe(self, round_index: int, member: int, answer: Answer) -> None:
+        """Keep what a member predicts."""
+        with self._changed:
+            self.answers.setdefault(round_index, {})[member] = answer
+
+    def compare(self, round_index: int) -> Comparison:
+        """Return how far apart the members' answers of a round are."""
+        with self._changed:
+            told = self.answers.get(round_index, {})
+            return compare_answers([told[member] for member in sorted(told)], round_index)
 
     def note(self, member: int, report: MixingReport) -> None:
         """Keep what a round did."""
@@ -285,6 +301,10 @@ class LocalMixer:
     def tell(self, report: MixingReport) -> None:
         """Keep what a round did, for the test."""
         self._mixing.note(self._index, report)
+
+    def tell_probe(self, round_index: int, answer: Answer, scores: bytes) -> None:
+        """Keep what this trainer predicts; the subset of one process never changes, so scores are not looked at."""
+        self._mixing.take_probe(round_index, self._index, answer)
 
     def publish(self, model: torch.nn.Module, round_index: int, *, is_consensus: bool) -> None:
         """Keep a copy of the weights."""

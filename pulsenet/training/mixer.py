@@ -16,6 +16,7 @@ import torch
 from pulsenet.ids import Digest
 from pulsenet.outer.contribution import Entries
 from pulsenet.outer.floats import FP32s
+from pulsenet.outer.mixing.probe import Answer
 from pulsenet.outer.mixing.settings import Job, MixingSettings
 from pulsenet.tensors.params import ParameterTable
 
@@ -49,6 +50,8 @@ class RoundPlan:
     """Tensors of Mix2, ascending; ``None`` for all."""
     is_listed: bool = True
     """Whether a fresh roster names this trainer; else the round mixes nothing."""
+    is_probed: bool = False
+    """Whether this trainer answers the probe after the inner steps, if it has one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,6 +105,14 @@ class MixingReport:
     """Time in inner steps over wall time since the run began, checkpoints included."""
     adopted: bool = False
     """Whether the round began with somebody else's z."""
+    start_square: float | None = None
+    """Mean squared Euclidean distance between two trainers' z, as Mix1 tells; ``None`` if its mean was not whole."""
+    end_square: float | None = None
+    """Of their weights after the inner steps, on the tensors of Mix2; ``None`` if either mean was not whole."""
+    noise_square: float | None = None
+    """Of what the inner steps alone did, on the same tensors: what the bound is reckoned from."""
+    is_consensus: bool | None = None
+    """Whether what this round published is a mean that all members hold; ``None`` if this trainer published nothing."""
 
     @property
     def utilization(self) -> float:
@@ -165,6 +176,15 @@ class Mixer(Protocol):
 
     def tell(self, report: MixingReport) -> None:
         """Take what a round did, for whoever watches."""
+
+    def tell_probe(self, round_index: int, answer: Answer, scores: bytes) -> None:
+        """Take what this trainer predicts for the tokens of its probe, for the run's coordinator.
+
+        Args:
+            round_index: Round whose inner steps led to it.
+            answer: The probabilities of its bins.
+            scores: FP32 for each tensor of Mix2's subset: how far apart its two parts were; empty if unknown.
+        """
 
     def publish(self, model: torch.nn.Module, round_index: int, *, is_consensus: bool) -> None:
         """Make these weights the run's next version, if that falls to this trainer."""

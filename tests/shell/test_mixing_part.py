@@ -7,15 +7,22 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
+from pulsenet.chain.records import Roster
+from pulsenet.chain.signing import encode_signed
 from pulsenet.errors import RemoteProtocolError, UnavailableError
-from pulsenet.ids import Digest
+from pulsenet.ids import Digest, PeerId
 from pulsenet.local import mixing_protocol as local
 from pulsenet.node.candidacy import BALLOT_KEY
 from pulsenet.node.effects import Effect
+from pulsenet.node.mixing.effects import CompareProbes
+from pulsenet.node.mixing.events import ProbesCompared
 from pulsenet.node.mixing.journal import MIXING_KEY
 from pulsenet.outer.floats import fp32_to_bits
+from pulsenet.outer.mixing.disagreement import encode_probe
+from pulsenet.outer.mixing.probe import Answer
 from pulsenet.outer.mixing.settings import MixingSettings, MixingVariant
 from pulsenet.outer.plan_link import Link
 from pulsenet.outer.self_test import SELF_TEST_DIGEST
@@ -26,6 +33,7 @@ from pulsenet.wire.messages import (
     GetRounds,
     GetShares,
     Message,
+    PushProbe,
     PushReply,
     PushShare,
     PushVote,
@@ -136,6 +144,9 @@ def test_peers_are_answered(make_scene: Callable[..., Scene]) -> None:
     assert answer == PushReply(False, "not-authority")
     answer = scene.ask(scene.part("seed"), PushShare(b"no share"))
     assert answer == PushReply(False, "unexpected"), "a node that trains nothing takes none"
+    assert scene.ask(scene.part(), PushProbe(b"no probe")) == PushReply(False, "schema")
+    answer = scene.ask(scene.part(key=scene.run.key("other")), PushProbe(b"no probe"))
+    assert answer == PushReply(False, "unexpected"), "only a coordinator takes answers"
 
 
 def test_too_many_pushes_at_once_are_told_to_come_back(make_scene: Callable[..., Scene]) -> None:
@@ -187,7 +198,7 @@ def test_an_authority_that_trains_chooses_the_first_subset(make_scene: Callable[
 
     scene.drive(part, work)
     assert part.coordinator is not None
-    assert part.coordinator._subset == (0,), "a quarter of the elements: the embeddings"
+    assert part.coordinator.measuring.find_subset() == (0,), "a quarter of the elements: the embeddings"
 
 
 def tell(**changes: Any) -> local.TellRound:
@@ -202,6 +213,10 @@ def tell(**changes: Any) -> local.TellRound:
         "utilization_bits": fp32_to_bits(0.75),
         "delta_norm_bits": fp32_to_bits(2.0),
         "distance_bits": None,
+        "start_square_bits": None,
+        "end_square_bits": None,
+        "noise_square_bits": None,
+        "is_consensus": None,
     }
     return local.TellRound(**{**fields, **changes})
 
@@ -226,3 +241,68 @@ def test_what_has_no_consensus_says_so(make_scene: Callable[..., Scene]) -> None
     scene = make_scene(MixingSettings(variant=MixingVariant.LOCAL_M1_M2))
     scene.part()
     assert scene.noted["consensus"] is False
+
+
+def convene(scene: Scene, part: MixingPart, members: int = 4, **changes: Any) -> None:
+    """Let a roster of so many trainers be known, whoever they are."""
+    fields: dict[str, Any] = {
+        "run_id": scene.run.run_id,
+        "revision": 0,
+        "term": 1,
+        "number": 1,
+        "first_round": 0,
+        "round_count": 8,
+        "members": tuple(sorted(PeerId(bytes([place]) * 32) for place in range(members))),
+        "subset": (0,),
+    }
+    signed = scene.run.sign(Roster(**{**fields, **changes}), scene.run.publisher)
+    part.rosters.restore([encode_signed(signed)])
+
+
+@pytest.mark.parametrize(
+    ("variant", "bound"),
+    [
+        (MixingVariant.GLOBAL_M1_LOCAL_M2_SUBSET, (16.0 * (1 + 0.7**2 / 3)) ** 0.5),
+        (MixingVariant.DILOCO, 4.0),
+        (MixingVariant.LOCAL_M1_M2, (16.0 * (1 + 0.7**2 * (1 / 3) / (2 / 3))) ** 0.5),
+    ],
+)
+def test_status_shows_how_far_apart_weights_are_beside_what_theory_bounds(
+    make_scene: Callable[..., Scene], variant: MixingVariant, bound: float
+) -> None:
+    scene = make_scene(MixingSettings(variant=variant, learning_rate=0.7))
+    part = scene.part()
+    hook = part.hook(take_up)
+    hook.desk.masters = TABLE
+    squares = {"start_square_bits": fp32_to_bits(9.0), "end_square_bits": fp32_to_bits(25.0)}
+    hook.on_round(tell(**squares, noise_square_bits=fp32_to_bits(16.0)))
+    assert scene.noted["disagreement_l2_bound"] is None, "no roster is known"
+    convene(scene, part)
+    hook.on_round(tell(**squares, noise_square_bits=fp32_to_bits(16.0)))
+    assert (scene.noted["disagreement_l2_start"], scene.noted["disagreement_l2_end"]) == (3.0, 5.0)
+    assert scene.noted["disagreement_l2_bound"] == pytest.approx(bound, rel=1e-6)
+    assert scene.noted["mixing_subset_ratio"] == 0.25
+    hook.on_round(tell())
+    assert scene.noted["disagreement_l2_end"] is None, "a mean was not whole"
+    assert scene.noted["disagreement_l2_bound"] is None
+
+
+def test_a_round_whose_mean_was_not_whole_published_no_consensus(make_scene: Callable[..., Scene]) -> None:
+    scene = make_scene()
+    hook = scene.part().hook(take_up)
+    for published, shown in ((None, True), (False, False), (None, False), (True, True)):
+        hook.on_round(tell(is_consensus=published))
+        assert scene.noted["consensus"] is shown
+
+
+def test_answers_are_compared_beside_the_event_loop(make_scene: Callable[..., Scene]) -> None:
+    scene = make_scene()
+    part = scene.part()
+    rows = [[1.0, 0.0], [0.0, 1.0]]
+    answers = tuple(
+        Answer(Digest(bytes(32)), Digest(bytes(32)), encode_probe(np.array([row]), round_index=8)) for row in rows
+    )
+    told: list[Any] = []
+    handler = part.handlers[CompareProbes]
+    asyncio.run(handler(CompareProbes(5, 8, answers), told.append))  # type: ignore[arg-type]
+    assert told == [ProbesCompared(5, 1.0)]

@@ -11,7 +11,6 @@ from pulsenet.chain.records import Share, ShareKind
 from pulsenet.node.mixing.convener import PRESENT_SECONDS
 from pulsenet.node.mixing.debts import Debts
 from pulsenet.node.mixing.effects import MixedSlice
-from pulsenet.node.mixing.events import SubsetChosen
 from pulsenet.node.mixing.everybody import EverybodyWork
 from pulsenet.node.mixing.journal import Exchange, Journal, Stand
 from pulsenet.node.mixing.pair import PairWork
@@ -75,8 +74,6 @@ def wait_for_mix2(world: MixingWorld, is_there: Callable[[PairWork], bool]) -> t
 @pytest.mark.parametrize("variant", list(MixingVariant))
 def test_every_variant_mixes_in_every_round_of_a_calm_swarm(variant: MixingVariant) -> None:
     world = make_world(1, variant)
-    for member in world.members:
-        world.schedule(member, "convener", SubsetChosen((0, 1)))
     world.run_rounds(4, 4 * ROUND_SECONDS_MAX)
     results = [ready for _, ready, _ in world.waits]
     assert results
@@ -295,8 +292,6 @@ def test_a_member_that_is_gone_is_listed_no_more_and_is_again_when_it_is_back() 
 @pytest.mark.parametrize("variant", list(MixingVariant))
 def test_a_joiner_begins_with_what_the_others_hold(variant: MixingVariant) -> None:
     world = make_world(12, variant, joiner_count=1, spread=1.0, step=0.25)
-    for member in world.members:
-        world.schedule(member, "convener", SubsetChosen((0, 1)))
     world.run_until(lambda: world.round_index >= 3, 5 * ROUND_SECONDS_MAX)
     joiner = world.member("joiner 0")
     world.start(joiner)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pulsenet.node.mixing.events import SubsetChosen
 from pulsenet.outer.mixing.settings import MixingSettings, MixingVariant
 from pulsenet.testing.fakes import Chance
 from pulsenet.testing.mixing_world import MixingWorld
@@ -54,9 +53,6 @@ def run_story(seed: int, step_count: int = 40) -> MixingWorld:
     members = world.members
     for _ in range(step_count):
         world.run_for(chance.between(0.05, 12.0))
-        for member in members:
-            if member.convener is not None:
-                world.schedule(member, "convener", SubsetChosen((0, 1)))
         member, other = members[chance(len(members))], members[chance(len(members))]
         match chance(12):
             case 0 | 1 if member.is_up:

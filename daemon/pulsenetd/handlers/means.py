@@ -13,8 +13,8 @@ from pulsenet.codec.patch import RunBlocks
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.effects import Effect
-from pulsenet.node.mixing.effects import CheckMean, CombineParts
-from pulsenet.node.mixing.events import CombineFailed, MeanChecked, PartsCombined, PartSlice
+from pulsenet.node.mixing.effects import CheckMean, CombineParts, CompareProbes
+from pulsenet.node.mixing.events import CombineFailed, MeanChecked, PartsCombined, PartSlice, ProbesCompared
 from pulsenet.outer.floats import fp32_to_bits
 from pulsenet.outer.mixing.payload import (
     NO_BASE,
@@ -24,6 +24,7 @@ from pulsenet.outer.mixing.payload import (
     inspect_part,
     make_job_table,
 )
+from pulsenet.outer.mixing.probe import compare_answers
 from pulsenet.outer.mixing.settings import Job, MixingSettings
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.wire.sections import BlobCutter
@@ -66,13 +67,23 @@ class MixingMeans:
 
     def table(self) -> dict[type[Effect], Handler]:
         """Return the handlers by effect."""
-        return {CombineParts: self._combine_parts, CheckMean: self._check_mean}
+        return {
+            CombineParts: self._combine_parts,
+            CheckMean: self._check_mean,
+            CompareProbes: self._compare_probes,
+        }
 
     async def _combine_parts(self, effect: CombineParts, post: Post) -> None:
         post(await asyncio.get_running_loop().run_in_executor(self._threads, self.combine, effect))
 
     async def _check_mean(self, effect: CheckMean, post: Post) -> None:
         post(await asyncio.get_running_loop().run_in_executor(self._threads, self.check, effect))
+
+    async def _compare_probes(self, effect: CompareProbes, post: Post) -> None:
+        found = await asyncio.get_running_loop().run_in_executor(
+            self._threads, compare_answers, effect.answers, effect.round_index
+        )
+        post(ProbesCompared(effect.number, found.distance))
 
     def combine(self, effect: CombineParts) -> PartsCombined | CombineFailed:
         """Check the parts of others and store the mean of all; blocks."""

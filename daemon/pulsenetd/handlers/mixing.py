@@ -22,6 +22,7 @@ from pulsenet.node.mixing.events import (
     PartFailed,
     PartSlice,
     PartStored,
+    ProbeMade,
     ResultWanted,
     RoundWanted,
     StateStored,
@@ -175,6 +176,7 @@ class MixingDesk:
             mix2=_as_plan(opened.mix2),
             wants_iterate=wants_state,
             publishes=self._is_leading(),
+            is_probed=opened.is_probed,
         )
 
     async def await_mix(self, round_index: int, job: Job, wait_seconds: float) -> local.MixDone | None:
@@ -203,6 +205,12 @@ class MixingDesk:
     def fail_part(self, message: local.FailPart) -> None:
         """Take why there is no vector."""
         self._post(PartFailed(message.round_index, as_job(message.job), message.reason))
+
+    def store_probe(self, message: local.StoreProbe) -> None:
+        """Take what the process predicts for the probe."""
+        self._post(
+            ProbeMade(message.round_index, message.batch, message.bins, message.answer, message.scores),
+        )
 
     def store_iterate(self, message: local.StoreIterate) -> None:
         """Take z, for joiners."""

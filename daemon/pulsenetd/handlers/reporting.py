@@ -33,6 +33,11 @@ _GAUGES: Final = {
     "round_stuck": ("round_stuck", 0.0),
     "residual_norm": ("residual_norm", math.nan),
     "disagreement": ("disagreement", math.nan),
+    "disagreement_l2_start": ("disagreement_l2_start", math.nan),
+    "disagreement_l2_end": ("disagreement_l2_end", math.nan),
+    "disagreement_l2_bound": ("disagreement_l2_bound", math.nan),
+    "mixing_subset_ratio": ("mixing_subset_ratio", math.nan),
+    "consensus": ("consensus", math.nan),
     "utilization_ratio": ("utilization_ratio", math.nan),
     "utilization_predicted_ratio": ("utilization_predicted_ratio", math.nan),
 }

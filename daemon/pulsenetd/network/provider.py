@@ -38,6 +38,7 @@ from pulsenet.wire.messages import (
     PushContribution,
     PushForkProof,
     PushHead,
+    PushProbe,
     PushReceipt,
     PushReply,
     PushRollouts,
@@ -86,6 +87,7 @@ REPLY_TYPES: Final[dict[type[Message], type[Message]]] = {
     GetHoldings: HoldingsReply,
     GetRoster: RosterReply,
     PushShare: PushReply,
+    PushProbe: PushReply,
     GetShares: SharesReply,
 }
 """Every request, and what answers it; a :class:`Refusal` may answer any."""

@@ -16,12 +16,14 @@ from pulsenet.errors import LocalProtocolError, RemoteProtocolError, Unavailable
 from pulsenet.ids import PeerId
 from pulsenet.wire.messages import (
     FEATURE_HOLDINGS,
+    FEATURE_PROBES,
     Ack,
     ChunkReply,
     GetChunks,
     GetHoldings,
     Hello,
     Message,
+    PushProbe,
     Refusal,
 )
 from pulsenetd.network.dial import shorten
@@ -48,7 +50,7 @@ _BULK_STREAMS_PER_PEER: Final = limits.STREAMS_PER_PEER_MAX - 1
 _SILENCE_RATIO: Final = 0.9
 """A stream that stalls began to wait a little after the last byte of another."""
 _ROUND_TRIP_WEIGHT: Final = 0.25
-_FEATURE_OF: Final[dict[type[Message], str]] = {GetHoldings: FEATURE_HOLDINGS}
+_FEATURE_OF: Final[dict[type[Message], str]] = {GetHoldings: FEATURE_HOLDINGS, PushProbe: FEATURE_PROBES}
 
 
 @dataclass(slots=True)

@@ -22,7 +22,15 @@ from pulsenet.node.courier import Courier
 from pulsenet.node.effects import Count, Effect, Log, SaveState, SetTimer, ShowToMachines
 from pulsenet.node.events import Event, PeerConnected, PeerLost, StoreFailed, TermSeen, VoteSeen
 from pulsenet.node.machine import Draw, sooner
-from pulsenet.node.mixing.events import PresenceEnded, PresenceSeen, RosterSeen, SubsetChosen
+from pulsenet.node.mixing.events import (
+    MastersTold,
+    PresenceEnded,
+    PresenceSeen,
+    ProbesCompared,
+    ProbeSeen,
+    RosterSeen,
+)
+from pulsenet.node.mixing.measuring import Measuring
 from pulsenet.node.verdicts import Verdicts
 from pulsenet.outer.mixing.settings import MixingSettings
 from pulsenet.wire.messages import PushTerm
@@ -82,7 +90,8 @@ class Convener:
         self._ballot = decode_ballot(ballot)
         self._candidacy: Candidacy | None = None
         self._present: dict[PeerId, tuple[int, float]] = {}
-        self._subset: tuple[int, ...] | None = None
+        self.measuring = Measuring(trust, rosters, settings, self.is_leading)
+        """What it knows of how far apart trainers are."""
         self._led_term = 0
         self._led_since = 0.0
         self._number = 0
@@ -143,8 +152,12 @@ class Convener:
                 self._note_present(peer_id, round_index, now)
             case PresenceEnded():
                 self._present.pop(self._peer_id, None)
-            case SubsetChosen(subset):
-                self._subset = subset
+            case MastersTold(table):
+                self.measuring.table = table
+            case ProbeSeen(record, _):
+                self.verdicts.note(event, self.measuring.take(record, self._find_front(), now))
+            case ProbesCompared():
+                return self.measuring.take_comparison(event)
             case _:
                 pass
         return []
@@ -180,15 +193,17 @@ class Convener:
             effects += [candidacy.save(), SaveState(LEDGER_KEY, self._ledger.save())]
         if self._ledger.is_changed:
             effects.append(SaveState(LEDGER_KEY, self._ledger.save()))
+        effects += self.measuring.update(now)
         return effects + self._set_timer(candidacy, now, is_ready=is_ready)
 
     def _convene(self, candidacy: Candidacy, listed: Set[PeerId], now: float) -> list[Effect]:
         """Sign a roster, if one is due."""
         if self._led_term != candidacy.ballot.term:
             self._led_term, self._led_since, self._number = candidacy.ballot.term, now, 0
+            self.measuring.begin_term()
         if now < self._led_since + FIND_SECONDS and not listed <= set(self._present):
             return []
-        subset = self._choose_subset()
+        subset = self.measuring.find_subset()
         if subset is None or not self._choose_members():
             return []
         members = self._choose_members()
@@ -198,6 +213,7 @@ class Convener:
             return []
         assert self._trust.descriptor is not None
         self._number, self._changed_at = self._number + 1, None
+        probe_round, distance_bits = self._rosters.measured or (None, None)
         roster = Roster(
             run_id=self._trust.run_id,
             revision=self._trust.descriptor.revision,
@@ -207,6 +223,8 @@ class Convener:
             round_count=min(self._settings.roster_rounds, limits.ROSTER_ROUNDS_MAX),
             members=members,
             subset=subset,
+            probe_round=probe_round,
+            distance_bits=distance_bits,
         )
         record = encode_signed(seal(roster, self._sign, self._peer_id))
         self._rosters.accept(record)
@@ -242,18 +260,11 @@ class Convener:
     def _find_front(self) -> int:
         """Return the round that most trainers are in: the upper median, which a few that lie do not move far."""
         told = sorted(round_index for round_index, _ in self._present.values())
-        return told[len(told) // 2]
-
-    def _choose_subset(self) -> tuple[int, ...] | None:
-        if not self._settings.variant.mixes_subset:
-            return ()
-        newest = self._rosters.newest
-        if self._subset is None and newest is not None:
-            return newest.roster.subset
-        return self._subset
+        return told[len(told) // 2] if told else 0
 
     def _set_timer(self, candidacy: Candidacy, now: float, *, is_ready: bool) -> list[Effect]:
         times = [candidacy.next_wake(now, is_ready=is_ready)]
+        times.append(self.measuring.next_wake())
         times += [at + PRESENT_SECONDS + 0.001 for _, at in self._present.values()]
         if is_ready and candidacy.is_leading(now):
             times.append(self._led_since + FIND_SECONDS)

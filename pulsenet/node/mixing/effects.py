@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pulsenet.chain.records import SliceName
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.mixing.events import DebtName, PartSlice
+from pulsenet.outer.mixing.probe import Answer
 from pulsenet.outer.mixing.settings import Job
 
 
@@ -72,6 +73,8 @@ class OpenRound:
     """Tensors of Mix2, ascending; empty for all."""
     mix1: JobPlan
     mix2: JobPlan
+    is_probed: bool = False
+    """Whether this node answers the probe after the inner steps, by ``ProbeMade``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,18 @@ class StoreState:
     """Hand z over as one blob when the next round opens, for joiners; answered by ``StateStored``."""
 
 
-MixingEffect = StartMixing | OpenRound | CombineParts | CheckMean | MixReady | StoreState
+@dataclass(frozen=True, slots=True)
+class CompareProbes:
+    """Compute how far apart the trainers of a round are; answered by ``ProbesCompared``. Each answer was checked."""
+
+    number: int
+    """As of ``CombineParts``."""
+    round_index: int
+    answers: tuple[Answer, ...]
+    """Ascending by the keys of those who gave them."""
+
+
+MixingEffect = StartMixing | OpenRound | CombineParts | CheckMean | MixReady | StoreState | CompareProbes
 """Anything only the machines of mixing order."""
 
-MIXING_EFFECTS = (StartMixing, OpenRound, CombineParts, CheckMean, MixReady, StoreState)
+MIXING_EFFECTS = (StartMixing, OpenRound, CombineParts, CheckMean, MixReady, StoreState, CompareProbes)

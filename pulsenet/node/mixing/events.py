@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pulsenet.ids import Digest, PeerId
 from pulsenet.outer.mixing.settings import Job
+from pulsenet.tensors.params import ParameterTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +146,41 @@ class StateStored:
 
 
 @dataclass(frozen=True, slots=True)
-class SubsetChosen:
-    """This node's training process says on which tensors Mix2 should work; obeyed while this node coordinates."""
+class MastersTold:
+    """What this node's training process trains: while it coordinates, subsets of Mix2 are chosen from it."""
 
-    subset: tuple[int, ...]
-    """Tensor indices, ascending; empty for all."""
+    table: ParameterTable
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeMade:
+    """What this node's training process predicts for the tokens of the probe, after the inner steps of a round."""
+
+    round_index: int
+    batch: Digest
+    """Names the tokens."""
+    bins: Digest
+    """Of the tokens that have bins of their own."""
+    answer: bytes
+    """Encoded probabilities of the bins."""
+    scores: bytes
+    """FP32 for each tensor of Mix2's subset: how far apart its two parts were; empty if nothing was mixed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSeen:
+    """An encoded signed answer to a probe arrived, from a peer or from this node's own trainer."""
+
+    record: bytes
+    source: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class ProbesCompared:
+    """What the answers came to that ``CompareProbes`` of this number named; ``None`` if no two could be compared."""
+
+    number: int
+    distance: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +224,10 @@ MixingEvent = (
     | CombineFailed
     | MeanChecked
     | StateStored
-    | SubsetChosen
+    | MastersTold
+    | ProbeMade
+    | ProbeSeen
+    | ProbesCompared
     | ShareSeen
     | RosterSeen
     | PresenceSeen

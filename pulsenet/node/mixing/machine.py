@@ -35,6 +35,7 @@ from pulsenet.node.mixing.events import (
     PartSlice,
     PartStored,
     PresenceEnded,
+    ProbeMade,
     ResultWanted,
     RosterSeen,
     RoundWanted,
@@ -46,6 +47,7 @@ from pulsenet.node.mixing.joining import Joining
 from pulsenet.node.mixing.journal import Journal, Stand
 from pulsenet.node.mixing.maker import RoundMaker, Tools
 from pulsenet.node.mixing.outbox import Outbox
+from pulsenet.node.mixing.prober import Prober
 from pulsenet.node.mixing.reach import Reach
 from pulsenet.node.mixing.report import make_report
 from pulsenet.node.mixing.serving import Serving
@@ -105,6 +107,7 @@ class Mixing:
         self._inbox, self._outbox = Inbox(), Outbox(courier)
         self._blobs = Blobs(draw, index, courier.take_request_id)
         self._debts = Debts(self._journal, courier)
+        self._prober = Prober(trust, ledger, rosters, settings, peer_id, sign, courier)
         tools = Tools(self._inbox, self._outbox, self._blobs, self._journal, self._reach)
         self._maker = RoundMaker(trust, settings, peer_id, sign, tools)
         self._attached: MixingAttached | None = None
@@ -223,7 +226,7 @@ class Mixing:
             if outcome.code == "roster":
                 self._contact.ask_soon(now, outcome.receiver)
             return [effect for work in self._works.values() for effect in work.note_outcome(outcome, now)]
-        effects = self._debts.handle(event, now)
+        effects = self._debts.handle(event, now) + self._prober.handle(event, now)
         if self._joining is not None:
             effects += self._joining.handle(event, now)
         if isinstance(event, ReplyReceived) and isinstance(event.reply, SharesReply):
@@ -309,6 +312,8 @@ class Mixing:
                 work.want(now)
             case StateStored(round_index, state):
                 self._offer_state(round_index, state)
+            case ProbeMade():
+                return self._prober.take(event, now)
             case _:
                 return [effect for work in self._works.values() for effect in work.take_answer(event, now)]
         return []
@@ -379,6 +384,7 @@ class Mixing:
             is_listed=known is not None,
             member_count=len(members) or 1,
             subset=() if known is None else known.roster.subset,
+            is_probed=known is not None and self._prober.is_asked(round_index),
             mix1=plans[Job.MIX1],
             mix2=plans[Job.MIX2],
         )
@@ -415,6 +421,7 @@ class Mixing:
             effects += self._debts.ask(now, is_over, self._journal.round_index)
             effects += self._asking.ask(self._works, now)
             effects += self._order_state()
+            effects += self._prober.pump(self._journal.round_index, now)
         effects += self._save()
         return effects + self._report() + self._set_timer(now)
 
@@ -470,7 +477,7 @@ class Mixing:
         times += [work.next_wake(now) for work in self._works.values()]
         times.append(self._asking.next_wake(self._works, now))
         if self._attached is not None:
-            times.append(self._contact.next_wake(now))
+            times += [self._contact.next_wake(now), self._prober.next_wake(now)]
         if self._opening is not None:
             times.append(self._opening[1])
         if self._joining is not None:

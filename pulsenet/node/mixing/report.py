@@ -9,6 +9,7 @@ from pulsenet.node.effects import Report
 from pulsenet.node.mixing.inbox import Inbox
 from pulsenet.node.mixing.journal import Journal, Stand
 from pulsenet.node.mixing.work import Work
+from pulsenet.outer.floats import fp32_from_bits
 from pulsenet.outer.mixing.settings import Job
 
 
@@ -26,6 +27,7 @@ def make_report(phase: str, journal: Journal, rosters: Rosters, works: Mapping[J
     known = None if journal.roster is None else rosters.get(journal.roster)
     newest = rosters.newest
     heard = inbox.heard_max(rosters.end_round)
+    probe_round, distance_bits = rosters.measured or (None, None)
     return Report(
         (
             ("mixing_phase", phase),
@@ -38,6 +40,9 @@ def make_report(phase: str, journal: Journal, rosters: Rosters, works: Mapping[J
             ("mixing_debts_doubtful", len(journal.exchanges(Stand.ANSWERED))),
             ("mixing_debts_owed", len(journal.exchanges(Stand.OWED))),
             ("mixing_other_roots", sum(work.count_other_roots() for work in works.values())),
+            ("mixing_subset_tensors", 0 if known is None else len(known.roster.subset)),
+            ("disagreement", None if distance_bits is None else float(fp32_from_bits(distance_bits))),
+            ("disagreement_round", probe_round),
             ("mixing_mix1", _describe(works.get(Job.MIX1))),
             ("mixing_mix2", _describe(works.get(Job.MIX2))),
         )

@@ -29,14 +29,16 @@ EXAMPLES: list[MixingMessage] = [
     local.Begin(7, (), False),
     local.Begin(7, (BLOB, BLOB), True),
     local.WantRound(7, 100),
-    local.RoundOpened(7, True, 4, (0, 2), PLAN, local.JobPlan(0, ()), True, False),
+    local.RoundOpened(7, True, 4, (0, 2), PLAN, local.JobPlan(0, ()), True, False, True),
     local.StorePart(7, 2, (PART, PART), (DEBT,), ROOT),
     local.StorePart(7, 1, (PART,), (), None),
     local.FailPart(7, 2, "finite"),
     local.AwaitMix(7, 1, 100),
     local.MixDone(7, 1, (local.MixSlice(BLOB, 4), local.MixSlice(None, 1)), "late"),
     local.StoreIterate(7, PART),
-    local.TellRound(7, 4, 0, "", "lost", 1, 2, 3, 4, None),
+    local.TellRound(7, 4, 0, "", "lost", 1, 2, 3, 4, None, None, None, None, None),
+    local.TellRound(7, 4, 0, "", "lost", 1, 2, 3, 4, 5, 6, 7, 8, False),
+    local.StoreProbe(7, ROOT, ROOT, b"answer", b"four"),
 ]
 
 
@@ -72,7 +74,7 @@ def test_every_message_is_in_the_table_of_the_documentation() -> None:
     [
         local.FailPart(0, 1, "x" * 65),
         local.Begin(0, (BLOB,) * (limits.ROSTER_MEMBERS_MAX + 1), True),
-        local.RoundOpened(0, True, 1, tuple(range(limits.TENSORS_MAX + 1)), PLAN, PLAN, False, False),
+        local.RoundOpened(0, True, 1, tuple(range(limits.TENSORS_MAX + 1)), PLAN, PLAN, False, False, False),
         local.OpenMixing(bytes(limits.TABLE_SIZE_BYTES_MAX + 1), ROOT),
     ],
     ids=lambda message: type(message).__name__,

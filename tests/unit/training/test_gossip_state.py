@@ -59,6 +59,10 @@ def test_a_step_has_the_bits_of_the_numpy_twin(given: str) -> None:
         np.testing.assert_array_equal(state.momentum[index].numpy().view(np.uint32), expected_v.view(np.uint32))
         assert squares[0] == pytest.approx(float(np.sum(np.square(own.astype(np.float64)))))
         assert (squares[1] == 0.0) == (chosen["x"] is None)
+        assert (squares[2] == 0.0) == (chosen["delta"] is None)
+        if chosen["delta"] is not None:
+            gap = own.astype(np.float64) - chosen["delta"]
+            assert squares[2] == pytest.approx(float(np.sum(np.square(gap))), rel=1e-5, nan_ok=True)
 
 
 def test_a_delta_is_z_minus_the_master_and_shares_nothing() -> None:

@@ -12,11 +12,13 @@ from pulsenet.ids import Digest
 from pulsenet.node.effects import Effect, SaveState, SendRequest, ShowToMachines
 from pulsenet.node.events import PeerConnected, PeerLost, StoreFailed, TermSeen, TimerFired, VoteSeen
 from pulsenet.node.mixing.convener import FIND_SECONDS, PRESENT_SECONDS, SETTLE_SECONDS, Convener
-from pulsenet.node.mixing.events import PresenceEnded, PresenceSeen, RosterSeen, SubsetChosen
+from pulsenet.node.mixing.events import MastersTold, PresenceEnded, PresenceSeen, RosterSeen
 from pulsenet.outer.mixing.settings import MixingVariant
+from pulsenet.tensors.params import TensorSpec, make_table
 from pulsenet.testing.fakes import make_key, make_sign
 from pulsenet.wire.messages import PushTerm, PushVote
 
+TABLE = make_table([TensorSpec(name, "F32", (5,)) for name in ("embed", "h.0", "h.1", "h.2", "h.3")])
 MakeDesk = Callable[..., Any]
 
 
@@ -121,11 +123,12 @@ def test_a_subset_is_awaited_obeyed_and_kept(make_desk: MakeDesk) -> None:
     office = Office(make_desk, MixingVariant.GLOBAL_M1_LOCAL_M2_SUBSET)
     office.see(0, 0, 0)
     assert office.desk.rosters.newest is None
-    office.tell(SubsetChosen((1, 4)))
-    assert office.roster.subset == (1, 4)
-    office.tell(SubsetChosen((1, 4, 5)))
+    office.tell(MastersTold(TABLE))
+    assert office.roster.subset == (0, 1), "43 % of the elements, by name"
+    office.convener.measuring._decided = (0, 1, 2)
+    office.tell(TimerFired())
     office.tell(TimerFired(), SETTLE_SECONDS)
-    assert (office.roster.subset, office.roster.first_round) == ((1, 4, 5), 2)
+    assert (office.roster.subset, office.roster.first_round) == ((0, 1, 2), 2)
     again = Office.__new__(Office)
     again.__dict__ = {**office.__dict__, "effects": []}
     desk = office.desk
@@ -133,7 +136,7 @@ def test_a_subset_is_awaited_obeyed_and_kept(make_desk: MakeDesk) -> None:
     again.convener = Convener(*common, lambda count: 0)
     again.see(9, 9, 9)
     again.tell(TimerFired(), FIND_SECONDS)
-    assert again.roster.subset == (1, 4, 5)
+    assert again.roster.subset == (0, 1, 2)
 
 
 def test_without_its_own_training_process_an_authority_neither_stands_nor_renews(make_desk: MakeDesk) -> None:
