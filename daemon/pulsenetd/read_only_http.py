@@ -5,6 +5,7 @@ It runs in a thread of its own, so that it answers even when the event loop is s
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import socket
@@ -89,6 +90,7 @@ class Server(ThreadingHTTPServer):
         self.routes = routes
         self.seconds_max = seconds_max
         self._places = threading.BoundedSemaphore(connections_max)
+        self._connections: set[socket.socket] = set()
         self._thread: threading.Thread | None = None
         try:
             super().__init__((host, port), _Handler)
@@ -111,11 +113,14 @@ class Server(ThreadingHTTPServer):
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop serving and listening."""
+        """Stop serving and listening; connections that are open end."""
         if self._thread is not None:
             self.shutdown()
             self._thread.join()
         self.server_close()
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give a connection a thread, while there are few."""
@@ -126,9 +131,11 @@ class Server(ThreadingHTTPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve a connection to its end."""
+        self._connections.add(request)
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._connections.discard(request)
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -61,6 +61,7 @@
     if (mine === asking) timer = setTimeout(() => ask(), wait);
   }
 
+  document.getElementById("still").hidden = true;
   pause.hidden = false;
   pause.addEventListener("click", () => {
     isPaused = !isPaused;
