@@ -35,7 +35,8 @@ PLACEHOLDERS = (
 )
 OTHER_PROGRAMS = {
     "ssh", "sudo", "python", "python3", "python3.11", "pip", "source", ".", "export", "cd", "kill", "curl", "git",
-    "vllm", "make", "docker", "kubectl", "systemctl", "systemd-sysusers", "install", "promtool", "prometheus", "cp", "mkdir",
+    "vllm", "make", "docker", "kubectl", "systemctl", "systemd-sysusers", "install", "promtool", "prometheus", "cp",
+    "mkdir",
 }  # fmt: skip
 """What a reader of a shell block may be asked to start besides pulsenet."""
 NOT_INSTALLED = ("trl", "datasets", "vllm", "transformers", "peft", "accelerate", "sglang")
