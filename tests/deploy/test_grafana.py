@@ -74,6 +74,13 @@ def test_panels_fill_the_grid_without_overlap() -> None:
                 taken[x, y] = panel["title"]
     heights = {y for _, y in taken}
     assert heights == set(range(max(heights) + 1)), "no empty line"
+    assert len(taken) == COLUMNS * len(heights), "every line is filled to its end"
+
+
+def test_titles_fit_above_their_panels() -> None:
+    # A column is a 24th of a window 1,280 wide, less the menu; Grafana writes titles at 14 px, about 7.5 a character.
+    for panel in GRAPHS:
+        assert 7.5 * len(panel["title"]) + 24 <= panel["gridPos"]["w"] * (1_280 - 56) / COLUMNS, panel["title"]
 
 
 def test_panels_say_what_they_show() -> None:
