@@ -261,6 +261,7 @@ class Node:
             work_threads=self._work_threads,
             block_threads=self._block_threads,
             monotonic=self._monotonic,
+            meters=self._network.transport.traffic.meters,
         )
 
     async def _serve(self, role: Role, live: RunFileKeeper, admin: AdminServer | None) -> None:

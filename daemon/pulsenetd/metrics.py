@@ -245,7 +245,7 @@ _GAUGES: Final = {
     "mixing_subset_ratio": "Share of the elements that Mix2 takes, by the roster; NaN without Mix2.",
     "consensus": "1 if all members hold what the run publishes, 0 if it is one trainer's own; NaN without gossip.",
     "utilization_ratio": "Share of the last rounds' time spent on inner steps; NaN before two rounds.",
-    "utilization_predicted_ratio": "The same as predicted for the link's stated speed; NaN where that is not known.",
+    "utilization_predicted_ratio": "The same as predicted for the link's stated or observed speed; NaN before.",
     "residual_norm": "Euclidean norm of what the gate held back; NaN until the training process tells.",
     "rollout_queue_batches": "Rollout batches waiting: at a trainer for the training process, else to be sent.",
 }

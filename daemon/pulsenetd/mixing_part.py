@@ -70,7 +70,7 @@ class MixingPart:
         threads: Where blobs are read and written, and means are made.
         run_blocks: An executor's ``map`` for the blocks of a mean.
         note: Takes fields for status and metrics that no machine reports.
-        link: This node's, as its operator described it, to predict with.
+        find_link: Returns this node's link, to predict with, as far as it is known.
         monotonic: Monotonic seconds.
     """
 
@@ -84,7 +84,7 @@ class MixingPart:
         metrics: Metrics,
         threads: Executor,
         note: Callable[..., None],
-        link: Link | None = None,
+        find_link: Callable[[], Link | None] = lambda: None,
         run_blocks: RunBlocks = map,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -95,7 +95,7 @@ class MixingPart:
         self._metrics = metrics
         self._threads = threads
         self._note = note
-        self._link = link
+        self._find_link = find_link
         self._monotonic = monotonic
         self._driver: Driver | None = None
         self._waiting_count = 0
@@ -241,8 +241,8 @@ class MixingPart:
         }
 
     def _predict(self, work_seconds: float) -> float | None:
-        masters, newest = self._desk.masters, self.rosters.newest
-        if self._link is None or masters is None or not masters.element_count or work_seconds <= 0.0:
+        masters, newest, link = self._desk.masters, self.rosters.newest, self._find_link()
+        if link is None or masters is None or not masters.element_count or work_seconds <= 0.0:
             return None
         members = 1 if newest is None else len(newest.members)
         workload = Workload(
@@ -250,9 +250,9 @@ class MixingPart:
             peer_count=members,
             step_seconds=work_seconds / self.settings.inner_steps,
             inner_steps=self.settings.inner_steps,
-            subset_ratio=self.settings.subset_ratio,
+            subset_ratio=measure_share(masters, () if newest is None else newest.roster.subset),
         )
-        return predict_utilization(Variant(str(self.settings.variant)), workload, self._link)
+        return predict_utilization(Variant(str(self.settings.variant)), workload, link)
 
     # What peers ask
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from pulsenet.outer.plan import RUNNABLE, Variant, Workload, predict_utilization
 from pulsenet.outer.plan_link import Link
 from pulsenet.outer.settings import OuterSettings
+from pulsenetd.network.link_meter import BITS_A_MEGABIT, LinkMeter
 
 STRETCHES_REMEMBERED: Final = 16
 STRETCHES_MIN: Final = 2
@@ -76,11 +77,20 @@ class Pace:
         self._began_at = self._ended_at = None
 
 
-def make_link(upload_limit: int, download_limit: int) -> Link | None:
-    """Return the link that an operator's caps describe, in bytes per second; ``None`` if either is not given."""
-    if not upload_limit or not download_limit:
-        return None
-    return Link(down_mbps=8e-6 * download_limit, up_mbps=8e-6 * upload_limit)
+def find_link(upload_limit: int, download_limit: int, meters: Mapping[str, LinkMeter]) -> Link | None:
+    """Return this node's link: what its operator caps it to, else what it carried at its fastest lately.
+
+    Args:
+        upload_limit: Bytes per second; 0 for no cap.
+        download_limit: The same of what is received.
+        meters: Of what is ``sent`` and ``received``.
+
+    Returns:
+        ``None`` while one direction has neither a cap nor a measurement.
+    """
+    up = BITS_A_MEGABIT * upload_limit if upload_limit else meters["sent"].mbps
+    down = BITS_A_MEGABIT * download_limit if download_limit else meters["received"].mbps
+    return None if up is None or down is None else Link(down_mbps=down, up_mbps=up)
 
 
 def predict(settings: OuterSettings, link: Link, *, params: int, peer_count: int, work_seconds: float) -> float | None:

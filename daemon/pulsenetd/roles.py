@@ -47,7 +47,8 @@ from pulsenetd.logs import logger
 from pulsenetd.metrics import Metrics
 from pulsenetd.mixing_part import MixingPart
 from pulsenetd.network import addresses
-from pulsenetd.pace import make_link
+from pulsenetd.network.link_meter import LinkMeter
+from pulsenetd.pace import find_link
 from pulsenetd.rollout_inbox import RolloutInbox
 from pulsenetd.rollout_outbox import RolloutOutbox
 from pulsenetd.rounds_part import RoundsPart
@@ -136,6 +137,7 @@ async def build_role(
     work_threads: ThreadPoolExecutor,
     block_threads: ThreadPoolExecutor,
     monotonic: Callable[[], float],
+    meters: Mapping[str, LinkMeter],
 ) -> Role:
     """Build the machine of the configured role, with the state of its last run."""
     mesh = _build_mesh(config, settled, store, trust, addresses)
@@ -152,7 +154,7 @@ async def build_role(
             metrics=metrics,
             threads=work_threads,
             note=ledger.note,
-            link=make_link(config.upload_limit, config.download_limit),
+            find_link=partial(find_link, config.upload_limit, config.download_limit, meters),
         )
         parts = Parts(
             config, settled, store, trust, mesh, ledger, metrics, work_threads, block_threads, monotonic, rounds

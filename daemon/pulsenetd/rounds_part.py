@@ -77,7 +77,7 @@ class RoundsPart:
         role: The node's.
         threads: Where blobs are written and read.
         note: Takes fields for status and metrics that no machine reports.
-        link: This node's, as its operator described it, to predict with.
+        find_link: Returns this node's link, to predict with, as far as it is known.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RoundsPart:
         metrics: Metrics,
         threads: Executor,
         note: Callable[..., None],
-        link: Link | None = None,
+        find_link: Callable[[], Link | None] = lambda: None,
     ) -> None:
         self._store = store
         self._trust = trust
@@ -98,7 +98,7 @@ class RoundsPart:
         self._metrics = metrics
         self._threads = threads
         self._note = note
-        self._link = link
+        self._find_link = find_link
         self._params = 0
         """Of the masters that are trained here."""
         self._driver: Driver | None = None
@@ -251,11 +251,11 @@ class RoundsPart:
     def _tell_pace(self, measured: Measured) -> None:
         """Show how the process divides its time, and how ``pulsenet plan`` would have it."""
         descriptor, final = self._trust.descriptor, self.ledger.final(self.ledger.next_round_index - 1)
-        predicted = None
-        if self._link is not None and descriptor is not None and final is not None:
+        predicted, link = None, self._find_link()
+        if link is not None and descriptor is not None and final is not None:
             predicted = predict(
                 OuterSettings.from_constants(descriptor.algorithm, descriptor.constants),
-                self._link,
+                link,
                 params=self._params,
                 peer_count=len(final.receipt.members),
                 work_seconds=measured.work_seconds,

@@ -223,7 +223,7 @@ def tell(**changes: Any) -> local.TellRound:
 
 def test_status_shows_what_rounds_did_and_what_was_to_be_expected(make_scene: Callable[..., Scene]) -> None:
     scene = make_scene()
-    part = scene.part(link=Link(down_mbps=0.0001, up_mbps=0.0001))
+    part = scene.part(find_link=lambda: Link(down_mbps=0.0001, up_mbps=0.0001))
     assert scene.noted == {"mixing_variant": "global_m1_local_m2", "consensus": True}
     hook = part.hook(take_up)
     hook.on_round(tell())

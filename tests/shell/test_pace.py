@@ -7,7 +7,8 @@ import pytest
 from pulsenet.outer.plan import Variant, Workload, predict_utilization
 from pulsenet.outer.plan_link import Link
 from pulsenet.outer.settings import Algorithm, OuterSettings
-from pulsenetd.pace import STRETCHES_REMEMBERED, Measured, Pace, make_link, predict
+from pulsenetd.network.link_meter import LinkMeter
+from pulsenetd.pace import STRETCHES_REMEMBERED, Measured, Pace, find_link, predict
 
 
 class Scene:
@@ -72,10 +73,18 @@ def test_without_any_time_nothing_was_waited_for() -> None:
     assert Measured(0.0, 0.0).utilization == 1.0
 
 
-def test_a_link_is_what_both_caps_say() -> None:
-    assert make_link(0, 1 << 20) is None
-    assert make_link(1 << 20, 0) is None
-    assert make_link(1_250_000, 12_500_000) == Link(down_mbps=100.0, up_mbps=10.0)
+def test_a_link_is_what_caps_say_and_else_what_it_carried() -> None:
+    now = [0.0]
+    meters = {direction: LinkMeter(lambda: now[0]) for direction in ("sent", "received")}
+    assert find_link(0, 1 << 20, meters) is None
+    assert find_link(1 << 20, 0, meters) is None
+    assert find_link(1_250_000, 12_500_000, meters) == Link(down_mbps=100.0, up_mbps=10.0)
+    for direction, seconds in (("sent", 4.0), ("received", 1.0)):
+        with meters[direction].moving():
+            meters[direction].note(1_250_000)
+            now[0] += seconds
+    assert find_link(0, 0, meters) == Link(down_mbps=10.0, up_mbps=2.5)
+    assert find_link(1_250_000, 0, meters) == Link(down_mbps=10.0, up_mbps=10.0)
 
 
 @pytest.mark.parametrize("algorithm", list(Algorithm))

@@ -44,6 +44,7 @@ from pulsenetd.local_server import EngineConfirmation, LocalHooks, LocalServer, 
 from pulsenetd.membership import Membership
 from pulsenetd.metrics import Metrics
 from pulsenetd.network.addresses import join_address
+from pulsenetd.network.streams import Traffic
 from pulsenetd.rollouts import Rollouts
 from pulsenetd.storage.store import Store
 from pulsenetd.trust_state import open_trust
@@ -97,6 +98,7 @@ class Node:
             work_threads=self.threads,
             block_threads=self.threads,
             monotonic=lambda: self.now,
+            meters=Traffic().meters,
         )
         self.role.bind(self.post)
         store = StoreHandlers(self.store, self.threads, lambda: self.now)

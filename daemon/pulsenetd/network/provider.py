@@ -225,16 +225,17 @@ class Provider:
         try:
             async with self._desk.enter(peer_id, kind) as upload:
                 replies = await self._ask_handler(peer_id, request)
-                for reply in replies:
-                    size_bytes = len(reply.data or b"") if isinstance(reply, ChunkReply) else 0
-                    await upload.pace(size_bytes)
-                    await stream.send(reply)
-                    upload.note_sent(size_bytes)
-                    self._traffic.note_chunk(peer_id, "sent", kind, size_bytes)
-                if any(isinstance(reply, Refusal) for reply in replies):
-                    return
-                # the slot is held until the chunks have arrived, so that 28 means 28 transfers
-                ack = await stream.receive(first_byte_seconds=self._deadlines.write_stall_seconds)
+                with self._traffic.meters["sent"].moving():
+                    for reply in replies:
+                        size_bytes = len(reply.data or b"") if isinstance(reply, ChunkReply) else 0
+                        await upload.pace(size_bytes)
+                        await stream.send(reply)
+                        upload.note_sent(size_bytes)
+                        self._traffic.note_chunk(peer_id, "sent", kind, size_bytes)
+                    if any(isinstance(reply, Refusal) for reply in replies):
+                        return
+                    # the slot is held until the chunks have arrived, so that 28 means 28 transfers
+                    ack = await stream.receive(first_byte_seconds=self._deadlines.write_stall_seconds)
                 if ack is None:
                     raise PeerUnavailableError("closed", "before its Ack")
                 if not isinstance(ack, Ack):

@@ -185,10 +185,13 @@ class Requester:
             async with pool.lanes.enter(bulk=isinstance(part, BULK_TYPES)):
                 return await self._request_once_or_twice(peer_id, pool, part, on_reply)
 
-        parts = split_chunks(message, pool.lanes.bulk_free) if isinstance(message, GetChunks) else [message]
-        if len(parts) == 1:
+        if not isinstance(message, GetChunks):
             return await ask(message)
-        outcomes = await asyncio.gather(*map(ask, parts), return_exceptions=True)
+        parts = split_chunks(message, pool.lanes.bulk_free)
+        with self._traffic.meters["received"].moving():
+            if len(parts) == 1:
+                return await ask(message)
+            outcomes = await asyncio.gather(*map(ask, parts), return_exceptions=True)
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors:
             raise next((error for error in errors if isinstance(error, RemoteProtocolError)), errors[0])

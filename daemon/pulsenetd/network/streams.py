@@ -26,6 +26,7 @@ from pulsenet.wire.messages import (
     Refusal,
     TasksReply,
 )
+from pulsenetd.network.link_meter import LinkMeter
 
 READ_SIZE_BYTES: Final = 256 << 10
 """Bytes asked of the stream at a time."""
@@ -89,9 +90,11 @@ PEERS_COUNTED_MAX: Final = 256
 class Traffic:
     """Counts what crossed all streams of one node."""
 
-    __slots__ = ("blob_bytes", "bytes", "peer_bytes", "rejected", "streams_opened")
+    __slots__ = ("blob_bytes", "bytes", "meters", "peer_bytes", "rejected", "streams_opened")
 
     def __init__(self) -> None:
+        self.meters = {"sent": LinkMeter(), "received": LinkMeter()}
+        """How fast chunks moved, by direction."""
         self.bytes: Counter[tuple[str, str]] = Counter()
         """Frame bytes by (``sent`` or ``received``, kind)."""
         self.blob_bytes: Counter[tuple[str, str]] = Counter()
@@ -106,6 +109,7 @@ class Traffic:
     def note_chunk(self, peer_id: PeerId, direction: str, kind: str, size_bytes: int) -> None:
         """Count the bytes of one chunk that went to a peer or came from it."""
         self.blob_bytes[direction, kind] += size_bytes
+        self.meters[direction].note(size_bytes)
         self.peer_bytes.setdefault(peer_id, Counter())[direction] += size_bytes
         self.peer_bytes.move_to_end(peer_id)
         while len(self.peer_bytes) > PEERS_COUNTED_MAX:

@@ -31,10 +31,10 @@ Answer = Callable[[PeerId, GetChunks], Awaitable[list[Message]]]
 
 @contextlib.asynccontextmanager
 async def connected(
-    answer: Any, *, desk: UploadDesk | None = None, gate: Gate | None = None
+    answer: Any, *, desk: UploadDesk | None = None, gate: Gate | None = None, served: Traffic | None = None
 ) -> AsyncIterator[tuple[Requester, Traffic]]:
     """A requester of a provider over loopback TCP instead of libp2p."""
-    provider = Provider(HELLO, Deadlines(), Traffic(), desk)
+    provider = Provider(HELLO, Deadlines(), served or Traffic(), desk)
     provider.handler = answer
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -172,3 +172,25 @@ def test_a_request_that_is_called_back_frees_the_providers_slots() -> None:
             assert desk.serving_count == 0
 
     run(main())
+
+
+def test_both_ends_learn_what_their_link_carries() -> None:
+    chunks = [bytes([number]) * limits.CHUNK_SIZE_BYTES_MAX for number in range(2)]
+    digests = tuple(map(compute_digest, chunks))
+    served = Traffic()
+
+    async def answer(_peer: PeerId, request: GetChunks) -> list[Message]:
+        return [ChunkReply(digest, chunks[digests.index(digest)]) for digest in request.digests]
+
+    async def scenario() -> Traffic:
+        async with connected(answer, served=served) as (requester, traffic):
+            assert traffic.meters["received"].mbps is None
+            await requester.request(PEER, GetChunks(digests), 10.0)
+            return traffic
+
+    traffic = run(scenario())
+    received, sent = traffic.meters["received"].mbps, served.meters["sent"].mbps
+    assert received is not None
+    assert sent is not None
+    assert min(received, sent) > 1.0
+    assert traffic.meters["sent"].mbps is None, "of what it serves itself"
