@@ -15,10 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from pulsenetd.logs import printable
+from pulsenetd.status.transfers import list_transfers
+from pulsenetd.status.words import say_rate, say_seconds, say_size
 
 INTERVAL_SECONDS: Final = 2.0
-ETA_SECONDS_MAX: Final = 86_400.0
-"""What would take longer has stopped."""
 
 HEADINGS: Final = ("node", "state", "version", "lag", "peers", "received", "sent", "fetching", "round")
 
@@ -80,8 +80,8 @@ def make_row(node: dict[str, Any], rates: dict[str, float]) -> Row:
         version="-" if number is None else f"{node.get('applied_epoch', 0)}.{number}",
         lag="?" if lag is None else str(lag),
         peers=str(node.get("peers", 0)),
-        received=_rate(rates.get("received")),
-        sent=_rate(rates.get("sent")),
+        received=say_rate(rates.get("received")),
+        sent=say_rate(rates.get("sent")),
         fetching=_progress(node, rates.get("received", 0.0)),
         round="" if phase is None else printable(f"{round_index} {phase}{f' ({reason})' if reason else ''}"),
     )
@@ -150,22 +150,12 @@ def _print_changes(look: Look, console: Console, sleep: Callable[[float], object
         sleep(INTERVAL_SECONDS)
 
 
-def _rate(bytes_per_second: float | None) -> str:
-    if bytes_per_second is None:
-        return ""
-    for unit in ("B/s", "kB/s", "MB/s"):
-        if bytes_per_second < 1000:
-            return f"{bytes_per_second:.0f} {unit}" if unit == "B/s" else f"{bytes_per_second:.1f} {unit}"
-        bytes_per_second /= 1000
-    return f"{bytes_per_second:.1f} GB/s"
-
-
 def _progress(node: dict[str, Any], bytes_per_second: float) -> str:
     """Return how much of what is being fetched is here, and when the rest will be."""
-    wanted = (node.get("fetch_wanted_bytes") or 0) + (node.get("rounds_wanted_size_bytes") or 0)
-    held = (node.get("fetch_held_bytes") or 0) + (node.get("rounds_held_size_bytes") or 0)
-    if wanted <= held:
+    transfers = list_transfers(node, bytes_per_second)
+    if not transfers:
         return ""
-    share = f"{100 * held / wanted:.0f} % of {wanted / 1e6:.1f} MB"
-    seconds = (wanted - held) / bytes_per_second if bytes_per_second > 0 else ETA_SECONDS_MAX
-    return share if seconds >= ETA_SECONDS_MAX else f"{share}, {seconds:.0f} s left"
+    wanted, held = (sum(one[name] for one in transfers) for name in ("wanted_bytes", "held_bytes"))
+    share = f"{100 * held / wanted:.0f} % of {say_size(wanted)}"
+    seconds = transfers[-1]["eta_seconds"]  # the last waits for those before it
+    return share if seconds is None else f"{share}, {say_seconds(seconds)} left"

@@ -199,6 +199,7 @@ def draw_rounds(status: Status) -> list[Element]:
             ("Behind", f"{status.get('mixing_rounds_behind') or 0} rounds"),
             ("Means owed", str(status.get("mixing_debts_owed") or 0)),
             ("Other roots", str(status.get("mixing_other_roots") or 0)),
+            *_disagreement(status),
         ]
     elif status.get("rounds_phase") is not None:
         reason = f" ({status['rounds_reason']})" if status.get("rounds_reason") else ""
@@ -320,6 +321,18 @@ def _count(count: int, word: str) -> str:
 def _total(status: Status, direction: str) -> str:
     total = sum(size for name, size in (status.get("bytes") or {}).items() if name.startswith(direction))
     return f"{say_size(total)} since the start"
+
+
+def _disagreement(status: Status) -> list[tuple[str, str]]:
+    """Return how far apart trainers that mix are: what they predict, and their weights."""
+    facts = []
+    if status.get("disagreement") is not None:
+        facts.append(("Disagreement", f"{status['disagreement']:.3f}"))
+    if status.get("disagreement_l2_end") is not None:
+        bound = status.get("disagreement_l2_bound")
+        limit = "" if bound is None else f", bound {bound:.3g}"
+        facts.append(("Weights apart", f"{status['disagreement_l2_end']:.3g}{limit}"))
+    return facts
 
 
 def _round_outcome(one: Mapping[str, Any]) -> str:

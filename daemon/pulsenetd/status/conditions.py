@@ -291,6 +291,14 @@ def _look_at_rounds(status: Status) -> Iterator[Condition]:
     if status.get("rounds_behind"):
         cause = f"{status['rounds_behind']} final rounds are still to be stepped here."
         yield Condition("rounds-behind", Level.NOTE, "Behind in the rounds", cause, "Nothing to do while it shrinks.")
+    if status.get("consensus") is False:
+        yield Condition(
+            "no-consensus",
+            Level.NOTE,
+            "The newest version is one trainer's own",
+            "No whole global mean came of its round, or the run's variant makes none.",
+            "Nothing to do in variants without global means; in others look for mixings that were late or refused.",
+        )
     if status.get("mixing_phase") is not None and status.get("mixing_is_listed") is False:
         yield Condition(
             "unlisted",

@@ -89,7 +89,9 @@ def test_without_a_log_other_machines_are_told_where_it_is() -> None:
 
 
 def test_disagreement_is_drawn_in_runs_with_gossip_only() -> None:
-    assert "Disagreement" in draw(SCENES["mixing"]())
+    mixing = draw(SCENES["mixing"]())
+    for text in ("Disagreement of trainers", "0.021", "4.71, bound 6.02", "mix 1 open, mix 2 part"):
+        assert text in mixing
     assert "Disagreement" not in draw(SCENES["idle"]())
 
 

@@ -51,6 +51,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "no-coordinator": ("warning", {"rounds_reason": "no-coordinator", "rounds_phase": "pending"}),
     "joining": ("note", {"rounds_phase": "joining", "rounds_reason": "no-state-anchor"}),
     "rounds-behind": ("note", {"rounds_behind": 3}),
+    "no-consensus": ("note", {"mixing_phase": "training", "consensus": False}),
     "unlisted": ("note", {"mixing_phase": "waiting", "mixing_is_listed": False}),
 }
 
