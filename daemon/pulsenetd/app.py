@@ -243,7 +243,8 @@ class Node:
         return network
 
     def _on_descriptor(self, descriptor: Descriptor) -> None:
-        self._directory.set_authorities(descriptor.authorities)
+        listed = (*descriptor.owners, *descriptor.authorities, *descriptor.trainers, *descriptor.inferencers)
+        self._directory.set_authorities(descriptor.authorities, listed)
         self._ledger.note(revision=descriptor.revision)
 
     def _is_private(self) -> bool:

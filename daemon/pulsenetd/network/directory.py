@@ -30,7 +30,12 @@ from pulsenetd.network.validator import RecordValidator, get_expiry
 logger: Final = logging.getLogger("pulsenet.directory")
 
 SUBKEYS_MAX: Final = 512
-"""Have records one node stores per shard; the one that expires first is dropped beyond."""
+SHARD_SIZE_BYTES_MAX: Final = 3 << 19
+"""Have records one node stores per shard and time slot. A reader asks for two slots in one answer of 4 MiB."""
+
+RANK_LISTED: Final = 2
+RANK_KNOWN: Final = 1
+"""Of keys the run lists, and of those whose record was here in the last time slot; anybody else has 0."""
 
 CACHED_KEYS_MAX: Final = 256
 _PING_SECONDS: Final = 5.0
@@ -71,6 +76,7 @@ class Directory:
         self._wall_minus_monotonic = wall_clock() - clock()
         self.clock_offset = ClockOffset()
         self.validator = RecordValidator(self._keys, verify, self.now)
+        self._listed: frozenset[bytes] = frozenset()
         self._node: Any = None
         self._p2p: Any = None
         self._storage: Any = None
@@ -118,7 +124,7 @@ class Directory:
                 cache_size=CACHED_KEYS_MAX,
             )
         if self._storage is None:
-            self._storage = hivemind_repairs.make_storage(SUBKEYS_MAX)
+            self._storage = hivemind_repairs.make_storage(SUBKEYS_MAX, SHARD_SIZE_BYTES_MAX, self._rank_subkey)
         node.protocol.storage = self._storage
         self._node, self._p2p = node, hivemind_p2p
 
@@ -163,9 +169,15 @@ class Directory:
         """Whether this node takes part."""
         return self._node is not None
 
-    def set_authorities(self, authorities: Iterable[PeerId]) -> None:
-        """Look for, store and believe heads of these keys only."""
+    def set_authorities(self, authorities: Iterable[PeerId], listed: Iterable[PeerId] = ()) -> None:
+        """Look for, store and believe heads of these keys only.
+
+        Args:
+            authorities: Keys that sign heads.
+            listed: Keys whose have records strangers' never push out, however many.
+        """
         self.validator.set_authorities(authorities)
+        self._listed = frozenset(listed)
 
     # -- peers ----------------------------------------------------------------------------------
 
@@ -259,6 +271,14 @@ class Directory:
         return [value for _, value in newest.values()]
 
     # -- inside ---------------------------------------------------------------------------------
+
+    def _rank_subkey(self, key_id: Any, subkey: Any) -> int:
+        """Say how much a have record matters at this node: who fills a shard must not take the places of others."""
+        if subkey in self._listed:
+            return RANK_LISTED
+        before = self.validator.get_key_before(key_id.to_bytes())
+        entry = None if before is None else self._storage.data.get(type(key_id).from_bytes(before))
+        return RANK_KNOWN if entry is not None and subkey in entry.value.data else 0
 
     def _get_node(self) -> Any:
         if self._node is None:

@@ -121,18 +121,44 @@ def set_clock(now: Callable[[], float]) -> None:
         importlib.import_module(name).get_dht_time = now  # type: ignore[attr-defined]
 
 
-def make_storage(subkeys_max: int) -> Any:
-    """Return storage for a DHT node that keeps at most ``subkeys_max`` subkeys under each key (A-DHT-7)."""
+def make_storage(subkeys_max: int, size_bytes_max: int, rank_of: Callable[[Any, Any], int]) -> Any:
+    """Return storage for a DHT node that bounds what it keeps under each key (A-DHT-7).
+
+    Where a key is full, whoever is there stays: hivemind would drop what expires first, and so give the place to
+    whoever dates its record furthest ahead. A newcomer takes the place of one of lower rank, or none.
+
+    Args:
+        subkeys_max: Subkeys under one key.
+        size_bytes_max: Bytes of their values together: all of them are one answer, and one too large is no answer.
+        rank_of: Says of a key and a subkey how much it matters; 0 is anybody.
+    """
     storage_module = importlib.import_module("hivemind.dht.storage")
     base: Any = storage_module.DHTLocalStorage
 
+    def fits(entries: Any, count: int, size_bytes: int) -> bool:
+        held_size_bytes = sum(len(entry.value) for entry in entries.data.values())
+        return len(entries.data) + count <= subkeys_max and held_size_bytes + size_bytes <= size_bytes_max
+
+    def make_room(key: Any, entries: Any, subkey: Any, size_bytes: int) -> bool:
+        held = entries.get(subkey)  # drops what expired, too
+        count, grown_size_bytes = (1, size_bytes) if held is None else (0, max(size_bytes - len(held.value), 0))
+        if fits(entries, count, grown_size_bytes) or not (count or grown_size_bytes):
+            return True
+        rank = rank_of(key, subkey)
+        if rank == 0:
+            return False  # at once: a flood must not have everybody ranked for each of its records
+        ranks = {other: rank_of(key, other) for other in entries.data if other != subkey}
+        lower = sorted((other for other in ranks if ranks[other] < rank), key=ranks.__getitem__)
+        while lower and not fits(entries, count, grown_size_bytes):
+            del entries[lower.pop(0)]
+        return fits(entries, count, grown_size_bytes)
+
     def store_subkey(self: Any, key: Any, subkey: Any, value: Any, expiration_time: float) -> bool:
-        stored = bool(base.store_subkey(self, key, subkey, value, expiration_time))
-        present = self.data.get(key)
-        if present is not None and isinstance(present.value, storage_module.DictionaryDHTValue):
-            present.value.maxsize = subkeys_max
-            present.value._remove_outdated()
-        return stored
+        present = self.get(key)
+        entries = None if present is None else present.value
+        if isinstance(entries, storage_module.DictionaryDHTValue) and not make_room(key, entries, subkey, len(value)):
+            return False
+        return bool(base.store_subkey(self, key, subkey, value, expiration_time))
 
     return type("BoundedStorage", (base,), {"store_subkey": store_subkey})()
 

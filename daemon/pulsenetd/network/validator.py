@@ -61,6 +61,7 @@ class RecordValidator:
         self._authorities: tuple[PeerId, ...] = ()
         self._places: dict[bytes, _Place] = {}
         self._places_slot = -1
+        self._shards_before: dict[bytes, bytes] = {}
         self._judged: OrderedDict[Digest, str | None] = OrderedDict()
         self.rejected: Counter[str] = Counter()
         """Refused records by reason."""
@@ -82,6 +83,11 @@ class RecordValidator:
         if reason is not None:
             self.rejected[reason] += 1
         return reason is None
+
+    def get_key_before(self, key_id: bytes) -> bytes | None:
+        """Return the place of the same shard's have records in the time slot before; ``None`` for another place."""
+        self._get_place(key_id, self._now())  # of the time slot it is now
+        return self._shards_before.get(key_id)
 
     def judge(self, record: DhtRecord) -> str | None:
         """Return the reason to refuse the record, or ``None``; never raises for what is in it."""
@@ -147,6 +153,12 @@ class RecordValidator:
                 for authority in self._authorities:
                     self._places[get_key_id(self._keys.get_head_key(authority, accepted))] = _Place(authority)
             self._places_slot = slot
+            self._shards_before = {
+                get_key_id(self._keys.get_have_key(shard, one)): get_key_id(self._keys.get_have_key(shard, one - 1))
+                for shard in range(limits.HAVE_SHARDS)
+                for one in get_accepted_slots(now)
+                if one > 0
+            }
         return self._places.get(key_id)
 
 

@@ -18,11 +18,12 @@ from pulsenet.chain.signing import encode_signed, seal
 from pulsenet.ids import Digest, PeerId, RunId, Version
 from pulsenetd.identity import Identity, to_libp2p_bytes, verify
 from pulsenetd.network import hivemind_repairs
-from pulsenetd.network.directory import SUBKEYS_MAX, Directory
+from pulsenetd.network.directory import RANK_KNOWN, RANK_LISTED, SHARD_SIZE_BYTES_MAX, SUBKEYS_MAX, Directory
 from pulsenetd.network.directory_keys import DirectoryKeys, get_key_id, get_shard, get_slot
 from pulsenetd.network.validator import get_expiry
 
 RUN_ID = RunId(bytes(range(32)))
+HERE = ("/ip4/127.0.0.1/tcp/1",)
 JUNK_COUNT = 10_000
 BATCH = 500
 """Records in one call: hivemind takes what fits a message of 4 MiB."""
@@ -49,8 +50,8 @@ def sign_head(identity: Identity, number: int, issued_at_ms: int) -> SignedRecor
     return seal(head, identity.sign, identity.peer_id)
 
 
-def sign_have(key: Ed25519PrivateKey, issued_at_ms: int) -> SignedRecord:
-    have = Have(RUN_ID, "seed", 0, 0, 0, (), ("/ip4/127.0.0.1/tcp/1",), issued_at_ms)
+def sign_have(key: Ed25519PrivateKey, issued_at_ms: int, addresses: tuple[str, ...] = HERE) -> SignedRecord:
+    have = Have(RUN_ID, "seed", 0, 0, 0, (), addresses, issued_at_ms)
     return seal(have, key.sign, PeerId(key.public_key().public_bytes_raw()))
 
 
@@ -103,9 +104,26 @@ def test_ten_thousand_junk_records_hide_no_head(make_node: Any) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("kind", ["forged", "of strangers"])
-def test_ten_thousand_have_records_stay_within_bounds(make_node: Any, kind: str) -> None:
-    """A-DHT-7: forged ones are refused; as many true ones as a shard may hold are kept, whoever signs them."""
+def make_have_junk(kind: str, key: bytes, now_ms: int) -> list[Junk]:
+    """Have records in one shard: forged ones, true ones of strangers' keys dated ahead, and long ones of these."""
+    if kind == "forged":
+        record = encode_signed(sign_have(Ed25519PrivateKey.generate(), now_ms))
+        return [(key, record, get_expiry(now_ms), index.to_bytes(32, "big")) for index in range(JUNK_COUNT)]
+    junk: list[Junk] = []
+    ahead_ms = now_ms + 120_000
+    addresses = tuple(f"/dns/{'x' * 230}/tcp/{port}" for port in range(16)) if kind == "long" else HERE
+    for _ in range(JUNK_COUNT if kind == "of strangers" else 2 * SUBKEYS_MAX):
+        signed = sign_have(Ed25519PrivateKey.generate(), ahead_ms, addresses)
+        junk.append((key, encode_signed(signed), get_expiry(ahead_ms), bytes(signed.signers[0])))
+    return junk
+
+
+@pytest.mark.parametrize("kind", ["forged", "of strangers", "long"])
+def test_ten_thousand_have_records_hide_no_true_one_and_stay_within_bounds(make_node: Any, kind: str) -> None:
+    """A-DHT-7: who was there before stays, who is listed gets in afterwards, and the answer is small enough to be sent.
+
+    A long record costs as much as twenty usual ones, so fewer of them do.
+    """
 
     async def main() -> None:
         async with (
@@ -121,25 +139,49 @@ def test_ten_thousand_have_records_stay_within_bounds(make_node: Any, kind: str)
             assert await honest.announce_head(head)
             shard = get_shard(a.peer_id)
             key = DirectoryKeys(RUN_ID).get_have_key(shard, get_slot(time.time()))
-            if kind == "forged":
-                record = encode_signed(sign_have(Ed25519PrivateKey.generate(), now_ms))
-                expiry = get_expiry(now_ms)
-                junk = [(key, record, expiry, index.to_bytes(32, "big")) for index in range(JUNK_COUNT)]
-            else:
-                junk = []
-                for _ in range(4 * SUBKEYS_MAX):  # every one costs the victim a signature's check
-                    signed = sign_have(Ed25519PrivateKey.generate(), now_ms)
-                    junk.append((key, encode_signed(signed), get_expiry(now_ms), bytes(signed.signers[0])))
-            have = seal(Have(RUN_ID, "seed", 0, 0, 0, (), (), now_ms + 1_000), a.identity.sign, a.identity.peer_id)
+            have = seal(Have(RUN_ID, "seed", 0, 0, 0, (), (), now_ms), a.identity.sign, a.identity.peer_id)
             assert await honest.announce_have(have)
-            taken = await flood(attacker, a, junk)
-            found = await honest.read_haves(shard)
-            assert encode_signed(have) in found
-            assert len(found) <= SUBKEYS_MAX
+            taken = await flood(attacker, a, make_have_junk(kind, key, now_ms))
             assert (taken == 0) is (kind == "forged")
             entry = honest._storage.data[get_key(key)]
             assert len(entry.value.data) <= SUBKEYS_MAX
+            assert sum(len(one.value) for one in entry.value.data.values()) <= SHARD_SIZE_BYTES_MAX
+            # Over the network as at home: an answer that is too large would be none.
+            for reader in (honest, attacker):
+                found = await reader.read_haves(shard)
+                assert encode_signed(have) in found
+                assert len(found) <= SUBKEYS_MAX
+            late = Ed25519PrivateKey.generate()
+            record = sign_have(late, now_ms)
+            one = [(key, encode_signed(record), get_expiry(now_ms), bytes(record.signers[0]))]
+            if kind == "of strangers":
+                assert await flood(attacker, a, one) == 0, "a stranger among strangers that fill the shard"
+                honest.set_authorities([a.peer_id], listed=[a.peer_id, record.signers[0]])
+            assert await flood(attacker, a, one) == 1
+            assert encode_signed(record) in await attacker.read_haves(shard)
+            assert encode_signed(have) in await attacker.read_haves(shard)
             assert await attacker.read_heads() == [encode_signed(head)]
+
+    asyncio.run(main())
+
+
+def test_who_was_in_the_last_time_slot_keeps_a_place_in_the_next(make_node: Any) -> None:
+    """A-DHT-7: a flood that comes first in a new slot takes nobody's place either."""
+
+    async def main() -> None:
+        async with make_node("a") as a, open_directory(a, a) as directory:
+            have = sign_have(Ed25519PrivateKey.generate(), int(time.time() * 1000))
+            signer = bytes(have.signers[0])
+            shard, slot = get_shard(have.signers[0]), get_slot(time.time())
+            keys = DirectoryKeys(RUN_ID)
+            here, next_one = (get_key(keys.get_have_key(shard, one)) for one in (slot, slot + 1))
+            directory._storage.store_subkey(here, signer, encode_signed(have), time.time() + 100)
+            assert directory._rank_subkey(next_one, signer) == RANK_KNOWN
+            assert directory._rank_subkey(here, signer) == 0
+            assert directory._rank_subkey(next_one, b"stranger") == 0
+            assert directory._rank_subkey(get_key(b"no place of ours"), signer) == 0
+            directory.set_authorities([a.peer_id], listed=[have.signers[0]])
+            assert directory._rank_subkey(here, signer) == RANK_LISTED
 
     asyncio.run(main())
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -85,13 +86,65 @@ def test_the_clock_reaches_every_module_that_copied_it() -> None:
     assert [module.get_dht_time() for module in modules] == [42.0] * 4
 
 
-def test_subkeys_are_bounded_and_the_first_to_expire_goes() -> None:
+RANKS = {"listed": 2, "also listed": 2, "third": 2, "known": 1}
+
+
+def make_storage(subkeys_max: int = 3, size_bytes_max: int = 1_000) -> Any:
+    return hivemind_repairs.make_storage(subkeys_max, size_bytes_max, lambda key, subkey: RANKS.get(subkey, 0))
+
+
+def held(storage: Any) -> set[Any]:
+    return {key for key, _ in storage.get(1).value.items()}
+
+
+def test_subkeys_are_bounded_and_who_is_there_stays_however_far_ahead_others_are_dated() -> None:
     """A-DHT-7."""
-    storage = hivemind_repairs.make_storage(3)
+    storage = make_storage()
     soon = time.time() + 100
-    for number in range(10):
-        assert storage.store_subkey(1, number, b"value", soon + number)
-    assert sorted(key for key, _ in storage.get(1).value.items()) == [7, 8, 9]
+    taken = [storage.store_subkey(1, number, b"value", soon + number) for number in range(10)]
+    assert taken == [True] * 3 + [False] * 7
+    assert held(storage) == {0, 1, 2}
+    assert storage.store_subkey(1, 1, b"value", soon + 50), "who is there renews its record"
+    assert storage.store_subkey(2, 9, b"value", soon), "another key has room of its own"
+
+
+def test_what_matters_takes_the_place_of_what_matters_less_and_never_the_other_way() -> None:
+    """A-DHT-7."""
+    storage = make_storage()
+    soon = time.time() + 100
+    for subkey in ("1", "2", "3"):
+        storage.store_subkey(1, subkey, b"value", soon)
+    for subkey in ("known", "listed", "also listed"):
+        assert storage.store_subkey(1, subkey, b"value", soon)
+    assert held(storage) == {"known", "listed", "also listed"}
+    assert not storage.store_subkey(1, "4", b"value", soon + 100)
+    assert storage.store_subkey(1, "third", b"value", soon)
+    assert held(storage) == {"third", "listed", "also listed"}
+
+
+def test_values_under_one_key_are_bounded_together_and_growing_ones_as_well() -> None:
+    """A-DHT-7: one answer holds them all."""
+    storage = make_storage(subkeys_max=100, size_bytes_max=250)
+    soon = time.time() + 100
+    assert [storage.store_subkey(1, subkey, bytes(100), soon) for subkey in ("1", "2", "3")] == [True, True, False]
+    assert storage.store_subkey(1, "1", bytes(100), soon + 1)
+    assert not storage.store_subkey(1, "1", bytes(151), soon + 2)
+    assert storage.store_subkey(1, "listed", bytes(200), soon)
+    assert held(storage) == {"listed"}
+    assert not storage.store_subkey(1, "also listed", bytes(100), soon)
+
+
+def test_places_of_what_expired_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = make_storage()
+    soon = time.time() + 100
+    for subkey in ("1", "2", "3"):
+        storage.store_subkey(1, subkey, b"value", soon + int(subkey))
+    hivemind_repairs.set_clock(lambda: soon + 2.5)
+    try:
+        assert storage.store_subkey(1, "4", b"value", soon + 200)
+        assert held(storage) == {"3", "4"}
+    finally:
+        hivemind_repairs.set_clock(time.time)
 
 
 def test_hiveminds_lines_go_through_our_logger_and_its_warnings_are_not_ours(
