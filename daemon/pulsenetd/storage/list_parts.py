@@ -39,8 +39,9 @@ def _keep_parts(connection: sqlite3.Connection, blob_id: Digest, encoded: bytes)
 
 def drop_lists(connection: sqlite3.Connection, blob_ids: Sequence[Digest]) -> None:
     """Drop blobs' lists and their parts."""
-    for table in ("blobs", "list_parts"):
-        connection.executemany(f"DELETE FROM {table} WHERE blob_id = ?", [(blob_id,) for blob_id in blob_ids])  # noqa: S608
+    rows = [(blob_id,) for blob_id in blob_ids]
+    connection.executemany("DELETE FROM blobs WHERE blob_id = ?", rows)
+    connection.executemany("DELETE FROM list_parts WHERE blob_id = ?", rows)
 
 
 def complete_parts(database: Database) -> None:
