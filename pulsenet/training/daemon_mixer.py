@@ -246,33 +246,31 @@ class DaemonMixer:
 
     def tell(self, report: MixingReport) -> None:
         """Tell the daemon, which shows it in its status and metrics."""
-        self._tell_later(
-            local.TellRound(
-                round_index=report.round_index,
-                mix1_count=report.mix1_count,
-                mix2_count=report.mix2_count,
-                mix1_reason=report.mix1_reason[:64],
-                mix2_reason=report.mix2_reason[:64],
-                inner_seconds_bits=fp32_to_bits(report.inner_seconds),
-                blocked_seconds_bits=fp32_to_bits(report.blocked_seconds),
-                utilization_bits=fp32_to_bits(report.utilization_total),
-                delta_norm_bits=fp32_to_bits(report.delta_norm),
-                distance_bits=_as_bits(report.distance),
-                start_square_bits=_as_bits(report.start_square),
-                end_square_bits=_as_bits(report.end_square),
-                noise_square_bits=_as_bits(report.noise_square),
-                is_consensus=report.is_consensus,
-            )
+        if self._connection is None:
+            return
+        message = local.TellRound(
+            round_index=report.round_index,
+            mix1_count=report.mix1_count,
+            mix2_count=report.mix2_count,
+            mix1_reason=report.mix1_reason[:64],
+            mix2_reason=report.mix2_reason[:64],
+            inner_seconds_bits=fp32_to_bits(report.inner_seconds),
+            blocked_seconds_bits=fp32_to_bits(report.blocked_seconds),
+            utilization_bits=fp32_to_bits(report.utilization_total),
+            delta_norm_bits=fp32_to_bits(report.delta_norm),
+            distance_bits=_as_bits(report.distance),
+            start_square_bits=_as_bits(report.start_square),
+            end_square_bits=_as_bits(report.end_square),
+            noise_square_bits=_as_bits(report.noise_square),
+            is_consensus=report.is_consensus,
         )
+        # After what is being handed over: a connection has one request at a time.
+        self._pending.append(self._hands.submit(self._tell, message))
 
     def tell_probe(self, round_index: int, answer: Answer, scores: bytes) -> None:
         """Tell the daemon what this trainer predicts."""
-        self._tell_later(local.StoreProbe(round_index, answer.batch, answer.bins, answer.data, scores))
-
-    def _tell_later(self, message: local.TellRound | local.StoreProbe) -> None:
-        if self._connection is not None:
-            # After what is being handed over: a connection has one request at a time.
-            self._pending.append(self._hands.submit(self._tell, message))
+        # Every job of the round has its result, so nothing else is being said; and the next round is asked for soon.
+        self._tell(local.StoreProbe(round_index, answer.batch, answer.bins, answer.data, scores))
 
     def publish(self, model: torch.nn.Module, round_index: int, *, is_consensus: bool) -> None:
         """Hand the weights over as the run's next version; a node that does not coordinate refuses before any copy."""

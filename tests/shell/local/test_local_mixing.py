@@ -49,12 +49,14 @@ from pulsenet.node.mixing.events import (
     PartsCombined,
     PartSlice,
     PartStored,
+    ProbeMade,
     ResultWanted,
     RoundWanted,
     StateStored,
 )
 from pulsenet.outer.contribution import Entries
 from pulsenet.outer.floats import fp32_from_bits
+from pulsenet.outer.mixing.probe import read_answer
 from pulsenet.outer.mixing.settings import Job, MixingKind, MixingSettings, MixingVariant
 from pulsenet.outer.self_test import SELF_TEST_DIGEST
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
@@ -62,6 +64,7 @@ from pulsenet.training.daemon_exchange import DaemonExchange
 from pulsenet.training.daemon_mixer import DaemonMixer
 from pulsenet.training.gossip_optimizer import GossipOptimizer
 from pulsenet.training.mixing_work import compute_mixed_root
+from pulsenet.training.probe import Probe
 from pulsenetd.handlers.means import MixingMeans
 from pulsenetd.handlers.mixing import MixingDesk
 from pulsenetd.local_mixing import MixingHook
@@ -190,7 +193,7 @@ class SmallRun:
                         kind = self.settings.variant.kind(job)
                         counts = {MixingKind.NONE: 0, MixingKind.PAIR: 1, MixingKind.GLOBAL: len(self.daemons)}
                         plans.append(JobPlan(job, counts[kind], self.plans.pop((index, job), ())))
-                    daemon.order(OpenRound(round_index, True, len(self.daemons), self.subset, *plans))
+                    daemon.order(OpenRound(round_index, True, len(self.daemons), self.subset, *plans, is_probed=True))
                 case PartStored(round_index, job):
                     self.parts.setdefault((round_index, job), {})[index] = event
                     self.combine(round_index, job)
@@ -303,7 +306,9 @@ def test_two_trainers_mix_through_their_daemons(
         torch.manual_seed(4)
         model = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.Tanh(), torch.nn.Linear(16, 5))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        trainers.append((index, model, optimizer, GossipOptimizer(model, optimizer, mixer=connect(daemon))))
+        probe = Probe(torch.eye(12), lambda model, batch: model(batch))
+        sync = GossipOptimizer(model, optimizer, mixer=connect(daemon), probe=probe)
+        trainers.append((index, model, optimizer, sync))
     reports: dict[int, list[Any]] = {0: [], 1: []}
     errors: list[BaseException] = []
 
@@ -330,6 +335,9 @@ def test_two_trainers_mix_through_their_daemons(
         expected = (2 if variant.mix1 is not MixingKind.NONE else 0, 2 if variant.mix2 is not MixingKind.NONE else 0)
         assert [(one.mix1_count, one.mix2_count) for one in reports[index]] == [expected] * 3, reports[index]
         wait_until(lambda index=index: len(daemons[index].rounds) == 3)
+        answers = [event for event in daemons[index].heard if isinstance(event, ProbeMade)]
+        assert [event.round_index for event in answers] == [0, 1, 2], "told before the next round is asked for"
+        assert all(read_answer(event.answer, event.round_index).shape == (12, 6) for event in answers)
     if variant is MixingVariant.DILOCO:
         first, second = (trainer[3].state.z for trainer in trainers)
         assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
