@@ -13,7 +13,7 @@ TESTS = Path(__file__).resolve().parent
 DOCUMENT = TESTS.parent / "docs" / "reliability.md"
 GROUPS = {
     "ENC", "DT", "NAME", "CHAIN", "PUB", "APP", "CACHE", "CHK", "AUTH", "DHT", "NET", "PROC", "DSK", "LOC", "PEER",
-    "OBS", "CLI", "MSG", "GOS",
+    "OBS", "CLI", "MSG", "GOS", "PRF",
 }  # fmt: skip
 
 

@@ -170,12 +170,13 @@ class LabSwarm:
         self.publisher: LabNode
         self._token = ""
 
-    def start_publisher(self, *options: str) -> LabNode:
+    def start_publisher(self, *options: str, anchor_interval: int = 1000) -> LabNode:
         """Create the run on the publisher's machine and start it."""
         self.publisher = LabNode(self.lab, 0, self._swarm, "publisher", "trainer", ("--codec=dense", *options))
         home = self.publisher.home
         key = run_json("keygen", str(self.publisher.data_dir / "identity.key"), home=home)["public_key"]
-        created = run_json("run", "create", RUN, "--authority", key, "--anchor-interval", "1000", home=home)
+        interval = ("--anchor-interval", str(anchor_interval))
+        created = run_json("run", "create", RUN, "--authority", key, *interval, home=home)
         self._token = created["token"]
         self.publisher.start()
         return self.publisher

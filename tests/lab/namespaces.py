@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -173,6 +174,17 @@ class Lab:
         """Return how many TCP connections a node has with others."""
         filters = ("state", "established", "dst", SUBNET + ".0/24")
         return len(_run(*self.command(index, "ss", "-H", "-t", "-n", *filters)).splitlines())
+
+    def count_tcp_payload(self, index: int) -> dict[str, int]:
+        """Return what the open TCP connections of a node with others carried each way, each byte once.
+
+        A byte that was lost and sent again counts once, as the kernel handed it over or saw it acknowledged; headers do
+        not count, and what connections carried that are closed by now does not either.
+        """
+        filters = ("state", "established", "dst", SUBNET + ".0/24")
+        told = _run(*self.command(index, "ss", "-H", "-t", "-i", "-n", *filters))
+        counted = {"received": "bytes_received", "sent": "bytes_acked"}
+        return {way: sum(map(int, re.findall(rf"\b{name}:(\d+)", told))) for way, name in counted.items()}
 
     def sent_size_bytes(self, index: int) -> int:
         """Return what a node has sent into its link, headers and all."""

@@ -1,4 +1,4 @@
-"""Help fits a screen or is paged, ends with examples that parse, and mistakes name what was meant."""
+"""Help fits a screen or is paged, ends with examples that parse, and mistakes name what was meant (A-CLI-1)."""
 
 from __future__ import annotations
 
