@@ -10,6 +10,7 @@ from typing import IO, Final, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
+from rich.table import Column
 
 from pulsenetd.logs import printable
 
@@ -20,6 +21,7 @@ LINE_SECONDS: Final = 5.0
 RATE_SECONDS: Final = 15.0
 """What came within this time decides the rate; what came before says nothing of what is left."""
 RATE_LOOKS_MAX: Final = 64
+BAR_COLUMNS: Final = 14
 ETA_SECONDS_MAX: Final = 86_400.0
 """What would take longer has stopped."""
 
@@ -184,10 +186,11 @@ class BarReporter:
 
 
 def _make_columns() -> tuple[ProgressColumn, ...]:
+    """Return columns that stay on one line of 80 characters."""
     return (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[words]}", markup=False),
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+        BarColumn(bar_width=BAR_COLUMNS),
+        TextColumn("{task.fields[words]}", markup=False, table_column=Column(no_wrap=True)),
     )
 
 

@@ -55,17 +55,15 @@ class TransferProgress:
 
 
 def describe_fetch(fields: Mapping[str, Any]) -> str:
-    """Return what is being fetched, and from how many."""
-    sources = fields.get("fetch_sources") or 0
-    where = f" from {sources} {'peer' if sources == 1 else 'peers'}" if sources else ""
+    """Return what is being fetched, in few words: a bar and its figures stand on the same line."""
     if not fields.get("fetch_wanted_bytes"):
         return f"fetching round {fields.get('round_index', '?')}"
     newest = f"{fields.get('latest_seen_epoch') or 0}.{fields.get('latest_seen_version')}"
-    if fields.get("applied_version") is None and fields.get("mirror_version") is None:
-        return f"fetching version {newest}, the first here{where}"
     held = fields.get("applied_version")
     held = fields.get("mirror_version") if held is None else held
-    return f"catching up from {fields.get('applied_epoch') or 0}.{held} to {newest}{where}"
+    if held is None:
+        return f"first version, {newest}"
+    return f"catching up, {fields.get('applied_epoch') or 0}.{held} to {newest}"
 
 
 def _open(label: str, *, is_quiet: bool, stream: IO[str] | None = None) -> Reporter:

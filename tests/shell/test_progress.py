@@ -105,6 +105,17 @@ def test_a_terminal_gets_a_bar_that_leaves_no_trace() -> None:
     assert stream.getvalue() == shown
 
 
+def test_a_bar_stays_on_one_line_of_a_small_terminal() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=80, color_system=None, legacy_windows=False)
+    reporter = BarReporter("catching up, 1.104570 to 1.104571", console, format_bytes)
+    reporter.update(100 * MEGABYTE, 15_231 * MEGABYTE)
+    drawn = stream.getvalue()
+    reporter.close()
+    assert "1 % of 15.2 GB" in drawn
+    assert "\n" not in drawn
+
+
 def test_drawing_is_bounded_and_the_end_is_always_told() -> None:
     seen: list[int] = []
 
@@ -173,14 +184,14 @@ def test_times_are_said_as_people_say_them(seconds: float, text: str) -> None:
     ("fields", "text"),
     [
         (
-            {"fetch_wanted_bytes": 9, "latest_seen_epoch": 0, "latest_seen_version": 57, "fetch_sources": 3},
-            "fetching version 0.57, the first here from 3 peers",
+            {"fetch_wanted_bytes": 9, "latest_seen_epoch": 0, "latest_seen_version": 57},
+            "first version, 0.57",
         ),
         (
-            {"fetch_wanted_bytes": 9, "latest_seen_version": 57, "applied_version": 40, "fetch_sources": 1},
-            "catching up from 0.40 to 0.57 from 1 peer",
+            {"fetch_wanted_bytes": 9, "latest_seen_version": 57, "applied_version": 40},
+            "catching up, 0.40 to 0.57",
         ),
-        ({"fetch_wanted_bytes": 9, "latest_seen_version": 57, "mirror_version": 41}, "catching up from 0.41 to 0.57"),
+        ({"fetch_wanted_bytes": 9, "latest_seen_version": 57, "mirror_version": 41}, "catching up, 0.41 to 0.57"),
         ({"rounds_wanted_size_bytes": 9, "round_index": 12}, "fetching round 12"),
     ],
 )
@@ -210,7 +221,7 @@ def test_a_transfer_is_shown_while_anything_is_missing() -> None:
     asyncio.run(look(fetch_held_bytes=10))
     asyncio.run(look())
     shown.close()
-    assert told == [("fetching version 0.1, the first here", 4, 10), "closed"]
+    assert told == [("first version, 0.1", 4, 10), "closed"]
 
 
 def test_a_node_whose_log_is_for_programs_shows_nothing(
@@ -227,7 +238,7 @@ def test_a_node_whose_log_is_for_programs_shows_nothing(
         return capsys.readouterr().err
 
     try:
-        assert "fetching version 0.1, the first here: 40 % of 10 B" in show("info", as_json=False)
+        assert "first version, 0.1: 40 % of 10 B" in show("info", as_json=False)
         assert show("info", as_json=True) == show("warning", as_json=False) == ""
     finally:
         logs.logger.handlers[:] = []
