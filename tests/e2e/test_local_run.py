@@ -126,6 +126,9 @@ def _go_to_version_twelve(told: Story) -> None:
     for node in (told.first, told.second):
         node.wait_applied(12)
     told.seen["p2pd restarts"] = told.first.status["p2pd_restarts"]
+    told.seen["page"] = told.second.get("/")
+    told.seen["status of the page"] = json.loads(told.second.get("/status?history&log")[1])
+    told.seen["peers of the page"] = {node.status["peer_id"] for node in (told.trainer, told.first)}
     told.seen["roots"] = [node.read_root(12) for node in (told.trainer, told.first, told.second)]
     told.seen["expected root"] = told.model.root
     told.seen["files"] = [
@@ -361,3 +364,17 @@ def test_nothing_frightening_is_printed_by_nodes_that_work(story: Story) -> None
     for node in (story.trainer, story.first, story.second):
         lines = [line for line in node.log.splitlines() if any(word in line for word in BACKGROUND_WORDS)]
         assert lines == [], node.name
+
+
+def test_the_status_page_shows_what_the_node_did(story: Story) -> None:
+    code, page = story.seen["page"]
+    assert code == 200
+    status = story.seen["status of the page"]
+    for text in ("pulsenet", "0.12", status["conditions"][0]["title"], "version 0.12 is in DATA-DIR"):
+        assert text in page
+    assert str(story.second.data_dir) not in page
+    assert status["history"]["times_ms"]
+    assert status["log"]["lines"]
+    by_peer = {peer["peer_id"]: peer["received_bytes"] for peer in status["peer_list"]}
+    assert story.seen["peers of the page"] <= by_peer.keys()
+    assert sum(by_peer.values()) > 0
