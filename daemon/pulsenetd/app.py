@@ -55,7 +55,7 @@ from pulsenetd.status.observer import Observer
 from pulsenetd.status.peers import list_peers
 from pulsenetd.status.transfers import list_transfers
 from pulsenetd.storage.store import Store
-from pulsenetd.transfer_progress import TRANSFER_SECONDS, TransferProgress
+from pulsenetd.transfer_progress import TransferProgress
 from pulsenetd.trust_state import open_trust
 from pulsenetd.view import NodeView, Responder
 from pulsenetd.warm_up import warm_up
@@ -320,7 +320,6 @@ class Node:
                 tasks.create_task(self._watch_directory())
                 tasks.create_task(repeat(HEARTBEAT_SECONDS, lambda: self._beat(role, driver)))
                 tasks.create_task(repeat(chores.LINKS_SECONDS, links.look))
-                tasks.create_task(repeat(TRANSFER_SECONDS, self._transfer_progress.look))
                 tasks.create_task(repeat(SAMPLE_SECONDS, lambda: self._observe(role, links)))
                 tasks.create_task(repeat(chores.HEADS_SECONDS, reader.read_heads))
                 tasks.create_task(repeat(reader.haves_wait_seconds, reader.read_haves))
@@ -344,6 +343,7 @@ class Node:
         if shape_of(self._trust.descriptor, self._settled.identity.peer_id) != role.rounds.shape:
             raise _PartChangedError
         self._round_watch.look(self._heartbeat_at)
+        self._transfer_progress.look()
         holdings = role.holdings()
         is_reachable = self._reachability.is_reachable
         own = () if is_reachable is False else self._addresses  # what nobody can dial is not passed on

@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from typing import IO, Any, Final
+from typing import IO, Any
 
 from pulsenetd.logs import logger
 from pulsenetd.progress import Reporter, format_bytes, open_reporter
-
-TRANSFER_SECONDS: Final = 1.0
-"""Between two looks."""
 
 
 class TransferProgress:
@@ -34,8 +31,8 @@ class TransferProgress:
         self._open = (lambda label: _open(label, is_quiet=is_quiet)) if open_with is None else open_with
         self._reporter: Reporter | None = None
 
-    async def look(self) -> None:
-        """Look once; a chore of the node."""
+    def look(self) -> None:
+        """Look once; called every second."""
         fields = self._fields()
         wanted = (fields.get("fetch_wanted_bytes") or 0) + (fields.get("rounds_wanted_size_bytes") or 0)
         held = (fields.get("fetch_held_bytes") or 0) + (fields.get("rounds_held_size_bytes") or 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import logging
 import sys
@@ -212,14 +211,14 @@ def test_a_transfer_is_shown_while_anything_is_missing() -> None:
 
     shown = TransferProgress(lambda: fields, is_quiet=False, open_with=lambda label: Probe())
 
-    async def look(**changed: Any) -> None:
+    def look(**changed: Any) -> None:
         fields.update(changed)
-        await shown.look()
+        shown.look()
 
-    asyncio.run(look())
-    asyncio.run(look(fetch_wanted_bytes=10, fetch_held_bytes=4, latest_seen_version=1))
-    asyncio.run(look(fetch_held_bytes=10))
-    asyncio.run(look())
+    look()
+    look(fetch_wanted_bytes=10, fetch_held_bytes=4, latest_seen_version=1)
+    look(fetch_held_bytes=10)
+    look()
     shown.close()
     assert told == [("first version, 0.1", 4, 10), "closed"]
 
@@ -233,7 +232,7 @@ def test_a_node_whose_log_is_for_programs_shows_nothing(
     def show(level: str, *, as_json: bool) -> str:
         logs.set_up(level, as_json=as_json)
         shown = TransferProgress(lambda: fields, is_quiet=as_json)
-        asyncio.run(shown.look())
+        shown.look()
         shown.close()
         return capsys.readouterr().err
 
