@@ -25,6 +25,8 @@ from pulsenet.errors import PatchMismatchError, RemoteProtocolError
 from pulsenet.ids import Digest
 from pulsenet.outer.blob import decode_blob
 from pulsenet.outer.inner_state import Slot, decode_slots, encode_slots
+from pulsenet.outer.mixing.disagreement import encode_probe
+from pulsenet.outer.mixing.probe import Answer, compare_answers, read_answer
 from pulsenet.outer.state_anchor import StateHeader, decode_state, encode_state
 from pulsenet.tensors.digest import compute_region_root
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
@@ -243,5 +245,27 @@ def _state_targets() -> Iterator[Target]:
     )
 
 
+def _probe_targets() -> Iterator[Target]:
+    draw = np.random.default_rng(11)
+    rows = [draw.dirichlet(np.full(bins, 0.3), size=count) for count, bins in ((1, 2), (3, 5), (4, 256), (9, 17))]
+    seeds = tuple(encode_probe(each, round_index=8) for each in rows)
+    other = Answer(STATE, STATE, seeds[1])
+
+    def compare(data: bytes) -> None:
+        """What is accepted are probabilities, whose distance to any others is one."""
+        found = read_answer(data, 8)
+        require(bool((found >= 0.0).all()) and bool(np.allclose(found.sum(axis=1), 1.0)), "no probabilities")
+        compared = compare_answers([Answer(STATE, STATE, data), other], 8)
+        require(compared.distance is None or 0.0 <= compared.distance <= 1.0, "a distance outside 0 to 1")
+
+    yield Target("probe-answer", compare, (RemoteProtocolError,), seeds, has_spec_codes=True)
+
+
 def make_targets() -> list[Target]:
-    return [*_patch_targets(), *_anchor_targets(), *_contribution_targets(), *_state_targets()]
+    return [
+        *_patch_targets(),
+        *_anchor_targets(),
+        *_contribution_targets(),
+        *_state_targets(),
+        *_probe_targets(),
+    ]
