@@ -6,6 +6,7 @@ One vector a file. ``input.operation`` says what is done; see proto/vectors/oute
 import json
 import struct
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -147,6 +148,19 @@ def run_self_test(fields):
     return {**packed, "digest": reference.self_test().hex()}
 
 
+def run_probe(fields):
+    bins, answer = reference.probe_answer(fields["common"], fields["own"], fields["token_count"], fields["round_index"])
+    return {"bins": bins.hex(), "answer": answer.hex()}
+
+
+def run_subset(fields):
+    distance, distance_max, ratio = (
+        Fraction(reference.unpack(fields[name])) for name in ("distance", "distance_max", "ratio")
+    )
+    scores = [(place, Fraction(reference.unpack(score))) for place, score in fields["scores"]]
+    return {"subset": reference.next_subset(fields["tensors"], fields["subset"], scores, distance, distance_max, ratio)}
+
+
 OPERATIONS = {
     "gate": run_gate,
     "flush": run_flush,
@@ -162,6 +176,8 @@ OPERATIONS = {
     "pairs": run_pairs,
     "mixing": run_mixing,
     "mixing-blob": run_mixing_blob,
+    "probe": run_probe,
+    "subset": run_subset,
     "self-test": run_self_test,
 }
 
@@ -328,6 +344,32 @@ def mixing_vectors():
         yield vector(f"mixing-blob-{name}", "mixing-blob", fields, comment)
 
 
+def probe_vectors():
+    common = [
+        fp32(0.25, 0.25, 0.125, 0.25, 0.125),
+        fp32(0.0, 0.0, 1.0, 0.0, 0.0),
+        fp32(0.0625, 0.5, 0.25, 0.125, 0.0625),
+    ]
+    own = [fp32(0.5, 0.25, 0.125, 0.0625, 0.0625), fp32(0.25, 0.0, 0.5, 0.25, 0.0), fp32(0.2, 0.3, 0.1, 0.15, 0.25)]
+    fields = {"common": common, "own": own, "token_count": 2, "round_index": 1 << 33}
+    yield vector("probe", "probe", fields, "Two tokens with bins of their own in each row, of equals the lowest.")
+    yield vector("probe-all", "probe", {**fields, "token_count": 5}, "Every token has one: nothing is left.")
+    tensors = [["head.0.w", 20], ["layers.10.w", 20], ["layers.2.w", 20], ["lm_head", 10], ["norm", 4], ["wte", 10]]
+    scores = [[place, fp32(score)[0]] for place, score in ((2, 3.0), (3, 1.0), (5, 1.0))]
+    for name, subset, distance, comment in (
+        ("first", [], 0.0, "Nothing was measured: by name, as near to the share as tensors allow."),
+        ("wider", [2, 3, 5], 0.3, "Above the limit: tensors that nobody has seen, by name."),
+        ("wider-one", [0, 1, 2, 3, 5], 0.9, "At least one more, however small or large."),
+        ("whole", [0, 1, 2, 3, 4, 5], 0.9, "There is no more to take."),
+        ("between", [2, 3, 5], 0.25, "At the limit it stays."),
+        ("narrower", [0, 2, 3, 5], 0.0625, "Below half of it: what was scored highest, as many as the share lets."),
+        ("small", [2], 0.0, "It is no larger than a first choice."),
+    ):
+        limits = {"distance": fp32(distance)[0], "distance_max": fp32(0.25)[0], "ratio": fp32(0.375)[0]}
+        fields = {"tensors": tensors, "subset": subset, "scores": scores, **limits}
+        yield vector(f"subset-{name}", "subset", fields, comment)
+
+
 def other_vectors():
     rates = {"learning_rate": reference.LEARNING_RATE, "momentum_factor": reference.MOMENTUM_FACTOR}
     values = {
@@ -367,6 +409,7 @@ def main(folder):
         *reduce_vectors(),
         *history_vectors(),
         *mixing_vectors(),
+        *probe_vectors(),
         *other_vectors(),
     ]
     names = [item["name"] for item in vectors]

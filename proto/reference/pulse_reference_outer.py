@@ -397,3 +397,75 @@ def self_test():
         theta, momentum = step(theta, momentum, gradient, LEARNING_RATE, MOMENTUM_FACTOR)
         hasher.update(pack(gradient) + pack(theta) + pack(momentum))
     return hasher.digest()
+
+
+# Section 11: probes, and the subset that follows them. Probabilities and scores are exact here.
+
+
+def unpack(bits):
+    return struct.unpack("<f", struct.pack("<I", bits))[0]
+
+
+def probe_bins(common, token_count):
+    """The most likely tokens of each row, of equals the lowest, ascending."""
+    chosen = []
+    for row in common:
+        order = sorted(range(len(row)), key=lambda token: (-unpack(row[token]), token))
+        chosen.append(sorted(order[:token_count]))
+    return chosen
+
+
+def probe_answer(common, own, token_count, round_index):
+    """Name of the bins and the bytes of an answer."""
+    bins = probe_bins(common, token_count)
+    named = b"pulsenet probe bins 1" + struct.pack("<II", len(bins), len(bins[0]))
+    named += b"".join(struct.pack("<I", token) for row in bins for token in row)
+    answer = b"PLSP" + struct.pack("<B3xQII", 1, round_index, len(bins), len(bins[0]) + 1)
+    for row, tokens in zip(own, bins, strict=True):
+        values = [Fraction(unpack(value)) for value in row]
+        taken = [values[token] for token in tokens]
+        answer += b"".join(struct.pack("<e", float(value)) for value in [*taken, sum(values) - sum(taken)])
+    return blake3(named).digest(), answer
+
+
+def by_name(tensors):
+    """Places of tensors, [name, elements] each, in the order of a first choice."""
+
+    def rank(place):
+        name = tensors[place][0]
+        if any(part in name for part in ("embed", "wte", "wpe", "lm_head", "output_projection")):
+            return 0, 0, place
+        numbers = [part for part in name.split(".") if part and all(digit in "0123456789" for digit in part)]
+        return (1, int(numbers[0]), place) if numbers else (2, 0, place)
+
+    return sorted(range(len(tensors)), key=rank)
+
+
+def next_subset(tensors, subset, scores, distance, distance_max, ratio):
+    """What the next roster mixes; reals are fractions, scores pairs of a place and one."""
+    known = dict(scores)
+    ranked = sorted(known, key=lambda place: (-known[place], place))
+    ranked += [place for place in by_name(tensors) if place not in known]
+    total = sum(count for _, count in tensors)
+
+    def share(places):
+        return Fraction(sum(tensors[place][1] for place in places), total)
+
+    def take(order, held, target):
+        held = list(held)
+        for place in order:
+            if held and abs(share([*held, place]) - target) > abs(share(held) - target):
+                break
+            held.append(place)
+        return sorted(held)
+
+    if not subset:
+        return take(by_name(tensors), [], ratio)
+    if distance_max > 0 and distance > distance_max:
+        others = [place for place in ranked if place not in subset]
+        wider = take(others, subset, min(Fraction(1), share(subset) * 3 / 2))
+        return wider if len(wider) > len(subset) or not others else sorted([*subset, others[0]])
+    if distance_max > 0 and distance < distance_max / 2 and share(subset) > ratio:
+        narrower = take(ranked, [], max(ratio, share(subset) * 2 / 3))
+        return narrower if share(narrower) < share(subset) else subset
+    return subset

@@ -17,11 +17,14 @@ from pulsenet.outer.contribution import Contribution, Entries
 from pulsenet.outer.flush import FlushPlan, TensorFlush
 from pulsenet.outer.gate import correct_delta, gate_entries
 from pulsenet.outer.inner_state import Slot, decode_slots, encode_slots
+from pulsenet.outer.mixing.disagreement import choose_bins, encode_probe, fill_bins
 from pulsenet.outer.mixing.mean import mean_entries
 from pulsenet.outer.mixing.pairing import match_members
 from pulsenet.outer.mixing.payload import MixingHeader, decode_part, encode_part, make_job_table
+from pulsenet.outer.mixing.probe import name_bins, read_answer
 from pulsenet.outer.mixing.settings import Job, MixingKind, MixingSettings, MixingVariant
 from pulsenet.outer.mixing.step import compute_gradient, step_mixed
+from pulsenet.outer.mixing.subset import adapt_subset, choose_default_subset
 from pulsenet.outer.optimizer import step_nesterov
 from pulsenet.outer.reduce import Counted, reduce_mean, reduce_median, reduce_trimmed
 from pulsenet.outer.residual import fold_back, settle_counted, split_scaled
@@ -266,6 +269,23 @@ def run_mixing_blob(
     return {"blob": blob.hex()}
 
 
+def run_probe(common: Any, own: Any, token_count: int, round_index: int) -> Json:
+    rows, mine = (np.array([floats(row) for row in given], np.float64) for given in (common, own))
+    bins = choose_bins(rows, token_count)
+    answer = encode_probe(fill_bins(mine, bins), round_index=round_index)
+    assert read_answer(answer, round_index).shape == (len(common), token_count + 1)
+    return {"bins": name_bins(bins).hex(), "answer": answer.hex()}
+
+
+def run_subset(tensors: Any, subset: Any, scores: Any, distance: int, distance_max: int, ratio: int) -> Json:
+    table = ParameterTable(tuple(TensorSpec(name, "F32", (count,)) for name, count in tensors))
+    far, most, share = (float(value) for value in floats([distance, distance_max, ratio]))
+    if not subset:
+        return {"subset": list(choose_default_subset(table, share))}
+    told = {place: float(floats([score])[0]) for place, score in scores}
+    return {"subset": list(adapt_subset(table, subset, told, distance=far, distance_max=most, ratio=share))}
+
+
 def check_self_test() -> Json:
     names = ("theta", "momentum", "residual", "delta")
     packed = {name: values.tobytes().hex() for name, values in zip(names, make_self_test_input(), strict=True)}
@@ -288,6 +308,8 @@ OPERATIONS: dict[str, Callable[..., Json]] = {
     "pairs": run_pairs,
     "mixing": run_mixing,
     "mixing-blob": run_mixing_blob,
+    "probe": run_probe,
+    "subset": run_subset,
     "self-test": check_self_test,
 }
 
