@@ -15,7 +15,7 @@ import torch
 from round_trainer import compute_loss, draw_batch, make_model, tell
 
 import pulsenet.training
-from pulsenet.training import GossipOptimizer, MixingReport
+from pulsenet.training import GossipOptimizer, MixingReport, Probe
 
 
 def save(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync: GossipOptimizer) -> None:
@@ -44,7 +44,9 @@ def main() -> None:
         norm = sum(float(z.square().sum()) for z in sync.state.z)
         tell(**{**asdict(report), "utilization": report.utilization, "z_square": norm})
 
-    sync = GossipOptimizer(model, optimizer, mixer=mixer, on_round=on_round, warmup_steps=0)
+    # Outputs stand for logits: 16 tokens of 32 words, the same for every trainer.
+    probe = Probe(draw_batch(seed=1000, index=0), lambda model, batch: model(batch), bin_token_count=8)
+    sync = GossipOptimizer(model, optimizer, mixer=mixer, on_round=on_round, warmup_steps=0, probe=probe)
     if arguments.checkpoint.exists():
         saved = torch.load(arguments.checkpoint, weights_only=True)
         model.load_state_dict(saved["model"])

@@ -55,7 +55,7 @@ class Story:
             for name, node in self.nodes.items()
         }
         options = [f"--authority={keys[name]}" for name in NAMES] + [f"--trainer={keys[name]}" for name in NAMES]
-        constants = "--algorithm gossip --variant local_m1_m2 --inner-steps 4 --roster-rounds 4"
+        constants = "--algorithm gossip --variant local_m1_m2 --inner-steps 4 --roster-rounds 4 --probe-interval 2"
         waits = "--mix1-wait-seconds 3 --mix2-wait-seconds 15"
         run_json("run", "create", RUN, *options, *constants.split(), *waits.split(), home=owner)
         self.training: dict[str, Mixer] = {
@@ -172,5 +172,11 @@ def test_mixing_is_shown_and_counted(story: Story) -> None:
         assert status["mixing_variant"] == "local_m1_m2"
         assert status["consensus"] is False
         assert 0.0 < status["utilization_ratio"] <= 1.0
+        assert 0.0 < status["disagreement"] < 1.0, "an answer of every second round was compared"
+        assert status["disagreement_round"] % 2 == 0
         assert "pulsenet_mixes_total" in story.seen["metrics"][name]
-    assert any("pulsenet_rosters_total 0.0" not in text for text in story.seen["metrics"].values())
+    texts = story.seen["metrics"].values()
+    assert any("pulsenet_rosters_total 0.0" not in text for text in texts)
+    assert any('pulsenet_probes_total{outcome="compared"}' in text for text in texts), "by the coordinator"
+    assert all('pulsenet_probes_total{outcome="answered"}' in text for text in texts)
+    assert all("pulsenet_disagreement NaN" not in text for text in texts)

@@ -196,3 +196,16 @@ def test_a_line_says_so_where_readers_upload_too_little(machine: Machine) -> Non
     assert first.endswith("readers upload too little, the publisher helps out")
     assert "publisher" not in second
     assert third.endswith("other readers cannot be reached, the publisher serves this node alone")
+
+
+def test_how_far_apart_trainers_are_is_shown_where_they_mix(machine: Machine) -> None:
+    mixing = {"run": "mine", "role": "trainer", "mixing_variant": "local_m1_m2", "consensus": False}
+    far = {"disagreement": 0.1234, "disagreement_l2_end": 5.0, "disagreement_l2_bound": 4.25}
+    machine.start("mine/a", mixing | far)
+    machine.start("mine/b", mixing | {"consensus": True, "disagreement": None, "disagreement_l2_end": None})
+    machine.start("mine/c", mixing | {"consensus": True, "disagreement_l2_end": 5.0, "disagreement_l2_bound": None})
+    first, second, third = machine.run()[1].splitlines()
+    assert first.endswith("no consensus, disagreement 0.123, weights 5 apart, bound 4.25")
+    assert "apart" not in second
+    assert "consensus" not in second
+    assert third.endswith("  weights 5 apart")

@@ -118,13 +118,27 @@ def _line(node: dict[str, Any]) -> str:
     return (
         f"{node.get('run', '?')}/{label:<13} version {version:<8} "
         f"lag {lag if lag is not None else '?':<4} peers {node.get('peers', 0):<4} {node.get('state', '')}"
-        f"{_round(node)}{_shortfall(node)}"
+        f"{_round(node)}{_disagreement(node)}{_shortfall(node)}"
     )
 
 
 def _shortfall(node: dict[str, Any]) -> str:
     """Return why the publisher serves what other readers should, if it does."""
     return SHORTFALLS.get(str(node.get("fetch_shortfall")), "")
+
+
+def _disagreement(node: dict[str, Any]) -> str:
+    """Return how far apart trainers that mix are: what they predict, then their weights, bound and measured."""
+    if "mixing_variant" not in node:
+        return ""
+    words = [] if node.get("consensus", True) else ["no consensus"]
+    if node.get("disagreement") is not None:
+        words.append(f"disagreement {node['disagreement']:.3f}")
+    if node.get("disagreement_l2_end") is not None:
+        bound = node.get("disagreement_l2_bound")
+        words.append(f"weights {node['disagreement_l2_end']:.3g} apart")
+        words += [] if bound is None else [f"bound {bound:.3g}"]
+    return "  " + ", ".join(words) if words else ""
 
 
 def _round(node: dict[str, Any]) -> str:
