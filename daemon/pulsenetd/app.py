@@ -50,7 +50,7 @@ from pulsenetd.service_manager import ServiceManager
 from pulsenetd.startup import Settled, take_up_rounds
 from pulsenetd.status.conditions import find_conditions
 from pulsenetd.status.history import SAMPLE_SECONDS
-from pulsenetd.status.log_tail import LogTail
+from pulsenetd.status.log_tail import LogTail, find_hidden
 from pulsenetd.status.observer import Observer
 from pulsenetd.status.peers import list_peers
 from pulsenetd.status.transfers import list_transfers
@@ -109,7 +109,7 @@ class Node:
         self._transport: Transport | None = None
         self._rollouts: Rollouts | None = None
         self._observer = Observer()
-        self._log_tail = LogTail({str(settled.data_directory): "DATA-DIR", str(Path.home()): "~"})
+        self._log_tail = LogTail(find_hidden(settled.data_directory))
         self._started_at = time.monotonic()
 
     async def run(self) -> None:

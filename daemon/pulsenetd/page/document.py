@@ -41,6 +41,7 @@ def draw_page(status: Mapping[str, Any]) -> bytes:
         "peer": short_name(str(status["peer_id"])),
         "peer_id": str(status["peer_id"]),
         "software": str(status["software"]),
+        "spoken": sections.say_warnings(status),
         "log_count": sections.say_log_count(status),
     }
     parts = {

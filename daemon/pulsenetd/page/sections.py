@@ -115,6 +115,12 @@ def draw_conditions(status: Status) -> list[Element]:
     ]
 
 
+def say_warnings(status: Status) -> str:
+    """Return what is read aloud when it changes: what is wrong, and nothing that comes and goes with every version."""
+    titles = [one["title"] for one in status["conditions"] if one["level"] in ("error", "warning")]
+    return "; ".join(titles) or "No warnings"
+
+
 def draw_figures(status: Status) -> list[Element]:
     """Return the figures people look for first."""
     lag, age = status.get("version_lag"), status.get("version_age_seconds")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from pulsenet.chain.token import PREFIX
@@ -31,6 +33,14 @@ class LogLine:
     time_ms: int
     level: str
     text: str
+
+
+def find_hidden(data_directory: Path) -> dict[str, str]:
+    """Return the directories that log lines are shown without, to what stands for them."""
+    hidden = {str(data_directory): "DATA-DIR"}
+    with contextlib.suppress(RuntimeError):  # a user without a home, as in containers
+        hidden[str(Path.home())] = "~"
+    return hidden
 
 
 class LogTail(logging.Handler):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
+
+import pytest
 
 from pulsenet.chain.token import PREFIX
 from pulsenetd.logs import TEXT_SIZE_MAX
-from pulsenetd.status.log_tail import FILTER_SIZE_MAX, LINES_SHOWN_MAX, LogTail
+from pulsenetd.status.log_tail import FILTER_SIZE_MAX, LINES_SHOWN_MAX, LogTail, find_hidden
 
 
 def write(tail: LogTail, level: int, text: str, *values: object, error: BaseException | None = None) -> None:
@@ -68,3 +71,13 @@ def test_an_error_is_named_without_its_traceback() -> None:
         write(tail, logging.ERROR, "cannot write", error=error)
     assert texts(tail) == ["cannot write (OSError: [Errno 28] No space left on device)"]
     assert sys.exc_info() == (None, None, None)
+
+
+def test_a_user_without_a_home_has_a_log_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/me"))
+    assert find_hidden(Path("/data/node")) == {"/data/node": "DATA-DIR", "/home/me": "~"}
+    monkeypatch.setattr(Path, "home", fail)
+    assert find_hidden(Path("/data/node")) == {"/data/node": "DATA-DIR"}
