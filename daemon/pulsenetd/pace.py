@@ -13,6 +13,9 @@ from pulsenet.outer.plan_link import Link
 from pulsenet.outer.settings import OuterSettings
 from pulsenetd.network.link_meter import BITS_A_MEGABIT, LinkMeter
 
+Meters = Mapping[str, LinkMeter]
+"""Of what is ``sent`` and ``received``."""
+
 STRETCHES_REMEMBERED: Final = 16
 STRETCHES_MIN: Final = 2
 """One alone may be the first, in which everything is compiled."""
@@ -77,13 +80,13 @@ class Pace:
         self._began_at = self._ended_at = None
 
 
-def find_link(upload_limit: int, download_limit: int, meters: Mapping[str, LinkMeter]) -> Link | None:
+def find_link(upload_limit: int, download_limit: int, meters: Meters) -> Link | None:
     """Return this node's link: what its operator caps it to, else what it carried at its fastest lately.
 
     Args:
         upload_limit: Bytes per second; 0 for no cap.
         download_limit: The same of what is received.
-        meters: Of what is ``sent`` and ``received``.
+        meters: This node's.
 
     Returns:
         ``None`` while one direction has neither a cap nor a measurement.

@@ -47,8 +47,7 @@ from pulsenetd.logs import logger
 from pulsenetd.metrics import Metrics
 from pulsenetd.mixing_part import MixingPart
 from pulsenetd.network import addresses
-from pulsenetd.network.link_meter import LinkMeter
-from pulsenetd.pace import find_link
+from pulsenetd.pace import Meters, find_link
 from pulsenetd.rollout_inbox import RolloutInbox
 from pulsenetd.rollout_outbox import RolloutOutbox
 from pulsenetd.rounds_part import RoundsPart
@@ -137,7 +136,7 @@ async def build_role(
     work_threads: ThreadPoolExecutor,
     block_threads: ThreadPoolExecutor,
     monotonic: Callable[[], float],
-    meters: Mapping[str, LinkMeter],
+    meters: Meters,
 ) -> Role:
     """Build the machine of the configured role, with the state of its last run."""
     mesh = _build_mesh(config, settled, store, trust, addresses)
@@ -156,9 +155,8 @@ async def build_role(
             note=ledger.note,
             find_link=partial(find_link, config.upload_limit, config.download_limit, meters),
         )
-        parts = Parts(
-            config, settled, store, trust, mesh, ledger, metrics, work_threads, block_threads, monotonic, rounds
-        )
+        threads = (work_threads, block_threads)
+        parts = Parts(config, settled, store, trust, mesh, ledger, metrics, *threads, monotonic, rounds)
         return TrainerRole(parts) if config.role == "trainer" else FollowerRole(parts)
 
     return await asyncio.get_running_loop().run_in_executor(work_threads, build)
