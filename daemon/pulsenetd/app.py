@@ -58,7 +58,7 @@ from pulsenetd.storage.store import Store
 from pulsenetd.transfer_progress import TransferProgress
 from pulsenetd.trust_state import open_trust
 from pulsenetd.view import NodeView, Responder
-from pulsenetd.warm_up import warm_up
+from pulsenetd.warm_up import warm_up_aloud
 from pulsenetd.watch import RoundWatch, Watchdog
 
 HEARTBEAT_SECONDS: Final = 1.0
@@ -182,7 +182,7 @@ class Node:
             self._local_addresses = await transport.listen_addresses(private_too=True)
             await asyncio.to_thread(live.write, self._local_addresses)
             # In the background: the first patch may come at any time and would pay for it.
-            warming = asyncio.get_running_loop().run_in_executor(self._block_threads, warm_up)
+            warming = asyncio.get_running_loop().run_in_executor(self._block_threads, warm_up_aloud)
             try:
                 await self._serve_in_turn(live)
             finally:

@@ -97,6 +97,8 @@ class Parser(argparse.ArgumentParser):
             names = [str(choice) for choice in action.choices]
             near = difflib.get_close_matches(str(value), names, n=1, cutoff=NEAREST_RATIO_MIN)
         if near:
+            if isinstance(action, argparse._SubParsersAction):
+                self.error(f"there is no command {value!r}; did you mean '{near[0]}'?")
             raise argparse.ArgumentError(action, f"invalid choice: {value!r}; did you mean '{near[0]}'?")
         super()._check_value(action, value)
 

@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
 import numpy as np
 
 from pulsenet.codec.patch import decode_patch, encode_patch
 from pulsenet.tensors.digest import compute_region_root
 from pulsenet.tensors.params import TensorSpec, make_table
+from pulsenetd.logs import logger
 
 ELEMENTS = 4_096
 
 CHANGED = np.flatnonzero(np.random.default_rng(1).random(ELEMENTS) < 0.09)
 """Some of the elements, so irregular that *tight* is the shortest encoding of what it can encode."""
+
+SAY_SECONDS: Final = 4.0
+"""Loading what was compiled before takes about one; compiling takes half a minute, and minutes on a busy machine."""
+
+
+def warm_up_aloud(work: Callable[[], object] | None = None, say_seconds: float = SAY_SECONDS) -> None:
+    """Warm up, and say so where it is the first time in this environment: a patch that comes meanwhile waits for it.
+
+    Args:
+        work: What is done; :func:`warm_up` if not given.
+        say_seconds: Work that is done by then is not worth a word.
+    """
+    begun_at = time.monotonic()
+    told = threading.Event()
+
+    def say() -> None:
+        told.set()
+        logger.info("compiling loops, once in this environment: the first patch waits for it")
+
+    timer = threading.Timer(say_seconds, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        (work or warm_up)()
+    finally:
+        timer.cancel()
+    if told.is_set():
+        logger.info("loops are compiled, after %.0f s", time.monotonic() - begun_at)
 
 
 def warm_up() -> int:

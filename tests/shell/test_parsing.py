@@ -113,7 +113,7 @@ def test_without_a_terminal_nothing_is_paged_and_nothing_is_coloured() -> None:
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["statsu"], "did you mean 'status'?"),
+        (["statsu"], "there is no command 'statsu'; did you mean 'status'?"),
         (["run", "shwo"], "did you mean 'show'?"),
         (["status", "--jsn"], "did you mean --json?"),
         (["join", "--datadir=x"], "did you mean --data-dir?"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from pulsenet.codec.blocks import Codec
 from pulsenet.codec.patch import decode_patch, encode_patch, list_records
 from pulsenet.tensors.params import TensorSpec, make_table
 from pulsenetd import warm_up as warming
-from pulsenetd.warm_up import CHANGED, ELEMENTS, warm_up
+from pulsenetd.warm_up import CHANGED, ELEMENTS, warm_up, warm_up_aloud
 
 
 def test_every_kind_of_tensor_is_encoded_and_decoded() -> None:
@@ -57,3 +58,19 @@ def test_the_first_patch_between_a_baseline_and_a_snapshot_finds_every_loop_read
     blob = list(encode_patch(table, baseline, snapshot))
     assert sum(len(changes) for changes in decode_patch(blob, table, baseline)) == len(range(0, 50_000, 90))
     assert count_signatures() == ready
+
+
+def test_compiling_for_the_first_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
+    said = threading.Event()
+
+    def note(text: str, *values: object) -> None:
+        messages.append(text % values)
+        said.set()
+
+    monkeypatch.setattr(warming.logger, "info", note)
+    warm_up_aloud(lambda: None, say_seconds=60.0)
+    assert messages == []
+    warm_up_aloud(lambda: said.wait(30), say_seconds=0.01)
+    assert messages[0].startswith("compiling loops, once")
+    assert messages[1].startswith("loops are compiled, after")

@@ -61,7 +61,8 @@ def read_status(node: Path) -> dict[str, Any]:
         if not isinstance(status, dict):
             raise ValueError("what answers is no node")
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise UnavailableError(f"the node in {node} does not answer at {address} ({error}); is it running?") from error
+        reason = getattr(error, "reason", error)  # urllib wraps what the system said
+        raise UnavailableError(f"the node in {node} does not answer at {address} ({reason}); is it running?") from error
     return status
 
 

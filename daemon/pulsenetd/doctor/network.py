@@ -27,7 +27,7 @@ def look_at_port(subject: Subject) -> Sequence[Finding]:
     if not subject.listen:
         found.append(
             warn(
-                "a free one at each start: no router can forward it",
+                "none chosen: a new one at each start, which no router can forward",
                 "join with --listen /ip4/0.0.0.0/tcp/4001 if others shall dial this machine",
             )
         )
