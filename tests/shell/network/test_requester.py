@@ -23,6 +23,8 @@ from pulsenet.wire.messages import (
     Hello,
     HoldingsReply,
     Message,
+    PushProbe,
+    PushReply,
 )
 from pulsenetd.identity import to_libp2p_bytes
 from pulsenetd.network.p2pd import RawStream
@@ -49,6 +51,8 @@ async def connected(clock: Clock, provider_hello: Hello = HELLO) -> AsyncIterato
     provider = Provider(provider_hello, Deadlines(), Traffic())
 
     async def answer(_peer: PeerId, message: Message) -> list[Message]:
+        if isinstance(message, PushProbe):
+            return [PushReply(True, "")]
         return [HoldingsReply(message.blob_id, b"", b"")] if isinstance(message, GetHoldings) else [HeadReply(None)]
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -140,11 +144,14 @@ def test_a_message_of_a_feature_goes_only_to_those_whose_hello_names_it() -> Non
             for _ in range(2):
                 with pytest.raises(PeerRefusedError, match="unexpected"):
                     await requester.request(PEER, GetHoldings(BLOB), 5)
+                with pytest.raises(PeerRefusedError, match="unexpected"):
+                    await requester.request(PEER, PushProbe(b"probe"), 5)
             # An older node never saw it, so its stream still serves.
             assert await requester.request(PEER, GetHead(), 5) == [HeadReply(None)]
             assert traffic.streams_opened["outbound"] == 1
         async with connected(Clock(), dataclasses.replace(HELLO, features=FEATURES)) as (requester, _, _):
             assert await requester.request(PEER, GetHoldings(BLOB), 5) == [HoldingsReply(BLOB, b"", b"")]
+            assert await requester.request(PEER, PushProbe(b"probe"), 5) == [PushReply(True, "")]
 
     run(main())
 

@@ -115,3 +115,17 @@ def test_rosters_outlive_a_restart(hall: Hall) -> None:
     assert after.records() == hall.rosters.records()
     with pytest.raises(StorageError):
         after.restore((b"rubbish",))
+
+
+def test_the_newest_probe_is_known_from_rosters_and_from_the_own_coordinator(hall: Hall) -> None:
+    hall.elect(1)
+    assert hall.rosters.measured is None
+    hall.rosters.accept(hall.roster(0))
+    assert hall.rosters.measured is None, "a roster of a run that measured nothing"
+    hall.rosters.accept(hall.roster(8, number=2, probe_round=4, distance_bits=7))
+    assert hall.rosters.measured == (4, 7)
+    hall.rosters.note_measured(2, 9)
+    assert hall.rosters.measured == (4, 7), "an older one"
+    hall.rosters.note_measured(6, 5)
+    assert hall.rosters.measured == (6, 5)
+    assert [known.roster.number for known in hall.rosters.known] == [1, 2]

@@ -16,7 +16,15 @@ from pulsenet.node.courier import Courier
 from pulsenet.node.effects import Count, SendRequest
 from pulsenet.node.events import PeerConnected, PeerLost, ReplyReceived, RequestFailed
 from pulsenet.node.mixing.effects import StartMixing
-from pulsenet.node.mixing.events import AdoptFailed, DebtName, MixingAttached, PartSlice, PresenceSeen, ShareSeen
+from pulsenet.node.mixing.events import (
+    AdoptFailed,
+    DebtName,
+    MixingAttached,
+    PartSlice,
+    PresenceSeen,
+    ProbeSeen,
+    ShareSeen,
+)
 from pulsenet.node.mixing.everybody import read_contributors, write_contributors
 from pulsenet.node.mixing.inbox import Inbox
 from pulsenet.node.mixing.journal import DEBTS_MAX, TAKEN_MAX, Exchange, Journal, Stand
@@ -26,7 +34,16 @@ from pulsenet.node.mixing.respond import event_of, respond_to_mixing
 from pulsenet.outer.mixing.settings import Job
 from pulsenet.testing.fakes import make_key
 from pulsenet.testing.toy_mixing import SIZE
-from pulsenet.wire.messages import GetRoster, GetShares, PushReply, PushShare, Refusal, RosterReply, SharesReply
+from pulsenet.wire.messages import (
+    GetRoster,
+    GetShares,
+    PushProbe,
+    PushReply,
+    PushShare,
+    Refusal,
+    RosterReply,
+    SharesReply,
+)
 from pulsenet.wire.schema import decode_value
 
 MakeDesk = Callable[..., Any]
@@ -171,11 +188,13 @@ def test_questions_are_shown_and_answered(make_desk: MakeDesk) -> None:
     assert event_of(GetRoster(4), PEER) == PresenceSeen(PEER, 4)
     assert event_of(GetRoster(None), PEER) is None
     assert event_of(PushShare(b"x"), PEER) == ShareSeen(b"x", PEER)
+    assert event_of(PushProbe(b"x"), PEER) == ProbeSeen(b"x", PEER)
     assert event_of(GetShares(None, 0, 0), PEER) is None
     both = (desk.ledger, desk.rosters)
     reply = respond_to_mixing(GetRoster(4), PEER, *both, None)
     assert reply == RosterReply((desk.vote(),), desk.rosters.records())
     assert respond_to_mixing(PushShare(b"x"), PEER, *both, None) == PushReply(False, "unexpected")
+    assert respond_to_mixing(PushProbe(b"x"), PEER, *both, desk.machine) == PushReply(False, "unexpected")
     assert respond_to_mixing(GetShares(0, 1, 0), PEER, *both, None) == SharesReply(None, 0, False, ())
     assert respond_to_mixing(PushShare(b"x"), PEER, *both, desk.machine) == PushReply(True, "")
     # Before it opened a round, a member may yet take part in any.
