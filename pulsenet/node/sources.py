@@ -110,10 +110,16 @@ class Source:
 
 
 class Sources:
-    """The table of providers, shared by everything one machine fetches."""
+    """The table of providers, shared by everything one machine fetches.
 
-    def __init__(self, draw: Draw) -> None:
+    Args:
+        draw: Chance.
+        window_chunks_min: What any of them may owe, however slow it is.
+    """
+
+    def __init__(self, draw: Draw, window_chunks_min: int = 1) -> None:
         self.draw = draw
+        self._window_chunks_min = window_chunks_min
         self._sources: dict[PeerId, Source] = {}
         self._struck: dict[PeerId, tuple[float, float]] = {}
         """Strikes of peers, and until when they are banned, if they are."""
@@ -137,7 +143,7 @@ class Sources:
         if source is None:
             if len(self._sources) >= SOURCES_MAX:
                 return False
-            source = self._sources[peer_id] = Source(peer_id)
+            source = self._sources[peer_id] = Source(peer_id, window=Window(self._window_chunks_min))
         self._unreached.pop(peer_id, None)
         source.failure_count = 0
         source.retry_at = 0.0

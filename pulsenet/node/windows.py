@@ -26,11 +26,16 @@ PEAK_HALVES_SECONDS = 60.0
 
 
 class Window:
-    """The pace of one provider, and from it the chunks it may owe. Pure."""
+    """The pace of one provider, and from it the chunks it may owe. Pure.
 
-    __slots__ = ("_began_at", "_count", "chunks", "chunks_per_second")
+    Args:
+        chunks_min: However slow it is.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_began_at", "_chunks_min", "_count", "chunks", "chunks_per_second")
+
+    def __init__(self, chunks_min: int = 1) -> None:
+        self._chunks_min = chunks_min
         self.chunks = WINDOW_CHUNKS_START
         """Chunks that may be asked of it and not have come."""
         self.chunks_per_second = 0.0
@@ -51,11 +56,11 @@ class Window:
         known = self.chunks_per_second
         self.chunks_per_second = measured if measured > known else known + PACE_WEIGHT * (measured - known)
         self._began_at, self._count = now, 0
-        self.chunks = min(max(round(self.chunks_per_second * WINDOW_SECONDS) + 1, 1), WINDOW_CHUNKS_MAX)
+        self.chunks = min(max(round(self.chunks_per_second * WINDOW_SECONDS) + 1, self._chunks_min), WINDOW_CHUNKS_MAX)
 
     def shrink(self) -> None:
         """It failed or stands still: ask half as much."""
-        self.chunks = max(self.chunks // 2, 1)
+        self.chunks = max(self.chunks // 2, self._chunks_min)
         self.chunks_per_second /= 2
 
 

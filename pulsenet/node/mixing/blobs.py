@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from pulsenet.chain.records import SliceName
 from pulsenet.ids import Digest, PeerId
@@ -12,6 +13,11 @@ from pulsenet.node.fetch import Fetcher, StoreIndex
 from pulsenet.node.list_fetch import BlobWant
 from pulsenet.node.machine import Draw
 from pulsenet.node.sources import Sources
+
+OWED_CHUNKS_MIN: Final = 4
+"""What one member may owe, however thin the line. Members fetch from each other at the same time, over one connection,
+so a request waits behind what its sender owes. Where that is more than the other owes, the other has nothing to send
+meanwhile, looks slow, and is asked for still less: one way would stand still until the other is done."""
 
 
 class Blobs:
@@ -26,7 +32,7 @@ class Blobs:
     def __init__(self, draw: Draw, index: StoreIndex, take_request_id: Callable[[], int]) -> None:
         self._index = index
         self._take_request_id = take_request_id
-        self._sources = Sources(draw)
+        self._sources = Sources(draw, OWED_CHUNKS_MIN)
         self._fetcher = Fetcher(self._sources, take_request_id, index)
         self._wanted: dict[Digest, tuple[SliceName, PeerId]] = {}
 

@@ -31,6 +31,13 @@ def test_a_fast_provider_gets_the_largest_window_and_a_slow_one_the_smallest() -
     assert slow.chunks == 1
 
 
+def test_a_window_never_falls_below_what_its_owner_says() -> None:
+    window = Window(3)
+    deliver(window, 0.1, 50.0)
+    window.shrink()
+    assert window.chunks == 3
+
+
 def test_a_slower_pace_counts_little_by_little() -> None:
     window = Window()
     now = deliver(window, 10.0, 4.0)
