@@ -72,7 +72,10 @@ def load_or_create(path: Path) -> Identity:
         pass  # somebody else created it since we looked: theirs is as good as ours
     except OSError as error:
         raise StorageError(f"cannot write the key file {path}: {error.strerror}") from error
-    return load(path)
+    try:
+        return load(path)
+    except FileNotFoundError as error:
+        raise ConfigError(f"the key file {path} is a link that leads nowhere: {_REMEDY}") from error
 
 
 def load(path: Path) -> Identity:

@@ -28,6 +28,7 @@ from pulsenet.ids import PeerId, RunId
 from pulsenet.local.directories import RUN_NAME_DEFAULT
 from pulsenet.wire.schema import decode_value
 from pulsenetd.config import check_run_name
+from pulsenetd.storage.disk import read_regular
 
 LOCAL_RUN: Final = RUN_NAME_DEFAULT
 """The run that opens by itself, on loopback, when nothing else is asked for."""
@@ -64,7 +65,9 @@ def write_private(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        # What a crash, or somebody else, left under this name may be a link, or open to others.
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
@@ -96,8 +99,7 @@ def read_run_file(path: Path) -> RunFile:
         ConfigError: It is not a run file.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(RUN_FILE_SIZE_BYTES_MAX + 1)
+        data = read_regular(path, RUN_FILE_SIZE_BYTES_MAX)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -305,9 +307,10 @@ def _load_records(directory: Path, kind: type[Descriptor] | type[EpochRecord]) -
     records = []
     for path in sorted(directory.glob("[0-9]*.record")):
         try:
-            if path.stat().st_size > limits.RECORD_SIZE_BYTES_MAX:
+            data = read_regular(path, limits.RECORD_SIZE_BYTES_MAX)
+            if len(data) > limits.RECORD_SIZE_BYTES_MAX:
                 raise StorageError(f"{path} is too large for a record; delete it and join again")
-            signed = decode_signed(path.read_bytes())
+            signed = decode_signed(data)
             decode_value(kind, signed.payload)
             records.append(signed)
         except OSError as error:

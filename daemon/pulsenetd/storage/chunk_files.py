@@ -9,7 +9,15 @@ from pathlib import Path
 
 from pulsenet import limits
 from pulsenet.ids import DIGEST_SIZE_BYTES, Digest, compute_digest
-from pulsenetd.storage.disk import PARTIAL_SUFFIX, Disk, describe_os_error, make_directory, write_durably
+from pulsenetd.storage.disk import (
+    PARTIAL_SUFFIX,
+    Disk,
+    IrregularFileError,
+    describe_os_error,
+    make_directory,
+    read_regular,
+    write_durably,
+)
 
 
 class ChunkFiles:
@@ -129,13 +137,16 @@ class ChunkFiles:
             return None
         path = self._path(digest)
         try:
-            with path.open("rb") as file:
-                data = file.read(limits.CHUNK_SIZE_BYTES_MAX + 1)  # whatever it has become since it was written
+            data = read_regular(path, limits.CHUNK_SIZE_BYTES_MAX)  # whatever it has become since it was written
         except FileNotFoundError:
             self._forget(digest)
             with self._lock:
                 self._damaged.add(digest)
             return None
+        except IrregularFileError as error:
+            if path.is_dir():
+                raise describe_os_error("read", path, error) from error
+            data = b""  # deleted, like other bytes than it had
         except OSError as error:
             raise describe_os_error("read", path, error) from error
         if compute_digest(data) != digest:

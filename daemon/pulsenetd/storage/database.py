@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pulsenet.errors import StorageError
 from pulsenetd.logs import logger
-from pulsenetd.storage.disk import Disk
+from pulsenetd.storage.disk import Disk, describe_os_error
 
 _REASONS = {
     "SQLITE_FULL": "enospc",
@@ -20,6 +21,10 @@ _REASONS = {
     "SQLITE_CORRUPT": "damaged",
     "SQLITE_NOTADB": "damaged",
 }
+
+
+FORMAT: Final = 1
+"""Of the tables; a later one, which this code may read wrongly, is refused and left as it is."""
 
 
 class Database:
@@ -43,15 +48,35 @@ class Database:
         Raises:
             StorageError: Not readable, not a database, or damaged.
         """
+        self._require_regular()
         try:
             connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
             self._connection = connection
             connection.execute("PRAGMA journal_mode=WAL")
             # FULL: a commit that returned survives a power cut, not only a killed process.
             connection.execute("PRAGMA synchronous=FULL")
+            (found,) = connection.execute("PRAGMA user_version").fetchone()
+            if found > FORMAT:
+                text = (
+                    f"{self._path} was written by a later version of pulsenet (format {found}, {FORMAT} is known here)"
+                )
+                raise StorageError(f"{text}: install that again, or use another --data-dir")
             connection.executescript(self._schema)
+            if found < FORMAT:
+                connection.execute(f"PRAGMA user_version = {FORMAT:d}")
         except sqlite3.Error as error:
             raise self._describe(error) from error
+
+    def _require_regular(self) -> None:
+        """SQLite follows links, and puts its log beside what they lead to."""
+        try:
+            is_regular = stat.S_ISREG(self._path.lstat().st_mode)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise describe_os_error("read", self._path, error) from error
+        if not is_regular:
+            raise StorageError(f"the database {self._path} is no regular file; move it away")
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

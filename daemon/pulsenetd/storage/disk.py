@@ -10,6 +10,7 @@ import errno
 import fcntl
 import itertools
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,6 +44,40 @@ def describe_os_error(action: str, path: Path, error: OSError) -> StorageError:
     name = errno.errorcode.get(error.errno or 0, "unknown errno")
     text = f"cannot {action} {path}: {error.strerror or error} ({name})"
     return StorageError(text, _REASONS.get(error.errno or 0, "io"))
+
+
+class IrregularFileError(OSError):
+    """A pipe, device or directory has a file's name."""
+
+
+def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
+    """Open a file and return its descriptor; never a pipe, device or directory, for which others wait or never end.
+
+    A link is followed for reading only: one in a data directory must not lead a writer to somebody's file.
+
+    Raises:
+        IrregularFileError: It is no regular file.
+        OSError: It cannot be opened.
+    """
+    is_written = bool(flags & (os.O_WRONLY | os.O_RDWR))
+    no_follow = os.O_NOFOLLOW if is_written else 0
+    descriptor = os.open(path, flags | no_follow | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    mode_found = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode_found):
+        os.close(descriptor)
+        number = errno.EISDIR if stat.S_ISDIR(mode_found) else errno.EINVAL
+        raise IrregularFileError(number, "it is no regular file; move it away")
+    return descriptor
+
+
+def read_regular(path: Path, size_bytes_max: int) -> bytes:
+    """Return a regular file's bytes; one more than ``size_bytes_max`` at most, so that a longer file shows.
+
+    Raises:
+        OSError: see :func:`open_regular`.
+    """
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+        return file.read(size_bytes_max + 1)
 
 
 class Disk:
@@ -196,7 +231,7 @@ class DirectoryLock:
         """
         path = directory / LOCK_NAME
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise describe_os_error("open lock file", path, error) from error
         try:
