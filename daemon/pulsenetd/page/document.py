@@ -41,6 +41,8 @@ def draw_page(status: Mapping[str, Any]) -> bytes:
         "peer": short_name(str(status["peer_id"])),
         "peer_id": str(status["peer_id"]),
         "software": str(status["software"]),
+        # Where there are rounds, they are worth their room.
+        "rounds_open": " open" if status["rounds_recent"] else "",
         "spoken": sections.say_warnings(status),
         "log_count": sections.say_log_count(status),
     }

@@ -102,3 +102,8 @@ def test_the_files_beside_the_page_ask_nobody_else_either() -> None:
         assert "@import" not in text
         assert "eval(" not in text
     assert ".innerHTML =" not in read_asset("status.js").decode()
+
+
+def test_rounds_are_shown_open_where_there_are_some() -> None:
+    assert "<details open>" in draw(SCENES["busy"]())
+    assert "<details open>" not in draw(SCENES["idle"]())
