@@ -70,7 +70,7 @@ class Meter:
         share = 100 * self.done / self.total if self.total else 100.0
         parts = [f"{share:.0f} % of {format_amount(self.total)}"]
         rate = self.per_second
-        if rate is not None:
+        if rate is not None and (rate > 0 or self.done > 0):  # what has not begun is not stalled
             parts.append(f"{format_amount(rate)}/s")
             seconds = (self.total - self.done) / rate if rate > 0 else ETA_SECONDS_MAX
             parts.append(f"{format_seconds(seconds)} left" if seconds < ETA_SECONDS_MAX else "stalled")
@@ -105,6 +105,7 @@ class LineReporter:
         say: Takes a line.
         format_amount: Writes amounts, :func:`format_bytes` or :func:`format_count`.
         monotonic: Monotonic seconds.
+        says_end: Whether the end is worth a line; it is not where somebody else says what came of the work.
     """
 
     def __init__(
@@ -113,27 +114,33 @@ class LineReporter:
         say: Callable[[str], object],
         format_amount: Callable[[float], str],
         monotonic: Callable[[], float] = time.monotonic,
+        *,
+        says_end: bool = True,
     ) -> None:
+        self._says_end = says_end
         self._label = label
         self._say = say
         self._format_amount = format_amount
-        self._meter = Meter(monotonic)
+        self._monotonic = monotonic
+        self._meter: Meter | None = None
         self._said_at = QUIET_SECONDS - LINE_SECONDS
         self._has_said = False
 
     def update(self, done: int, total: int, label: str | None = None) -> None:
         """Write a line if the last one is old enough."""
         self._label = self._label if label is None else label
-        self._meter.note(done, total)
-        if self._meter.seconds - self._said_at < LINE_SECONDS or done >= total:
+        # The work begins with the first word of it, not when somebody made ready to tell of it.
+        meter = self._meter = self._meter or Meter(self._monotonic)
+        meter.note(done, total)
+        if meter.seconds - self._said_at < LINE_SECONDS or done >= total:
             return
-        self._said_at = self._meter.seconds
+        self._said_at = meter.seconds
         self._has_said = True
-        self._say(f"{self._label}: {self._meter.describe(self._format_amount)}")
+        self._say(f"{self._label}: {meter.describe(self._format_amount)}")
 
     def close(self) -> None:
         """Say how long it took, where it took long."""
-        if self._has_said:
+        if self._has_said and self._says_end and self._meter is not None:
             amount = self._format_amount(self._meter.done)
             whole = amount if self._meter.done >= self._meter.total else f"stopped after {amount}"
             self._say(f"{self._label}: {whole} in {format_seconds(self._meter.seconds)}")
@@ -228,6 +235,7 @@ def open_reporter(
     is_quiet: bool = False,
     stream: IO[str] | None = None,
     say: Callable[[str], object] | None = None,
+    says_end: bool = True,
 ) -> Reporter:
     """Return the reporter that suits who reads standard error.
 
@@ -237,6 +245,7 @@ def open_reporter(
         is_quiet: A program reads: say nothing.
         stream: Where to; standard error if not given.
         say: Takes lines where no terminal is; writes them to the stream if not given.
+        says_end: As of :class:`LineReporter`.
     """
     if is_quiet:
         return SilentReporter()
@@ -244,7 +253,8 @@ def open_reporter(
     console = Console(file=stream, highlight=False)
     if console.is_terminal and not console.is_dumb_terminal:
         return Throttle(BarReporter(label, console, format_amount))
-    return Throttle(LineReporter(label, say or (lambda text: print(text, file=stream, flush=True)), format_amount))
+    write = say or (lambda text: print(text, file=stream, flush=True))
+    return Throttle(LineReporter(label, write, format_amount, says_end=says_end))
 
 
 def format_bytes(size_bytes: float) -> str:

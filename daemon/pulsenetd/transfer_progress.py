@@ -72,4 +72,5 @@ def _open(label: str, *, is_quiet: bool, stream: IO[str] | None = None) -> Repor
         is_quiet=is_quiet,
         stream=stream or sys.stderr,
         say=lambda text: logger.info("%s", text),
+        says_end=False,
     )

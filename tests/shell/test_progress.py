@@ -84,10 +84,23 @@ def test_lines_come_every_few_seconds_and_short_work_says_nothing() -> None:
 def test_work_that_ends_early_says_where() -> None:
     clock, said = Clock(), list[str]()
     reporter = LineReporter("fetching", said.append, format_bytes, clock)
+    clock.now += 30
+    reporter.update(0, 2 * MEGABYTE)
+    assert said == []  # other work came before it
     clock.now += 3
     reporter.update(MEGABYTE, 2 * MEGABYTE)
     reporter.close()
     assert said[-1] == "fetching: stopped after 1.0 MB in 3 s"
+
+
+def test_the_end_is_left_to_who_says_what_came_of_it() -> None:
+    clock, said = Clock(), list[str]()
+    reporter = LineReporter("fetching", said.append, format_bytes, clock, says_end=False)
+    reporter.update(0, 2 * MEGABYTE)
+    clock.now += 3
+    reporter.update(0, 2 * MEGABYTE)
+    reporter.close()
+    assert said == ["fetching: 0 % of 2.0 MB"]  # nothing came yet: that is no standstill
 
 
 def test_a_terminal_gets_a_bar_that_leaves_no_trace() -> None:

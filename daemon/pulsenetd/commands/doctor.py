@@ -100,7 +100,7 @@ def _examine(arguments: argparse.Namespace, subject: Subject) -> int:
 
 def _describe(finding: Finding) -> str:
     step = f"; {finding.next_step}" if finding.next_step else ""
-    return finding.text + step + (" (or 'pulsenet doctor --repair')" if finding.repair is not None else "")
+    return finding.text + step + (" (or ask again with --repair)" if finding.repair is not None else "")
 
 
 def _make_subject(arguments: argparse.Namespace, on_progress: Callable[[int, int], None]) -> Subject:

@@ -61,7 +61,7 @@ def test_nothing_is_changed_without_repair_and_everything_safe_with_it(
     (node / "node.json").write_text("{}")
     assert cli.main(["doctor"]) == 1
     printed = capsys.readouterr().out
-    assert f"chmod 600 {key} (or 'pulsenet doctor --repair')" in printed
+    assert f"chmod 600 {key} (or ask again with --repair)" in printed
     assert (key.stat().st_mode & 0o777, (node / "node.json").exists()) == (0o644, True)
     code = cli.main(["doctor", "--repair"])
     lines = capsys.readouterr().out.splitlines()
