@@ -557,6 +557,19 @@ def test_a_head_reaches_a_whole_swarm_in_a_few_round_trips_and_no_pair_carries_i
     assert max(map(len, swarm.pushes.values())) == 1
 
 
+def test_a_key_that_is_seen_at_two_addresses_in_turn_is_told_to_the_operator_by_everybody_else(node: Node) -> None:
+    """A-AUTH-3: two machines with one key file, neither of which reaches the other."""
+    told: list[str] = []
+    for turn in range(8):
+        node.wait(20.0)
+        address = f"/ip4/10.0.0.{turn % 2 + 1}/tcp/9"
+        have = node.run.have(node.run.second, addresses=(address,), issued_at_ms=node.now_ms)
+        told += [effect.text for effect in of(node.send(HaveSeen(have, None)), Log) if effect.level == "warning"]
+    (text,) = told
+    assert "/ip4/10.0.0.1/tcp/9" in text
+    assert "/ip4/10.0.0.2/tcp/9" in text
+
+
 def test_a_have_in_the_own_name_that_this_node_did_not_sign_is_told_to_the_operator(node: Node) -> None:
     """A-AUTH-3: the key file was copied, and the other node is up too."""
     assert node.mesh.own_have is not None
