@@ -63,7 +63,7 @@ def test_metrics_and_status_are_served_and_other_paths_are_named(server: AdminSe
     assert "/readyz" in text
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/status", "/readyz"])
+@pytest.mark.parametrize("path", ["/metrics", "/status", "/readyz", "/", "/status.js"])
 def test_a_page_whose_name_leads_here_gets_nothing(path: str, server: AdminServer) -> None:
     """DNS rebinding: for the browser the request goes to the page's own origin."""
     request = urllib.request.Request(server.url + path, headers={"Host": "page.example"})

@@ -125,7 +125,8 @@ def _plot(
     first, width_ms = times[0], max(times[-1] - times[0], 1)
     steps_ms = [later - earlier for earlier, later in pairwise(times)]
     usual_ms = max(sorted(steps_ms)[len(steps_ms) // 2] if steps_ms else 0, sample_seconds * 1000)
-    xs = [WIDTH * (time - first) / width_ms if len(times) > 1 else WIDTH for time in times]
+    # Between the sides whatever the clock did meanwhile.
+    xs = [WIDTH * min(max((time - first) / width_ms, 0.0), 1.0) if len(times) > 1 else WIDTH for time in times]
     gaps = {index + 1 for index, step in enumerate(steps_ms) if step > GAP_SAMPLES * usual_ms}
     paths = []
     for index, column in enumerate(columns):

@@ -57,6 +57,13 @@ def test_no_line_is_drawn_where_nothing_is_known_or_the_node_slept() -> None:
     assert paths(draw_chart(CHART, slept), "line line-0")[0].count("M") == 2
 
 
+def test_a_clock_that_was_set_back_draws_nothing_beyond_the_sides() -> None:
+    stepped = history([1.0, 1.0, 1.0, 1.0])
+    stepped["times_ms"] = [0, 5_000, -90_000, 6_000]
+    (line,) = paths(draw_chart(CHART, stepped), "line line-0")
+    assert line == "M0,50.0 L833,50.0 L0,50.0 M1000,50.0 H1000"
+
+
 def test_many_samples_become_few_points_and_fewer_rows_without_losing_the_worst() -> None:
     lag: list[float | None] = [0.0] * 2_160
     lag[1_003] = 5.0
