@@ -55,6 +55,17 @@ def update(page: Any) -> None:
     expect(page.locator("#connection")).to_have_text("Live")
 
 
+def check_by_axe(page: Any) -> None:
+    """Hold a page to rules of WCAG 2.2 AA and best practice, in both schemes: contrast, names, landmarks, tables."""
+    pytest.importorskip("axe_playwright_python", reason="axe-core is not installed (pip install axe-playwright-python)")
+    page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text())
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        found = page.evaluate("axe.run()")
+        assert len(found["passes"]) > 20
+        assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found["violations"]] == []
+
+
 def test_what_changes_is_shown_without_loading_the_page_again(open_page: Open) -> None:
     scene = idle()
     with serve(scene) as url:
@@ -104,6 +115,7 @@ def test_a_node_that_is_gone_is_said_so_asked_less_often_and_taken_up_again(open
     expect(page.locator("#connection")).to_contain_text("does not answer")
     assert page.locator("body.gone").count() == 1
     assert "Ready" in page.locator(".headline").inner_text()  # what was known is still shown
+    check_by_axe(page)
     said = page.locator("#connection").inner_text()
     for _ in range(30):
         page.clock.run_for(10_000)
@@ -205,18 +217,10 @@ def test_nothing_reaches_beyond_the_sides(name: str, open_page: Open) -> None:
 
 @pytest.mark.parametrize("name", SCENES)
 def test_axe_finds_no_fault(name: str, open_page: Open) -> None:
-    """Contrast, names, landmarks, headings, tables: rules of WCAG 2.2 AA and best practice."""
-    pytest.importorskip("axe_playwright_python", reason="axe-core is not installed (pip install axe-playwright-python)")
-    axe = files("axe_playwright_python").joinpath("axe.min.js").read_text()
     with serve(SCENES[name]()) as url:
         page = open_page(url + "/", width=1_000)
         page.evaluate(OPEN_ALL)
-        page.evaluate(axe)
-        for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)
-            found = page.evaluate("axe.run()")
-            assert len(found["passes"]) > 20
-            assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found["violations"]] == []
+        check_by_axe(page)
 
 
 def test_the_scheme_follows_the_system(open_page: Open) -> None:

@@ -54,7 +54,7 @@
       if (mine !== asking) return; // asked anew meanwhile
       wait = Math.min(2 * wait, LONGEST_MS);
       document.body.classList.add("gone");
-      say(`The node does not answer. What is shown is of ${clock(seenAt)}; it is asked again, every ${LONGEST_MS / 1000} s at the least.`);
+      say(`The node does not answer. Below is what it said at ${clock(seenAt)}. It is asked again every ${LONGEST_MS / 1000} s or sooner.`);
     } finally {
       clearTimeout(limit);
     }
