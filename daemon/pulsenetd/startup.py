@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import stat
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -74,7 +76,7 @@ def settle(
     Args:
         config: The node's configuration.
         environment: Where data directories are looked up.
-        say: Told what is being waited for.
+        say: Told what is being waited for, and what is wrong with the directory.
         now_ms: Unix time in milliseconds, for the token's expiry.
         sleep: Waits so many seconds.
 
@@ -91,6 +93,9 @@ def settle(
         _refuse_expired(token, now_ms())
         _refuse_other_run(path, name, token)
     directory, lock = _take_directory(config, path)
+    risk = find_directory_risk(directory)
+    if risk:
+        say(risk)
     try:
         identity = load_or_create(directory / "identity.key")
         if token is None:
@@ -144,6 +149,22 @@ def _lock(directory: Path) -> DirectoryLock:
     make_directory(Disk(), directory)
     check_writable(directory)
     return DirectoryLock.acquire(directory)
+
+
+def find_directory_risk(directory: Path) -> str:
+    """Return what lets others replace a node's files, and what to do; empty if nothing does.
+
+    It is no refusal: volumes of containers are often mounted so, and nobody else is in there.
+    """
+    status = directory.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid not in (os.geteuid(), 0):
+        who = f"user {status.st_uid}"
+        return f"{directory} belongs to {who}, who can replace this node's files: use a directory of your own"
+    if mode & stat.S_IWOTH:
+        what = f"put files into {directory} (mode {mode:04o})"
+        return f"everybody on this machine can {what}, where this node keeps its own: run chmod 700 {directory}"
+    return ""
 
 
 def _open_local_run(path: Path, identity: Identity) -> None:

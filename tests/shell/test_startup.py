@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -127,6 +128,26 @@ def test_a_run_whose_file_a_crash_left_out_is_opened_all_the_same(machine: Machi
     again = machine.settle()
     assert again.token.run_id == first.token.run_id
     assert machine.said == []
+
+
+def test_a_directory_that_others_may_write_in_is_told_and_used(machine: Machine, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    for mode, is_told in ((0o777, True), (0o1777, True), (0o755, False), (0o2775, False)):
+        shared.mkdir(exist_ok=True)
+        shared.chmod(mode)
+        machine.settle(role="trainer", data_dir=str(shared)).lock.release()
+        assert [str(shared) in said and "chmod 700" in said for said in machine.said] == [True] * is_told
+        machine.said.clear()
+
+
+def test_a_directory_of_another_user_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert startup.find_directory_risk(tmp_path) == ""
+    owner = tmp_path.stat().st_uid
+    if owner == 0:  # only root can give a directory away; to others, root's own are no risk
+        os.chown(tmp_path, 12_345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert "belongs to user" in startup.find_directory_risk(tmp_path)
 
 
 def test_an_inferencer_started_first_waits_for_the_run_and_says_so_once(machine: Machine) -> None:
