@@ -55,6 +55,7 @@ class SnapshotOffer:
     trainer_step: int
     parts: PartQueue
     """Owned by whoever takes the offer; parts go on coming in."""
+    consensus: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +259,8 @@ class _Session:
         table = await self._server._decode_table(offer.table)
         generation = next(self._server._generations)
         self._publish = publish = _Publish(generation, table, offer)
-        publish.follow(await self._hooks.on_snapshot(SnapshotOffer(generation, offer.trainer_step, publish.parts)))
+        taken = SnapshotOffer(generation, offer.trainer_step, publish.parts, offer.consensus)
+        publish.follow(await self._hooks.on_snapshot(taken))
         await self._go_on(publish)
 
     async def _take_part(self, message: protocol.SnapshotPart | protocol.ChangedPart, frame: Frame) -> None:

@@ -204,6 +204,7 @@ def make_manifest(number, **changes):
         "codec_id": 2,
         "trainer_step": number,
         "previous": None,
+        "consensus": True,
         **changes,
     }
 
@@ -571,6 +572,10 @@ def make_records():
     answer = make_answer([bytes(16), name("task")[:16]])
     yield case("rollouts-answer", "rollouts", sign("rollouts", answer, INFERENCER), "Answers two tasks.")
     later = sign("head", {**make_head(9), "later": [{"a": 1}]}, PUBLISHER)
+    lone = sign("manifest", make_manifest(2, consensus=False), PUBLISHER)
+    yield case("no-consensus", "manifest", lone, "A version that is one trainer's own.")
+    older = {key: value for key, value in make_manifest(2).items() if key != "consensus"}
+    yield case("manifest-older", "manifest", sign("manifest", older, PUBLISHER), "By a sender that knows no gossip.")
     yield case("unknown-field", "head", later, "Ignored, but covered by the digest and the signature.")
     head = sign("head", make_head(9), PUBLISHER)
     signed = reference.decode(head)

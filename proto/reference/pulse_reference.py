@@ -209,6 +209,7 @@ RECORDS = {
         "element_count": "u",
         "codec_id": "u",
         "trainer_step": "u",
+        "consensus": ("later", True, "?"),
         "previous": ("opt", "=32"),
     },
     "catalogue": {"run_id": "=32", "epoch": "u", "entries": ("list", 1024, ENTRY)},

@@ -148,6 +148,8 @@ class Manifest:
     trainer_step: int
     previous: Digest | None
     """Digest of the manifest published before this one in the epoch."""
+    consensus: bool = field(default=True, metadata=LATER)
+    """``False`` for a version of a run that mixes which is one trainer's own, and no mean that all members hold."""
 
 
 @dataclass(frozen=True, slots=True)

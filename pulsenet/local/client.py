@@ -236,13 +236,14 @@ class Client:
         is_blocking: bool = False,
         is_repeatable: bool = True,
         timeout_seconds: float | None = None,
+        consensus: bool = True,
     ) -> PublishResult:
         """Hand weights over as :meth:`publish_parts` does, from a source that may know what changed."""
         wait = wait or is_blocking
         now = time.monotonic()
         # Without ``wait`` one try has to do: the optimiser must not stand still because the daemon is away.
         give_up_at = now if not wait else float("inf") if timeout_seconds is None else now + timeout_seconds
-        offer = protocol.OfferSnapshot(trainer_step, table.encode(), is_blocking, wait)
+        offer = protocol.OfferSnapshot(trainer_step, table.encode(), is_blocking, wait, consensus=consensus)
         try_count = 0
 
         def begin(base_number: int | None) -> Generator[SealedPart]:

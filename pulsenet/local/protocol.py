@@ -9,7 +9,6 @@ table is covered. Each is answered by :class:`PartWanted`, or by :class:`Publish
 as the publish ended otherwise. A connection that closes before the last part gives the publish up.
 
 Training processes also use the messages of ``pulsenet.local.rounds_protocol`` and ``pulsenet.local.mixing_protocol``.
-
 This is no wire format of the swarm: both ends belong to one installation on one machine.
 """
 
@@ -112,6 +111,7 @@ class OfferSnapshot:
     """Send :class:`PublishDone` only once the outcome is known."""
     origin: Origin | None = None
     """``None``: the process keeps no device baseline, and every part is whole."""
+    consensus: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,7 @@ def draft_version(
         trainer_step=snapshot.trainer_step,
         base=None if encoding.kind is Kind.ANCHOR else within,
         previous=None if within is None else within.previous,
+        consensus=snapshot.consensus,
     )
     epoch_record = None if within is None else within.epoch_record
     if epoch is not None:

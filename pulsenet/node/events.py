@@ -162,6 +162,8 @@ class SnapshotOffered:
     generation: int
     trainer_step: int
     table_digest: Digest
+    consensus: bool = True
+    """``False`` where all members of a run that mixes do not hold them."""
 
 
 @dataclass(frozen=True, slots=True)

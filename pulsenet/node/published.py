@@ -7,7 +7,7 @@ transaction as the records it names, so the two never disagree.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from pulsenet import limits
@@ -20,7 +20,7 @@ from pulsenet.errors import RemoteProtocolError, StorageError
 from pulsenet.ids import Digest, RunId, Version
 from pulsenet.node.effects import EncodeSkip, StoreAnchor
 from pulsenet.node.events import PatchEncoded
-from pulsenet.wire.schema import CountMax, SizeMax, decode_value, encode_value
+from pulsenet.wire.schema import LATER, CountMax, SizeMax, decode_value, encode_value
 
 STATE_KEY = "publisher"
 """Name of the saved state among the node's durable values."""
@@ -68,6 +68,8 @@ class PublishedState:
     """In the order of a catalogue."""
     catalogue_digests: Annotated[tuple[Digest, ...], CountMax(CATALOGUES_KEPT)]
     """Catalogues that can be served, oldest first; the last one is named by the head."""
+    consensus: bool = field(default=True, metadata=LATER)
+    """As of the version's manifests."""
 
     def encode(self) -> bytes:
         """Return the form kept on disk."""
@@ -142,6 +144,7 @@ def describe_snapshot(
     trainer_step: int,
     base: PublishedState | None,
     previous: Digest | None,
+    consensus: bool = True,
 ) -> Manifest:
     """Return the manifest of a new version: a patch on ``base``, or an anchor if ``base`` is ``None``.
 
@@ -168,6 +171,7 @@ def describe_snapshot(
         codec_id=encoded.codec_id,
         trainer_step=trainer_step,
         previous=previous,
+        consensus=consensus,
     )
 
 
@@ -202,6 +206,7 @@ def describe_extra(
         codec_id=codec_id,
         trainer_step=state.trainer_step,
         previous=state.previous,
+        consensus=state.consensus,
     )
 
 
@@ -237,6 +242,7 @@ def advance(
         trainer_step=manifest.trainer_step,
         retained=keep((*kept, added)),
         catalogue_digests=() if state is None else state.catalogue_digests,
+        consensus=manifest.consensus,
     )
 
 

@@ -277,7 +277,7 @@ class DaemonMixer:
         if self._publisher is None:
             return
         try:
-            self.last_publish = self._publisher.publish(model, step=round_index)
+            self.last_publish = self._publisher.publish(model, step=round_index, consensus=is_consensus)
         except StorageError as error:
             self.last_publish = PublishResult(PublishStatus.FAILED, reason=f"{error.reason}: {error}")
 

@@ -104,6 +104,7 @@ class Publisher:
         wait: bool = False,
         blocking: bool = False,
         timeout_seconds: float | None = None,
+        consensus: bool = True,
     ) -> PublishResult:
         """Copy the model's weights out and have the daemon publish them as the next version.
 
@@ -122,6 +123,7 @@ class Publisher:
             blocking: Where memory is short: wait, and copy no faster than the daemon encodes, so that beside its own
                 copy of the weights no more than twice the largest tensor is in memory.
             timeout_seconds: With ``wait`` or ``blocking``, how long at most.
+            consensus: Whether all members of a run that mixes hold these weights; its manifest says so.
 
         Raises:
             ConfigError: The model cannot be published as it is, ``step`` is no integer, or there is no room for a
@@ -145,7 +147,12 @@ class Publisher:
 
         give_up_at = None if timeout_seconds is None else monotonic() + timeout_seconds
         hand_over = partial(
-            self._client.publish_from, snapshot.table, trainer_step=step, wait=wait, is_blocking=blocking
+            self._client.publish_from,
+            snapshot.table,
+            trainer_step=step,
+            wait=wait,
+            is_blocking=blocking,
+            consensus=consensus,
         )
         try:
             with self._keeper.lend(snapshot) as baseline:

@@ -76,9 +76,9 @@ class Trainer:
         self.now += 0.5
         return self.now
 
-    async def offer(self, generation: int) -> asyncio.Future[PublishDone]:
+    async def offer(self, generation: int, *, consensus: bool = True) -> asyncio.Future[PublishDone]:
         self.parts = self.model.parts()
-        return await self.handlers.offer(SnapshotOffer(generation, 10 + generation, self.parts))
+        return await self.handlers.offer(SnapshotOffer(generation, 10 + generation, self.parts, consensus))
 
     async def execute(self, effect: Any) -> Any:
         """Return what the handler posted, if anything."""
@@ -131,11 +131,12 @@ def trainer(tmp_path: Path, run: Any, hands: Any) -> Iterator[Trainer]:
 
 
 def test_an_offer_reaches_the_machine_with_its_table(trainer: Trainer) -> None:
-    async def scenario() -> bool:
-        return (await trainer.offer(1)).done()
+    async def scenario(consensus: bool) -> bool:
+        return (await trainer.offer(1, consensus=consensus)).done()
 
-    assert not asyncio.run(scenario())
-    assert trainer.offered == [SnapshotOffered(1, 11, trainer.model.table.digest)]
+    for consensus in (True, False):
+        assert not asyncio.run(scenario(consensus))
+        assert trainer.offered[-1] == SnapshotOffered(1, 11, trainer.model.table.digest, consensus)
 
 
 def test_a_committed_version_is_told_with_its_sizes(trainer: Trainer) -> None:

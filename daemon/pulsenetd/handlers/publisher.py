@@ -83,7 +83,7 @@ class PublisherHandlers:
     async def offer(self, offer: SnapshotOffer) -> asyncio.Future[PublishDone]:
         """Take a snapshot whose parts come in from now on; the future resolves with its outcome."""
         outcome: asyncio.Future[PublishDone] = asyncio.get_running_loop().create_future()
-        offered = SnapshotOffered(offer.generation, offer.trainer_step, offer.parts.table.digest)
+        offered = SnapshotOffered(offer.generation, offer.trainer_step, offer.parts.table.digest, offer.consensus)
         reason = self._find_refusal(offered)
         if reason or len(self._outcomes) >= OFFERS_MAX:
             offer.parts.close()

@@ -512,12 +512,23 @@ def test_only_a_coordinator_publishes(make_daemon: Callable[..., Daemon], connec
     mixer = connect(daemon)
     begin(mixer)
     assert not mixer.publishes, "there is no publisher"
-    mixer._publisher = object()  # type: ignore[assignment]
+    published: list[Any] = []
+
+    class Publisher:
+        def publish(self, *arguments: Any, **options: Any) -> None:
+            published.append((arguments, options))
+
+        def close(self) -> None:
+            pass
+
+    mixer._publisher = Publisher()  # type: ignore[assignment]
     assert not mixer.publishes
     daemon.is_leading = True
     mixer.begin_round(1, lambda: vectors(1.0))
     assert mixer.publishes
-    mixer._publisher = None
+    model = torch.nn.Linear(1, 1)
+    mixer.publish(model, 2, is_consensus=False)
+    assert published == [((model,), {"step": 2, "consensus": False})], "its manifest will say so"
 
 
 def test_runs_with_rounds_and_runs_that_mix_are_told_apart(

@@ -28,6 +28,7 @@ from pulsenet.ids import Digest, PeerId, RunId, Version
 from pulsenet.local import protocol
 from pulsenet.local.changed_parts import ChangedPartWriter, compute_size_bytes_max
 from pulsenet.local.client import Client
+from pulsenet.local.handover import WholeParts
 from pulsenet.local.parts import PartLayout, SealedPart
 from pulsenet.local.protocol import PublishDone, PublishStatus, UpdateKind
 from pulsenet.local.rollouts import Sample, pack_rollouts
@@ -462,6 +463,12 @@ def test_parts_cross_one_after_another(daemon: Daemon, client: Client) -> None:
     assert daemon.taken == [{0: b"\x01" * 16}, {1: b"\x02" * 16}]
     assert made == [0, 1]
     wait_until(lambda: open_memories() <= before)
+
+
+def test_weights_that_are_no_consensus_are_offered_as_such(daemon: Daemon, client: Client) -> None:
+    for consensus in (False, True):
+        client.publish_from(TABLE, WholeParts(make_parts([])), 1, True, consensus=consensus)
+        assert daemon.offers[-1].consensus is consensus
 
 
 def test_a_blocking_publish_makes_no_more_than_the_part_after_the_one_in_work(daemon: Daemon, client: Client) -> None:

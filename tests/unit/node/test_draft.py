@@ -23,11 +23,12 @@ def draft(
     *,
     kind: Kind | None = None,
     epoch: Any = None,
+    consensus: bool = True,
 ) -> Draft:
     trust = run.trust()
     scribe = Scribe(trust, run.publisher.peer_id, run.publisher.sign)
     chosen = kind or (Kind.ANCHOR if before is None else Kind.PATCH)
-    encoding = Encoding(SnapshotOffered(7, version.number - 1, TABLE), chosen)
+    encoding = Encoding(SnapshotOffered(7, version.number - 1, TABLE, consensus), chosen)
     root, blob = run.digest(f"root {version}"), run.digest(f"blob {version}")
     encoded = PatchEncoded(7, blob, 2, root, 2_000, 30, 9, 1_000)
     return draft_version(scribe, trust, encoding, encoded, before=before, version=version, epoch=epoch, term=4)
@@ -94,3 +95,16 @@ def test_extras_lead_to_the_committed_version(run: Any) -> None:
     assert draft_extra(scribe, trust, state, skip, stored, term=4) is None
     late = AnchorStored(Version(0, 2), run.digest("anchor"), 2_000)
     assert draft_extra(scribe, trust, state, anchor, late, term=4) is None
+
+
+def test_what_is_no_consensus_says_so_in_every_manifest_of_its_version(run: Any) -> None:
+    first = draft(run, Version(0, 1), consensus=False)
+    manifest = open_record(Manifest, first.signed, run.verify, run_id=run.run_id)
+    assert not manifest.consensus
+    again = PublishedState.restore(first.state.encode())
+    scribe = Scribe(run.trust(), run.publisher.peer_id, run.publisher.sign)
+    asked, stored = StoreAnchor(Version(0, 1)), AnchorStored(Version(0, 1), run.digest("anchor"), 2_000)
+    extra = draft_extra(scribe, run.trust(), again, asked, stored, term=4)
+    assert extra is not None
+    assert not extra.manifest.consensus
+    assert draft(run, Version(0, 2), first.state).manifest.consensus, "the next one is a mean again"
