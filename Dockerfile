@@ -20,6 +20,7 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY pulsenet pulsenet
 COPY daemon daemon
+COPY deploy/man deploy/man
 RUN /opt/pulsenet/bin/pip install --no-cache-dir ".[$EXTRAS]" \
     && /opt/pulsenet/bin/pulsenet --version
 

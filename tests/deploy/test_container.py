@@ -64,6 +64,16 @@ def test_everything_the_image_copies_is_there_and_not_ignored() -> None:
     assert set(names) == kept
 
 
+def test_the_image_copies_whatever_the_wheel_is_made_of() -> None:
+    """Otherwise the build of the image ends where setuptools misses a file."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    data_files = [name for names in project["tool"]["setuptools"]["data-files"].values() for name in names]
+    wanted = [project["project"]["readme"], *project["project"]["license-files"], *data_files]
+    copied = [word for name, value in read_instructions() if name == "COPY" for word in value.split()[:-1]]
+    for name in wanted:
+        assert any(name == one or name.startswith(f"{one}/") for one in copied), name
+
+
 def test_the_image_has_two_stages_and_runs_as_nobody_in_particular() -> None:
     instructions = read_instructions()
     assert [value.split()[-1] for name, value in instructions if name == "FROM" and " AS " in value] == ["build"]
