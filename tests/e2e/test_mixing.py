@@ -178,5 +178,6 @@ def test_mixing_is_shown_and_counted(story: Story) -> None:
     texts = story.seen["metrics"].values()
     assert any("pulsenet_rosters_total 0.0" not in text for text in texts)
     assert any('pulsenet_probes_total{outcome="compared"}' in text for text in texts), "by the coordinator"
-    assert all('pulsenet_probes_total{outcome="answered"}' in text for text in texts)
+    # The one that was killed counts anew, and may have been the odd one out in every probe since.
+    assert any('pulsenet_probes_total{outcome="answered"}' in text for text in texts)
     assert all("pulsenet_disagreement NaN" not in text for text in texts)
