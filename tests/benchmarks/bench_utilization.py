@@ -1,9 +1,10 @@
 """Utilisation of trainers that mix, measured in the namespace lab, beside what ``pulsenet plan`` says.
 
 Inner steps are paced by a timer and payloads are small; the published proportion of the time of the inner steps to
-that of a pair's exchange is kept (236 s to 240 s at 100 Mbit/s). Needs root and an idle machine.
+that of a pair's exchange is kept (236 s to 240 s at 100 Mbit/s). The plan is told what a parameter takes, compressed,
+and what plain TCP carries of such a link. Needs root and an idle machine, and about a quarter of an hour a variant.
 
-    python tests/benchmarks/bench_utilization.py [--variant NAME ...] [--mbps 8] [--write docs/gossip.md]
+    python tests/benchmarks/bench_utilization.py [--variant NAME ...] [--mbps 4] [--write docs/gossip.md]
 """
 
 from __future__ import annotations
@@ -48,15 +49,19 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--variant", action="append", choices=VARIANTS)
-    parser.add_argument("--mbps", type=float, default=8.0)
-    parser.add_argument("--params", type=int, default=1 << 20)
+    parser.add_argument("--mbps", type=float, default=4.0)
+    parser.add_argument("--params", type=int, default=1 << 23)
     parser.add_argument("--write", type=Path, default=None, help="document, whose table is replaced or appended")
     arguments = parser.parse_args()
     found = []
     for variant in arguments.variant or VARIANTS:
         found.append(measure(make_case(variant, arguments.mbps, arguments.params)))
         one = found[-1]
-        print(f"{variant}: measured {one.utilization:.3f}, planned {one.predicted:.3f}", flush=True)
+        print(
+            f"{variant}: measured {one.utilization:.3f}, planned {one.predicted:.3f} by {one.bytes_per_param:.2f} "
+            f"bytes a parameter and {one.goodput_mbps:.2f} Mbit/s, {one.case.predict():.3f} by 4 and {one.case.mbps:g}",
+            flush=True,
+        )
     table = format_table(found)
     print(table, f"\nload {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")
     if arguments.write is not None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,9 +21,13 @@ from pulsenet.outer.plan import Variant, Workload, predict_utilization
 from pulsenet.outer.plan_link import Link as PlannedLink
 
 SCRIPT: Final = Path(__file__).with_name("paced_trainer.py")
-FIRST_ROUND: Final = 2
+FIRST_ROUND: Final = 1
 """Rounds before it are not counted: a roster is waited for, and everything is compiled."""
-WAIT_SECONDS: Final = 600.0
+GOODPUT_SECONDS: Final = 8.0
+"""How long plain TCP takes at the link's nominal speed when that is measured."""
+SEND_BUFFER_SIZE_BYTES: Final = 65_536
+"""Less than a hundredth of what a trainer hands over, as a kernel's megabytes are where gigabytes travel."""
+WAIT_SECONDS: Final = 2400.0
 SHOWN: Final = ("round_index", "mix1_count", "mix2_count", "mix1_reason", "mix2_reason", "blocked_seconds")
 """Of each round, for whoever looks into a measurement."""
 
@@ -37,15 +44,17 @@ class Case:
     trainers: int = 4
     rounds: int = 6
 
-    def predict(self) -> float:
-        """Return the utilisation that ``pulsenet plan`` gives."""
+    def predict(self, bytes_per_param: float = 4.0, mbps: float | None = None) -> float:
+        """Return the utilisation that ``pulsenet plan`` gives for the size of a parameter and the link's speed."""
         workload = Workload(
             params=self.params,
             peer_count=self.trainers,
             step_seconds=self.step_seconds,
             inner_steps=self.inner_steps,
+            bytes_per_param=bytes_per_param,
         )
-        link = PlannedLink(down_mbps=self.mbps, up_mbps=self.mbps)
+        speed = self.mbps if mbps is None else mbps
+        link = PlannedLink(down_mbps=speed, up_mbps=speed)
         return predict_utilization(Variant(self.variant), workload, link)
 
 
@@ -56,6 +65,11 @@ class Measured:
     case: Case
     utilization: float
     predicted: float
+    """By the size that vectors had, compressed, and by what the link carried."""
+    bytes_per_param: float
+    """That size."""
+    goodput_mbps: float
+    """What plain TCP carried both ways at once, between two of the nodes."""
     mixed_ratio: float
     """Share of the jobs whose mean had everybody in it who should be."""
     work_ratio_p95: float
@@ -64,9 +78,11 @@ class Measured:
 
 def measure(case: Case) -> Measured:
     """Run trainers over links of one speed and return how they spent their time."""
-    links = [Link(up_mbps=case.mbps, down_mbps=case.mbps) for _ in range(case.trainers)]
+    link = Link(up_mbps=case.mbps, down_mbps=case.mbps, send_buffer_size_bytes=SEND_BUFFER_SIZE_BYTES)
+    links = [link for _ in range(case.trainers)]
     with Lab(links) as lab, open_swarm() as swarm:
-        nodes = _start(lab, swarm, case)
+        goodput_mbps = measure_goodput(lab, case.mbps)
+        nodes = start_nodes(lab, swarm, case)
         logs = [swarm.directory / f"{node.name}.reports" for node in nodes]
         processes = []
         try:
@@ -93,16 +109,38 @@ def measure(case: Case) -> Measured:
         for lines in told:
             for line in lines:
                 print({name: line[name] for name in SHOWN}, file=sys.stderr)
-        return _summarise(case, told)
+        return _summarise(case, told, goodput_mbps)
 
 
-def _start(lab: Lab, swarm: Swarm, case: Case) -> list[LabNode]:
+def measure_goodput(lab: Lab, mbps: float) -> float:
+    """Return what TCP carries of a link of so many Mbit/s while it carries as much the other way."""
+    size_bytes = int(mbps * 1e6 / 8 * GOODPUT_SECONDS)
+    with lab.listen(1) as server, lab.connect(0, server.getsockname()) as first:
+        second, _ = server.accept()
+        with second, ThreadPoolExecutor(4) as threads:
+            began_at = time.monotonic()
+            work = [threads.submit(one.sendall, bytes(size_bytes)) for one in (first, second)]
+            work += [threads.submit(_receive, one, size_bytes) for one in (first, second)]
+            for one in work:
+                one.result()
+            return size_bytes * 8e-6 / (time.monotonic() - began_at)
+
+
+def _receive(connection: socket.socket, size_bytes: int) -> None:
+    while size_bytes:
+        data = connection.recv(min(size_bytes, 1 << 16))
+        assert data, "the connection broke"
+        size_bytes -= len(data)
+
+
+def start_nodes(lab: Lab, swarm: Swarm, case: Case) -> list[LabNode]:
+    """Start a node of a run that mixes at each end."""
     nodes = [LabNode(lab, index, swarm, f"trainer{index}", "trainer", ()) for index in range(case.trainers)]
     keys = [run_json("keygen", str(node.data_dir / "identity.key"), home=node.home)["public_key"] for node in nodes]
     listed = [f"--trainer={key}" for key in keys]
     rules = f"--algorithm gossip --variant {case.variant} --inner-steps {case.inner_steps} --probe-interval 0"
     # Rounds are short here: the waits of new runs would be shorter than what trainers are apart by.
-    rules += " --mix1-wait-seconds 30 --mix2-wait-seconds 60"
+    rules += " --mix1-wait-seconds 300 --mix2-wait-seconds 300"
     created = run_json("run", "create", RUN, f"--authority={keys[0]}", *listed, *rules.split(), home=nodes[0].home)
     first, *others = nodes
     first.start().wait_ready()
@@ -118,17 +156,21 @@ def _read(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
 
 
-def _summarise(case: Case, told: Sequence[Sequence[dict[str, Any]]]) -> Measured:
+def _summarise(case: Case, told: Sequence[Sequence[dict[str, Any]]], goodput_mbps: float) -> Measured:
     counted = [line for lines in told for line in lines[FIRST_ROUND:-1]]
     inner = sum(line["inner_seconds"] for line in counted)
     total = inner + sum(line["blocked_seconds"] for line in counted)
     jobs = [line[f"{job}_reason"] == "" for line in counted for job in ("mix1", "mix2") if line[f"{job}_count"]]
     alone = sorted(seconds for lines in told for seconds in lines[0]["alone_seconds"])
     beside = sorted(seconds for line in counted for seconds in line["work_seconds"])
+    sizes = [size for line in counted for size in line["bytes_per_param"]]
+    bytes_per_param = sum(sizes) / len(sizes)
     return Measured(
         case,
         utilization=inner / total,
-        predicted=case.predict(),
+        predicted=case.predict(bytes_per_param, goodput_mbps),
+        bytes_per_param=bytes_per_param,
+        goodput_mbps=goodput_mbps,
         mixed_ratio=sum(jobs) / len(jobs) if jobs else 1.0,
         work_ratio_p95=_p95(beside) / _p95(alone),
     )

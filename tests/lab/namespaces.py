@@ -49,6 +49,12 @@ class Link:
     loss_down: float = 0.0
     congestion: str = ""
     """TCP congestion control of what the node sends; empty is the kernel's default."""
+    send_buffer_size_bytes: int = 0
+    """What a connection of the node holds at most of what it is still to send; 0 is the kernel's default.
+
+    Whatever is said on a connection waits behind that. Where payloads are made small so that they fit slow links,
+    a buffer of megabytes would be a payload of its own.
+    """
 
 
 class LabUnavailableError(Exception):
@@ -122,7 +128,7 @@ class Lab:
         return self._links[index]
 
     def change(self, index: int, **changes: float | str) -> None:
-        """Change a link while it runs. The congestion control holds for connections made from now on.
+        """Change a link while it runs. Congestion control and send buffer hold for connections made from now on.
 
         A link made without delay and loss has none for good: it is no cable but a plain pair of devices.
         """
@@ -135,6 +141,9 @@ class Lab:
                 _run("tc", "-n", where, *_shape(device, mbps))
             else:
                 _run("tc", "-n", where, "qdisc", "del", "dev", device, "root", check=False)
+        if link.send_buffer_size_bytes:
+            sizes = f"net.ipv4.tcp_wmem=4096 16384 {link.send_buffer_size_bytes}"
+            _run(*self.command(index, "sysctl", "-qw", sizes))
         if index in self._cables:
             self._order(index, link)
         else:

@@ -5,25 +5,20 @@ from __future__ import annotations
 import pytest
 from mixing_lab import Case, measure
 
-pytestmark = [pytest.mark.e2e, pytest.mark.lab, pytest.mark.nightly, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.lab, pytest.mark.nightly, pytest.mark.timeout(3000)]
 pytest.importorskip("torch")
 
-MBPS = 8.0
-PARAMS = 1 << 20
+MBPS = 4.0
+PARAMS = 1 << 23
 PAIR_SECONDS = PARAMS * 4 * 8e-6 / MBPS
 POINTS_MAX = 0.05
+VARIANTS = ("diloco", "global_m1", "global_m1_local_m2", "global_m1_local_m2_subset", "local_m1_m2")
 
 
-ONE_AFTER_THE_OTHER = pytest.mark.xfail(
-    reason="a pair's parts travel one after the other, the planner has them travel at once (docs/gossip.md)"
+@pytest.mark.xfail(
+    reason="requests wait behind bulk data, and vectors of a small model take time to handle (gossip.md)"
 )
-PAIRED = ("global_m1_local_m2", "global_m1_local_m2_subset", "local_m1_m2")
-
-
-@pytest.mark.parametrize(
-    "variant",
-    ["diloco", "global_m1", *(pytest.param(variant, marks=ONE_AFTER_THE_OTHER) for variant in PAIRED)],
-)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_utilisation_is_what_the_planner_says(variant: str) -> None:
     found = measure(Case(variant, MBPS, PARAMS, step_seconds=236 / 240 * PAIR_SECONDS / 8))
     print(f"{variant}: measured {found.utilization:.3f}, planned {found.predicted:.3f}, whole {found.mixed_ratio:.2f}")
