@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,10 +15,8 @@ from pulsenetd.engines.vllm_process import LOG_NAME
 from pulsenetd.http_hosts import join_host
 from pulsenetd.identity import to_libp2p_text
 from pulsenetd.network import addresses
+from pulsenetd.node_file import write_node_file
 from pulsenetd.startup import Settled
-
-NODE_FILE: Final = "node.json"
-"""Where a running node says how to reach it."""
 
 TOKEN_BOOTSTRAPS_MAX: Final = 4
 """Addresses in the token a node prints; a longer one does not fit a line of chat."""
@@ -57,7 +54,7 @@ def announce_start(
     """
     peer = to_libp2p_text(settled.identity.peer_id)
     node = {"pid": os.getpid(), "peer_id": peer, "metrics_url": metrics_url, "role": config.role}
-    (settled.data_directory / NODE_FILE).write_text(json.dumps(node))
+    write_node_file(settled.data_directory, node)
     say(f"peer id      {peer}")
     for address in listening:
         say(f"listening    {addresses.join_address(address, settled.identity.peer_id)}")

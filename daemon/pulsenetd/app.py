@@ -19,7 +19,7 @@ from pulsenet.local.sockets import socket_path
 from pulsenet.wire.messages import Message
 from pulsenetd import chores
 from pulsenetd.admin import AdminServer, check_port
-from pulsenetd.announcing import NODE_FILE, announce_start
+from pulsenetd.announcing import announce_start
 from pulsenetd.blob_kinds import BlobKinds
 from pulsenetd.chores import DirectoryReader, LinkWatch, RunFileKeeper, repeat
 from pulsenetd.config import Config, parse_version
@@ -40,6 +40,7 @@ from pulsenetd.network.pacing import Caps
 from pulsenetd.network.reachability import LOOK_SECONDS, Reachability
 from pulsenetd.network.stack import Network
 from pulsenetd.network.transport import Transport
+from pulsenetd.node_file import NODE_FILE
 from pulsenetd.readiness import check_readiness
 from pulsenetd.roles import Role, build_role
 from pulsenetd.rollouts import Rollouts

@@ -11,9 +11,10 @@ import pytest
 from pulsenet.chain.records import JoinToken
 from pulsenet.chain.token import decode_token
 from pulsenet.ids import RunId
-from pulsenetd.announcing import NODE_FILE, announce_start
+from pulsenetd.announcing import announce_start
 from pulsenetd.config import resolve
 from pulsenetd.identity import load_or_create, to_libp2p_text
+from pulsenetd.node_file import NODE_FILE
 from pulsenetd.startup import Settled
 from pulsenetd.storage.disk import DirectoryLock
 

@@ -15,7 +15,8 @@ import pytest
 from pulsenet.errors import UnavailableError
 from pulsenetd import cli
 from pulsenetd.admin import AdminServer
-from pulsenetd.commands.status import NODE_FILE, read_status
+from pulsenetd.commands.status import read_status
+from pulsenetd.node_file import NODE_FILE
 
 
 class Machine:

@@ -177,6 +177,17 @@ def test_a_crowd_is_turned_away_and_the_next_is_served() -> None:
             assert server._places.acquire(timeout=20)
 
 
+def test_a_place_is_free_again_where_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with serve(connections_max=1) as server:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            assert ask(server, b"GET /echo HTTP/1.1\r\n" + HOST + b"\r\n") == b""
+        assert ask(server, b"GET /echo HTTP/1.1\r\n" + HOST + b"\r\n").startswith(b"HTTP/1.1 200")
+
+
 @pytest.mark.parametrize(
     "host", ["page.example", "127.0.0.1.page.example", "localhost.page.example:80", "[2001:db8::1]"]
 )

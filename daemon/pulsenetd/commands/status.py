@@ -14,15 +14,15 @@ from typing import Any, Final
 from pulsenet.errors import UnavailableError
 from pulsenet.local.directories import data_home
 from pulsenetd.logs import printable
+from pulsenetd.node_file import NODE_FILE, read_metrics_url
 
 ANSWER_SECONDS_MAX: Final = 5.0
 ANSWER_SIZE_BYTES_MAX: Final = 4 << 20
-NODE_FILE: Final = "node.json"
 SHORTFALLS: Final = {
     "thin-upload": "  readers upload too little, the publisher helps out",
     "no-readers": "  other readers cannot be reached, the publisher serves this node alone",
 }
-"""Where a running node says how to reach it."""
+"""Words for the reasons for which the publisher helps out."""
 
 _EXAMPLES = (
     ("pulsenet status", "a line for every node of this machine"),
@@ -48,8 +48,8 @@ def read_status(node: Path) -> dict[str, Any]:
         UnavailableError: No node runs there, or it does not answer.
     """
     try:
-        address = json.loads((node / NODE_FILE).read_text())["metrics_url"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        address = read_metrics_url(node)
+    except (OSError, ValueError) as error:
         raise UnavailableError(f"no node runs in {node}; start it with 'pulsenet join --data-dir {node}'") from error
     if not isinstance(address, str) or not address.startswith("http://"):
         raise UnavailableError(f"{node / NODE_FILE} names no http address; restart the node")

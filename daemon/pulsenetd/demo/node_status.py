@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pulsenetd.commands.status import NODE_FILE
+from pulsenetd.node_file import read_metrics_url
 
 ANSWER_SECONDS_MAX: Final = 2.0
 ANSWER_SIZE_BYTES_MAX: Final = 1 << 20
@@ -43,10 +42,9 @@ class NodeWatch:
     def _read_metrics(self) -> str:
         """Return the exposition text, or nothing while the node cannot be reached."""
         try:
-            address = json.loads((self.data_directory / NODE_FILE).read_text())["metrics_url"]
-            url = f"{address}/metrics"
+            url = f"{read_metrics_url(self.data_directory)}/metrics"
             with urllib.request.urlopen(url, timeout=ANSWER_SECONDS_MAX) as answer:  # noqa: S310 - the node's own address
                 text: str = answer.read(ANSWER_SIZE_BYTES_MAX).decode(errors="replace")
                 return text
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError):
             return ""

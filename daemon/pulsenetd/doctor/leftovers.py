@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from pulsenet.local.sockets import socket_path
-from pulsenetd.announcing import NODE_FILE
 from pulsenetd.doctor.findings import Finding, Subject, ok, warn
-from pulsenetd.storage.disk import LOCK_NAME, PARTIAL_SUFFIX, DirectoryLock
+from pulsenetd.node_file import NODE_FILE
+from pulsenetd.storage.disk import LOCK_NAME, PARTIAL_SUFFIX, DirectoryLock, open_regular
 
 P2PD_DIRECTORY: Final = "p2pd"
 
@@ -21,9 +21,9 @@ P2PD_DIRECTORY: Final = "p2pd"
 def is_running(node: Path) -> bool:
     """Return whether a process holds a node's directory."""
     try:
-        descriptor = os.open(node / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
+        descriptor = open_regular(node / LOCK_NAME, os.O_RDONLY)
+    except OSError:
+        return False  # no node starts there either
     try:
         # Shared, so that two who ask do not take one another for a node.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

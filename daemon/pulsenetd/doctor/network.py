@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from pulsenet.errors import UnavailableError, UsageError
-from pulsenetd.commands.status import NODE_FILE, read_status
+from pulsenetd.commands.status import read_status
 from pulsenetd.doctor.findings import SECONDS_MAX, Finding, Subject, fail, ok, warn
 from pulsenetd.network import addresses
 from pulsenetd.network.dial_back import GREETING
 from pulsenetd.network.knock import CLOSED, knock
+from pulsenetd.node_file import NODE_FILE
 
 OFFSET_WARN_SECONDS: Final = 3.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import stat
@@ -10,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from pulsenet.errors import ConfigError, StorageError
+from pulsenet.errors import ConfigError, StorageError, UnavailableError
 from pulsenet.ids import compute_digest
 from pulsenetd import identity, runs
+from pulsenetd.commands.status import read_status
+from pulsenetd.doctor.leftovers import is_running
+from pulsenetd.node_file import NODE_FILE, write_node_file
 from pulsenetd.storage.database import FORMAT
 from pulsenetd.storage.disk import LOCK_NAME, DirectoryLock, read_regular
 from pulsenetd.storage.store import DATABASE_NAME, Store
@@ -167,6 +171,24 @@ def test_a_store_of_a_later_version_is_left_as_it_is_and_said(node: Path) -> Non
     connection.close()
     Store.open(node).close()
     assert read_version() == FORMAT
+
+
+@pytest.mark.parametrize("put", ODD)
+def test_who_asks_whether_a_node_runs_waits_for_no_odd_file(node: Path, put: Put) -> None:
+    (node / LOCK_NAME).unlink(missing_ok=True)
+    put(node / LOCK_NAME)
+    put(node / NODE_FILE)
+    assert not is_running(node)
+    with pytest.raises(UnavailableError):
+        read_status(node)
+
+
+@pytest.mark.parametrize("put", [put for put in ODD if put is not put_directory])
+def test_the_file_that_says_where_a_node_is_replaces_what_has_its_name(node: Path, put: Put) -> None:
+    put(node / NODE_FILE)
+    write_node_file(node, {"metrics_url": "http://127.0.0.1:1"})
+    assert not (node / NODE_FILE).is_symlink()
+    assert json.loads((node / NODE_FILE).read_bytes()) == {"metrics_url": "http://127.0.0.1:1"}
 
 
 def test_a_longer_file_than_allowed_shows_and_is_not_read_whole(node: Path) -> None:
