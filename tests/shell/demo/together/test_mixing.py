@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import io
 import time
@@ -20,6 +19,7 @@ from pulsenetd.demo.processes import Children
 from pulsenetd.demo.reports import Finished, Resumed, RoundMixed, read_report, write_report
 from pulsenetd.demo.together import mixing, orchestrator
 from pulsenetd.demo.together.settings import KILL_IN_ROUND, RETURN_IN_ROUND, SETTINGS
+from pulsenetd.parsing import Parser
 
 MIXED = RoundMixed(
     round_index=0,
@@ -127,7 +127,7 @@ def test_how_far_apart_weights_are_is_relative_to_their_mean(tmp_path: Path) -> 
     ],
 )
 def test_options_of_several_trainers_are_for_several(options: list[str], message: str) -> None:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     demo.add_parser(parser.add_subparsers())
     arguments = parser.parse_args(["demo", *options])
     with pytest.raises(UsageError, match=message):

@@ -1,6 +1,5 @@
 """The command for several trainers: who is killed when, what is printed, and how it fails."""
 
-import argparse
 import dataclasses
 import io
 import json
@@ -21,6 +20,7 @@ from pulsenetd.demo.processes import Children
 from pulsenetd.demo.reports import Finished, Resumed, RoundDone
 from pulsenetd.demo.together import orchestrator
 from pulsenetd.demo.together.settings import KILL_IN_ROUND, RETURN_IN_ROUND, SETTINGS
+from pulsenetd.parsing import Parser
 
 DONE = RoundDone(
     round_index=0,
@@ -129,7 +129,7 @@ def test_a_failure_is_explained_and_its_logs_are_kept(
     ],
 )
 def test_options_that_say_nothing_together_are_refused(options: list[str], message: str) -> None:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     demo.add_parser(parser.add_subparsers())
     arguments = parser.parse_args(["demo", *options])
     with pytest.raises(UsageError, match=message):
