@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColum
 from rich.table import Column
 
 from pulsenetd.logs import printable
+from pulsenetd.words import say_seconds
 
 QUIET_SECONDS: Final = 2.0
 """Work that is done by then never was long."""
@@ -73,7 +74,7 @@ class Meter:
         if rate is not None and (rate > 0 or self.done > 0):  # what has not begun is not stalled
             parts.append(f"{format_amount(rate)}/s")
             seconds = (self.total - self.done) / rate if rate > 0 else ETA_SECONDS_MAX
-            parts.append(f"{format_seconds(seconds)} left" if seconds < ETA_SECONDS_MAX else "stalled")
+            parts.append(f"{say_seconds(seconds)} left" if seconds < ETA_SECONDS_MAX else "stalled")
         return ", ".join(parts)
 
 
@@ -103,7 +104,7 @@ class LineReporter:
     Args:
         label: What is being done.
         say: Takes a line.
-        format_amount: Writes amounts, :func:`format_bytes` or :func:`format_count`.
+        format_amount: Writes amounts, ``say_size`` or :func:`format_count`.
         monotonic: Monotonic seconds.
         says_end: Whether the end is worth a line; it is not where somebody else says what came of the work.
     """
@@ -143,7 +144,7 @@ class LineReporter:
         if self._has_said and self._says_end and self._meter is not None:
             amount = self._format_amount(self._meter.done)
             whole = amount if self._meter.done >= self._meter.total else f"stopped after {amount}"
-            self._say(f"{self._label}: {whole} in {format_seconds(self._meter.seconds)}")
+            self._say(f"{self._label}: {whole} in {say_seconds(self._meter.seconds)}")
 
 
 class BarReporter:
@@ -241,7 +242,7 @@ def open_reporter(
 
     Args:
         label: What is being done.
-        format_amount: Writes amounts, :func:`format_bytes` or :func:`format_count`.
+        format_amount: Writes amounts, ``say_size`` or :func:`format_count`.
         is_quiet: A program reads: say nothing.
         stream: Where to; standard error if not given.
         say: Takes lines where no terminal is; writes them to the stream if not given.
@@ -257,22 +258,6 @@ def open_reporter(
     return Throttle(LineReporter(label, write, format_amount, says_end=says_end))
 
 
-def format_bytes(size_bytes: float) -> str:
-    """Return a size in decimal units."""
-    for unit in ("B", "kB", "MB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.1f} GB"
-
-
 def format_count(noun: str) -> Callable[[float], str]:
     """Return what writes an amount of things."""
     return lambda count: f"{count:,.0f} {noun}"
-
-
-def format_seconds(seconds: float) -> str:
-    """Return a time as people say it."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from pulsenetd.logs import logger
-from pulsenetd.progress import Reporter, format_bytes, open_reporter
+from pulsenetd.progress import Reporter, open_reporter
+from pulsenetd.words import say_size
 
 
 class TransferProgress:
@@ -68,7 +69,7 @@ def _open(label: str, *, is_quiet: bool, stream: IO[str] | None = None) -> Repor
     is_quiet = is_quiet or not logger.isEnabledFor(logging.INFO)
     return open_reporter(
         label,
-        format_amount=format_bytes,
+        format_amount=say_size,
         is_quiet=is_quiet,
         stream=stream or sys.stderr,
         say=lambda text: logger.info("%s", text),

@@ -18,12 +18,11 @@ from pulsenetd.progress import (
     Reporter,
     SilentReporter,
     Throttle,
-    format_bytes,
     format_count,
-    format_seconds,
     open_reporter,
 )
 from pulsenetd.transfer_progress import TransferProgress, describe_fetch
+from pulsenetd.words import say_size
 
 MEGABYTE = 1_000_000
 
@@ -43,11 +42,11 @@ def test_rate_and_time_left_follow_what_came_of_late() -> None:
     for _ in range(60):
         meter.note(meter.done + MEGABYTE, 200 * MEGABYTE)
         clock.now += 1
-    assert meter.describe(format_bytes) == "30 % of 200.0 MB, 1.0 MB/s, 2 min left"
+    assert meter.describe(say_size) == "30 % of 200 MB, 1.0 MB/s, 2 min 20 s left"
     for _ in range(30):
         meter.note(meter.done + 2 * MEGABYTE, 200 * MEGABYTE)
         clock.now += 1
-    assert meter.describe(format_bytes) == "60 % of 200.0 MB, 2.0 MB/s, 40 s left"
+    assert meter.describe(say_size) == "60 % of 200 MB, 2.0 MB/s, 40 s left"
 
 
 def test_what_stands_still_is_stalled_and_other_work_starts_anew() -> None:
@@ -65,7 +64,7 @@ def test_what_stands_still_is_stalled_and_other_work_starts_anew() -> None:
 
 def test_lines_come_every_few_seconds_and_short_work_says_nothing() -> None:
     clock, said = Clock(), list[str]()
-    reporter = LineReporter("hashing", said.append, format_bytes, clock)
+    reporter = LineReporter("hashing", said.append, say_size, clock)
     for done in range(20):
         reporter.update(done * MEGABYTE, 20 * MEGABYTE)
         clock.now += 1
@@ -74,7 +73,7 @@ def test_lines_come_every_few_seconds_and_short_work_says_nothing() -> None:
     assert len(said) == 5  # after 2, 7, 12 and 17 s, and the end
     assert said[0] == "hashing: 10 % of 20.0 MB, 1.0 MB/s, 18 s left"
     assert said[-1] == "hashing: 20.0 MB in 20 s"
-    short = LineReporter("hashing", said.append, format_bytes, clock)
+    short = LineReporter("hashing", said.append, say_size, clock)
     short.update(1, 2)
     short.update(2, 2)
     short.close()
@@ -83,7 +82,7 @@ def test_lines_come_every_few_seconds_and_short_work_says_nothing() -> None:
 
 def test_work_that_ends_early_says_where() -> None:
     clock, said = Clock(), list[str]()
-    reporter = LineReporter("fetching", said.append, format_bytes, clock)
+    reporter = LineReporter("fetching", said.append, say_size, clock)
     clock.now += 30
     reporter.update(0, 2 * MEGABYTE)
     assert said == []  # other work came before it
@@ -95,7 +94,7 @@ def test_work_that_ends_early_says_where() -> None:
 
 def test_the_end_is_left_to_who_says_what_came_of_it() -> None:
     clock, said = Clock(), list[str]()
-    reporter = LineReporter("fetching", said.append, format_bytes, clock, says_end=False)
+    reporter = LineReporter("fetching", said.append, say_size, clock, says_end=False)
     reporter.update(0, 2 * MEGABYTE)
     clock.now += 3
     reporter.update(0, 2 * MEGABYTE)
@@ -106,7 +105,7 @@ def test_the_end_is_left_to_who_says_what_came_of_it() -> None:
 def test_a_terminal_gets_a_bar_that_leaves_no_trace() -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=80, color_system=None, legacy_windows=False)
-    reporter = BarReporter("hashing [x]", console, format_bytes)
+    reporter = BarReporter("hashing [x]", console, say_size)
     reporter.update(MEGABYTE, 2 * MEGABYTE)
     assert "hashing [x]" in stream.getvalue()
     assert "50 % of 2.0 MB" in stream.getvalue()
@@ -120,7 +119,7 @@ def test_a_terminal_gets_a_bar_that_leaves_no_trace() -> None:
 def test_a_bar_stays_on_one_line_of_a_small_terminal() -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=80, color_system=None, legacy_windows=False)
-    reporter = BarReporter("catching up, 1.104570 to 1.104571", console, format_bytes)
+    reporter = BarReporter("catching up, 1.104570 to 1.104571", console, say_size)
     reporter.update(100 * MEGABYTE, 15_231 * MEGABYTE)
     drawn = stream.getvalue()
     reporter.close()
@@ -151,7 +150,7 @@ class Terminal(io.StringIO):
 
 
 def choose(stream: io.StringIO, **options: Any) -> type[Reporter]:
-    reporter = open_reporter("x", format_amount=format_bytes, stream=stream, **options)
+    reporter = open_reporter("x", format_amount=say_size, stream=stream, **options)
     return type(reporter._reporter if isinstance(reporter, Throttle) else reporter)
 
 
@@ -170,23 +169,11 @@ def test_no_color_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", "1")
     stream = Terminal()
-    reporter = open_reporter("hashing", format_amount=format_bytes, stream=stream)
+    reporter = open_reporter("hashing", format_amount=say_size, stream=stream)
     reporter.update(1, 2)
     reporter.close()
     assert "hashing" in stream.getvalue()
     assert "\x1b[3" not in stream.getvalue().replace("\x1b[?25", "")  # no colour; the cursor may be moved
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "text"), [(12, "12 B"), (1_200, "1.2 kB"), (269e6, "269.0 MB"), (15.2e9, "15.2 GB")]
-)
-def test_sizes_have_decimal_units(size_bytes: float, text: str) -> None:
-    assert format_bytes(size_bytes) == text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(3.4, "3 s"), (600, "10 min"), (7200, "2.0 h")])
-def test_times_are_said_as_people_say_them(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text
 
 
 # A node's transfers

@@ -18,9 +18,10 @@ def reporting(
         is_quiet: A program reads the output.
     """
     # Imported late: most commands are over before a bar could be drawn.
-    from pulsenetd.progress import format_bytes, open_reporter
+    from pulsenetd.progress import open_reporter
+    from pulsenetd.words import say_size
 
-    reporter = open_reporter(label, format_amount=format_amount or format_bytes, is_quiet=is_quiet)
+    reporter = open_reporter(label, format_amount=format_amount or say_size, is_quiet=is_quiet)
     try:
         yield reporter.update
     finally:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from pulsenetd.logs import printable
 from pulsenetd.status.transfers import list_transfers
-from pulsenetd.status.words import say_rate, say_seconds, say_size
+from pulsenetd.words import say_rate, say_seconds, say_size
 
 INTERVAL_SECONDS: Final = 2.0
 

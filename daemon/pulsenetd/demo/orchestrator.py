@@ -26,11 +26,12 @@ from pulsenetd.demo import command_lines
 from pulsenetd.demo.comparison import Comparison, compare_weights, compute_root
 from pulsenetd.demo.node_status import NodeWatch
 from pulsenetd.demo.processes import Children, DemoError, run_together
-from pulsenetd.demo.progress import STAGES, VLLM_STAGES, Progress, Screen, format_size
+from pulsenetd.demo.progress import STAGES, VLLM_STAGES, Progress, Screen
 from pulsenetd.demo.reports import Applied, Compared, EngineFound, Finished, Loaded, Published, Report, Sampled
 from pulsenetd.demo.settings import SETTINGS, VLLM_START_SECONDS_MAX, DemoSettings
 from pulsenetd.demo.stage import Stopped, explain, open_workdir, stop_on_signals
 from pulsenetd.demo.vllm_stage import VllmEngines, end_engines, prepare_vllm
+from pulsenetd.words import say_size
 
 NODE_START_SECONDS_MAX: Final = 90.0
 SILENCE_SECONDS_MAX: Final = 180.0
@@ -370,8 +371,8 @@ def _print_summary(console: Console, summary: Mapping[str, Any], comparisons: Ma
     for name, comparison in comparisons.items():
         verdict = "bit-identical to the trainer" if comparison.is_identical else f"DIFFERS: {comparison.difference}"
         lines.append(f"{name:<14} version {summary['final_version']}, root {comparison.root[:16]}, {verdict}")
-    dense, patches = format_size(summary["dense_bytes"]), format_size(summary["patch_bytes"])
-    first = format_size(summary["anchor_bytes"])
+    dense, patches = say_size(summary["dense_bytes"]), say_size(summary["patch_bytes"])
+    first = say_size(summary["anchor_bytes"])
     lines += [
         f"{'transfer':<14} {patches} of patches instead of {dense} dense: {summary['ratio']:.0f} times less",
         f"{'':<14} {_count(summary['versions'], 'version')}, after {first} once for the first",

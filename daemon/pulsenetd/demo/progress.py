@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pulsenetd.demo.reports import Applied, Published
+from pulsenetd.words import say_size
 
 STAGES: Final = ("fetch", "decode", "verify", "apply")
 """Stages of an update; all but *apply*, which such engines measure themselves, come from the nodes' metrics."""
@@ -63,7 +64,7 @@ class VersionRow:
         return (
             self.label,
             "all" if self.published.is_first else f"{share:.2%}",
-            format_size(self.published.encoded_size_bytes),
+            say_size(self.published.encoded_size_bytes),
             f"{self.ratio:.0f}x" if not self.published.is_first else "1x",
             *(_format_seconds(self.slowest(stage)) for stage in stages),
             _format_seconds(self.lag_seconds),
@@ -171,15 +172,6 @@ class Screen(AbstractContextManager["Screen"]):
         for _, row in sorted(self._progress.rows.items())[-ROWS_SHOWN_MAX:]:
             table.add_row(*row.cells(self._progress.stages))
         return Group(table, Text(f"{self._elapsed():5.0f} s  {self._progress.phase}"))
-
-
-def format_size(size_bytes: float) -> str:
-    """Return a size with three significant digits and a decimal unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 1000 or unit == "GB":
-            break
-        size_bytes /= 1000
-    return f"{size_bytes:.3g} {unit}" if size_bytes < 1000 else f"{size_bytes:.0f} {unit}"
 
 
 def _format_seconds(seconds: float | None) -> str:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from pulsenet.errors import StorageError, UsageError
 from pulsenetd.demo.processes import DemoError, read_tail
-from pulsenetd.demo.progress import format_size
+from pulsenetd.words import say_size
 
 
 class Stopped(BaseException):
@@ -75,7 +75,7 @@ def _prepare(path: Path, needed_size_bytes: int) -> None:
         raise StorageError(f"cannot use {path}: {error.strerror}; give another directory with --workdir") from error
     if free_size_bytes < needed_size_bytes:
         raise StorageError(
-            f"the demo needs {format_size(needed_size_bytes)} of disk, {path} has {format_size(free_size_bytes)} free; "
+            f"the demo needs {say_size(needed_size_bytes)} of disk, {path} has {say_size(free_size_bytes)} free; "
             "give a directory on a larger disk with --workdir",
             "enospc",
         )

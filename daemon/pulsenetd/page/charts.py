@@ -10,7 +10,7 @@ from typing import Any, Final
 from xml.etree.ElementTree import Element
 
 from pulsenetd.page.markup import tag
-from pulsenetd.status.words import say_seconds
+from pulsenetd.words import say_seconds
 
 POINTS_MAX: Final = 240
 TABLE_ROWS_MAX: Final = 12

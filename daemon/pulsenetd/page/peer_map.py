@@ -7,7 +7,7 @@ from typing import Any, Final
 from xml.etree.ElementTree import Element
 
 from pulsenetd.page.markup import tag
-from pulsenetd.status.words import say_rate, say_size
+from pulsenetd.words import say_rate, say_size
 
 Peer = Mapping[str, Any]
 

@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element
 from pulsenetd.page.charts import Chart, Line, draw_chart
 from pulsenetd.page.markup import tag
 from pulsenetd.status.log_tail import FILTER_SIZE_MAX
-from pulsenetd.status.words import say_rate, say_seconds, say_size
+from pulsenetd.words import say_rate, say_seconds, say_size
 
 Status = Mapping[str, Any]
 

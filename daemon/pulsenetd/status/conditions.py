@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from pulsenetd.metrics import DISK_REASONS
-from pulsenetd.status.words import say_seconds, say_size
+from pulsenetd.words import say_seconds, say_size
 
 Status = Mapping[str, Any]
 

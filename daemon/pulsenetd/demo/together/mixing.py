@@ -10,11 +10,11 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pulsenetd.demo.progress import format_size
 from pulsenetd.demo.reports import Finished, Resumed
 from pulsenetd.demo.together.progress import MixedRow, ring_size_bytes
 from pulsenetd.demo.together.settings import INNER_STEPS, TogetherSettings
 from pulsenetd.files.safetensors_files import open_model
+from pulsenetd.words import say_size
 
 
 class MixedSwarm(Protocol):
@@ -86,7 +86,7 @@ def describe(summary: Mapping[str, Any]) -> Iterable[str]:
     used = sum(row["utilization"] for row in rounds) / len(rounds)
     yield f"{'cut off':<12} {'mixes again' if summary['mixes_again'] else 'DID NOT MIX AGAIN'}: {summary['resumed']}"
     yield f"{'apart':<12} {summary['apart']:.2e} of the weights' norm, root mean square over the trainers at the end"
-    yield f"{'received':<12} {format_size(received)} a round and trainer"
+    yield f"{'received':<12} {say_size(received)} a round and trainer"
     yield f"{'used':<12} {used:.0%} of the time in inner steps, on machines that share their cores"
     yield f"{'loss':<12} {rounds[0]['loss']:.4f} in the first round, {rounds[-1]['loss']:.4f} in the last"
     yield f"{'time':<12} {summary['seconds']:.0f} s"

@@ -23,7 +23,6 @@ from pulsenetd.demo import command_lines
 from pulsenetd.demo.comparison import Comparison, compare_weights, compute_root
 from pulsenetd.demo.node_status import NodeWatch
 from pulsenetd.demo.processes import Children, DemoError, run_together
-from pulsenetd.demo.progress import format_size
 from pulsenetd.demo.reports import Finished, Report, Resumed, RoundDone, RoundMixed
 from pulsenetd.demo.stage import Stopped, explain, open_workdir, stop_on_signals
 from pulsenetd.demo.together import mixing, progress
@@ -36,6 +35,7 @@ from pulsenetd.demo.together.settings import (
     SETTINGS,
     TogetherSettings,
 )
+from pulsenetd.words import say_size
 
 NODE_START_SECONDS_MAX: Final = 90.0
 SILENCE_SECONDS_MAX: Final = 240.0
@@ -407,7 +407,7 @@ def _print_summary(swarm: _Swarm, summary: Mapping[str, Any], comparisons: Mappi
     payload = sum(row["payload_bytes"] for row in rounds) / len(rounds)
     dense = progress.FP32_SIZE_BYTES * swarm.settings.element_count
     lines += [
-        f"{'payload':<12} {format_size(payload)} a contribution instead of {format_size(dense)} dense FP32: "
+        f"{'payload':<12} {say_size(payload)} a contribution instead of {say_size(dense)} dense FP32: "
         f"{summary['payload_ratio']:.0f} times less",
         f"{'loss':<12} {rounds[0]['loss']:.4f} in the first round, {rounds[-1]['loss']:.4f} in the last",
         f"{'time':<12} {summary['seconds']:.0f} s",

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from pulsenetd.demo.progress import format_size
 from pulsenetd.demo.reports import RoundDone, RoundMixed
 from pulsenetd.demo.together.settings import INNER_STEPS
+from pulsenetd.words import say_size
 
 FP32_SIZE_BYTES: Final = 4
 COLUMNS: Final = (
@@ -82,8 +82,8 @@ class MixedRow:
             str(len(self.done)),
             f"{self.mix1_count:.2g}",
             f"{self.mix2_count:.2g}",
-            format_size(self.received),
-            format_size(ring_size_bytes(element_count, len(self.done))),
+            say_size(self.received),
+            say_size(ring_size_bytes(element_count, len(self.done))),
             f"{self.utilization:.0%}",
             f"{self.distance:.4f}",
             f"{self.loss:.4f}",
@@ -138,10 +138,10 @@ class RoundRow:
             str(self.round_index),
             str(len(self.contributors)),
             f"{self.density:.2%}",
-            format_size(self.payload),
-            format_size(self.received),
-            format_size(diloco),
-            format_size(INNER_STEPS * diloco),
+            say_size(self.payload),
+            say_size(self.received),
+            say_size(diloco),
+            say_size(INNER_STEPS * diloco),
             f"{self.residual_norm:.4f}",
             f"{self.loss:.4f}",
         )

@@ -31,7 +31,7 @@ def test_a_round_shows_what_was_counted() -> None:
     row.received_size_bytes = {"a": 100, "b": 300, "c": 200}
     assert row.contributors == ("a", "b")
     assert (row.density, row.payload, row.received, row.loss, row.residual_norm) == (0.02, 50, 200, 3.0, 0.5)
-    assert row.cells(1000) == ("4", "2", "2.00%", "50 B", "200 B", "4 kB", "32 kB", "0.5000", "3.0000")
+    assert row.cells(1000) == ("4", "2", "2.00%", "50 B", "200 B", "4.0 kB", "32.0 kB", "0.5000", "3.0000")
 
 
 def test_a_round_nobody_reported_is_empty() -> None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 def say_size(size_bytes: float) -> str:
     """Return bytes with a decimal unit."""
     for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:.0f} {unit}" if unit == "B" or size_bytes >= 100 else f"{size_bytes:.1f} {unit}"
+        if size_bytes < 999.5:  # what would be rounded to 1000 goes to the next unit
+            return f"{size_bytes:.0f} {unit}" if unit == "B" or size_bytes >= 99.95 else f"{size_bytes:.1f} {unit}"
         size_bytes /= 1000
     return f"{size_bytes:.1f} TB"
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from pulsenetd.status.words import say_rate, say_seconds, say_size
+from pulsenetd.words import say_rate, say_seconds, say_size
 
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 B"), (999, "999 B"), (1_500, "1.5 kB"), (38_100_000, "38.1 MB"), (412e6, "412 MB"), (5e15, "5000.0 TB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1_500, "1.5 kB"),
+        (38_100_000, "38.1 MB"),
+        (99_960, "100 kB"),
+        (412e6, "412 MB"),
+        (999_700, "1.0 MB"),
+        (5e15, "5000.0 TB"),
+    ],
 )
 def test_sizes_have_a_decimal_unit(size: float, text: str) -> None:
     assert say_size(size) == text
