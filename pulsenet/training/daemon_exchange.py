@@ -26,17 +26,23 @@ from pulsenet.errors import ConfigError, RemoteProtocolError, StorageError, Unav
 from pulsenet.ids import Digest
 from pulsenet.local import rounds_protocol as local
 from pulsenet.local.client import Client, PublishResult
-from pulsenet.local.directories import RUN_NAME_DEFAULT, find_data_directory
-from pulsenet.local.protocol import PublishStatus
+from pulsenet.local.directories import RUN_NAME_DEFAULT
 from pulsenet.local.rounds_client import RoundsConnection
 from pulsenet.outer.contribution import Contribution
 from pulsenet.outer.floats import fp32_to_bits
 from pulsenet.outer.mixing.settings import ALGORITHM as GOSSIP
 from pulsenet.outer.settings import OuterSettings
 from pulsenet.tensors.params import ParameterTable
+from pulsenet.training.daemon_link import (
+    CONNECT_SECONDS_MAX,
+    RECONNECT_PAUSE_SECONDS,
+    THREADS_MAX,
+    DaemonLink,
+    publish_round,
+    reach_daemon,
+)
 from pulsenet.training.exchange import FinalRound, Move, Outcome, RoundResult, StateView
 from pulsenet.training.publisher import Publisher
-from pulsenet.training.ranks import is_first_rank
 from pulsenet.training.round_work import RoundWork
 from pulsenet.training.snapshot import ComputeDtype
 
@@ -46,33 +52,11 @@ ROUND_SECONDS_MAX: Final = 600.0
 RECONNECT_SECONDS_MAX: Final = 60.0
 """A daemon that is restarted reads its store and is back by then."""
 
-RECONNECT_PAUSE_SECONDS: Final = 0.2
-
-CONNECT_SECONDS_MAX: Final = 5.0
-"""For one try to reach the daemon."""
-
-BUSY_SECONDS_MAX: Final = 5.0
-"""A connection that was closed is gone for the daemon by then."""
-
 ORDER_WAIT_SECONDS: Final = 20.0
 """Asked for at once: a process that is interrupted meanwhile leaves no long wait behind."""
 
 LINGER_SECONDS: Final = 3.0
 """A trainer that just started waits so long for news of rounds that are over, before it takes the first one as open."""
-
-THREADS_MAX: Final = 4
-"""For encoding and decoding; the device does the rest."""
-
-_ADVICE: Final = {
-    "no-rounds": "this run has no rounds: make one with 'pulsenet run create --algorithm pulseloco', or publish with "
-    "pulsenet.training.attach()",
-    "not-trainer": "the daemon here trains nothing: start one with 'pulsenet join --role trainer'",
-    "not-listed": "the run counts nothing of this trainer, because its key is not listed",
-    "table": "the run trains other masters: names, shapes and frozen parameters must agree on all trainers",
-    "self-test": "this trainer's arithmetic would diverge from the others': do not flush subnormals "
-    "(torch.set_flush_denormal), and see docs/outer.md",
-    "busy": "another training process takes part in the rounds through this daemon: one process a daemon",
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,7 +139,9 @@ class DaemonExchange:
         self._order_seconds = order_seconds
         self._reconnect_seconds = reconnect_seconds
         self._linger_seconds = linger_seconds
-        self._connection: RoundsConnection | None = None
+        self._link = DaemonLink(
+            client, RoundsConnection, connect_seconds=min(CONNECT_SECONDS_MAX, reconnect_seconds), drop=self._drop
+        )
         self._masters: tuple[ParameterTable, Digest] | None = None
         self._state: StateView | None = None
         self._work: RoundWork | None = None
@@ -176,7 +162,7 @@ class DaemonExchange:
         self.last_publish: PublishResult | None = None
         """What became of the newest version that was handed over."""
         self._threads = ThreadPoolExecutor(min(THREADS_MAX, cpu_count() or 1), thread_name_prefix="pulsenet-rounds")
-        reply = self._ask_settings()
+        reply = self._link.ask_settings()
         self._peer_id = reply.peer_id
         if reply.algorithm == GOSSIP:
             self.close()
@@ -236,21 +222,17 @@ class DaemonExchange:
 
     def note_residual(self, norm: float) -> None:
         """Tell the daemon, which shows it in its status and metrics."""
-        if self._connection is None:
+        if self._link.connection is None:
             return
         try:
-            self._connection.tell(local.TellResidual(fp32_to_bits(norm)))
+            self._link.connection.tell(local.TellResidual(fp32_to_bits(norm)))
         except UnavailableError:
             self._drop()
 
     def publish(self, model: torch.nn.Module, round_index: int) -> None:
         """Hand the weights over as the run's next version; a node that does not coordinate refuses before any copy."""
-        if self._publisher is None:
-            return
-        try:
-            self.last_publish = self._publisher.publish(model, step=round_index)
-        except StorageError as error:
-            self.last_publish = PublishResult(PublishStatus.FAILED, reason=f"{error.reason}: {error}")
+        if self._publisher is not None:
+            self.last_publish = publish_round(self._publisher, model, round_index)
 
     def close(self) -> None:
         """Leave the rounds; a second call does nothing."""
@@ -371,11 +353,11 @@ class DaemonExchange:
         self._offered, self._may_go_on = None, False
         round_index, root = self._state.round_index, self._state.state_root
         assert root is not None
-        if self._connection is None:
+        if self._link.connection is None:
             return
         kind = local.Stepped if isinstance(move, FinalRound) else local.Restored
         try:
-            self._connection.tell(kind(round_index, root))
+            self._link.connection.tell(kind(round_index, root))
             self._told = local.HoldState(round_index, root)
         except UnavailableError:
             # Whoever answers next is told the state itself.
@@ -391,68 +373,28 @@ class DaemonExchange:
             # The move broke off: the order is as good as never given.
             self._is_moving = False
             self._drop()
-        if self._connection is None or not self._is_open:
+        if self._link.connection is None or not self._is_open:
             self._open_rounds(*self._masters)
-        assert self._connection is not None
+        assert self._link.connection is not None
         root = self._state.state_root
         held = local.HoldState(None, None) if root is None else local.HoldState(self._state.round_index, root)
         if held != self._told:
-            self._connection.tell(held)
+            self._link.connection.tell(held)
             self._told, self._offered, self._may_go_on = held, None, False
-        return self._connection
+        return self._link.connection
 
     def _open_rounds(self, table: ParameterTable, self_test: Digest) -> None:
-        """Open the rounds on a connection, a new one if need be.
-
-        Raises:
-            ConfigError: The run does not take this trainer, or another process takes part in its place.
-        """
-        busy_until = time.monotonic() + BUSY_SECONDS_MAX
-        while True:
-            reply = self._ask_settings()
-            if OuterSettings.from_constants(reply.algorithm, reply.constants) != self._settings:
-                raise ConfigError("the run's owner changed the constants of its rounds: start this process again")
-            assert self._connection is not None
-            try:
-                self._connection.open(table, self_test)
-            except RemoteProtocolError as error:
-                self._drop()
-                # The daemon may not have noticed yet that the connection before is gone.
-                if error.code != "busy" or time.monotonic() >= busy_until:
-                    raise advise(error) from error
-                time.sleep(RECONNECT_PAUSE_SECONDS)
-                continue
-            self._is_open = True
-            return
-
-    def _ask_settings(self) -> local.RoundSettingsReply:
-        try:
-            if self._connection is None:
-                self._connection = RoundsConnection.connect(
-                    self._client, min(CONNECT_SECONDS_MAX, self._reconnect_seconds)
-                )
-            return self._connection.get_settings()
-        except RemoteProtocolError as error:
-            self._drop()
-            raise advise(error) from error
-        except UnavailableError:
-            self._drop()
-            raise
+        """Open the rounds on a connection, a new one if need be; errors as :meth:`DaemonLink.open`."""
+        self._link.open(self._settings, OuterSettings.from_constants, lambda line: line.open(table, self_test))
+        self._is_open = True
 
     def _drop(self) -> None:
         """Close the connection: for the daemon this process is gone, until it says what it holds."""
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = self._told = self._offered = None
+        self._link.close()
+        self._told = self._offered = None
         self._is_open = self._may_go_on = False
         if self._work is not None:
             self._work.forget_step()
-
-
-def advise(error: RemoteProtocolError) -> ConfigError | RemoteProtocolError:
-    """Return what to tell a person about a refusal that a person can do something about."""
-    advice = _ADVICE.get(error.code)
-    return error if advice is None else ConfigError(f"{advice} ({error.detail})" if error.detail else advice)
 
 
 def join_rounds(
@@ -485,14 +427,12 @@ def join_rounds(
         ConfigError: No daemon is there, or its run has no rounds for this process; the message says what to do.
         UnavailableError: A daemon should be there, but does not answer.
     """
-    if not is_first_rank():
+    reached = reach_daemon(run, data_dir, publish=publish, compute_dtype=compute_dtype, keep=keep)
+    if reached is None:
         return None
-    directory = find_data_directory("trainer", run=run, data_dir=data_dir)
-    publisher = None
-    if publish:
-        publisher = Publisher(Client(directory), compute_dtype=compute_dtype, keep=keep)
+    client, publisher = reached
     return DaemonExchange(
-        Client.connect(directory, timeout_seconds=CONNECT_SECONDS_MAX),
+        client,
         publisher=publisher,
         spool_directory=spool_directory,
         order_seconds=order_seconds,

@@ -35,26 +35,24 @@ from pulsenet.errors import (
 from pulsenet.ids import Digest
 from pulsenet.local import mixing_protocol as local
 from pulsenet.local.client import Client, PublishResult
-from pulsenet.local.directories import RUN_NAME_DEFAULT, find_data_directory
+from pulsenet.local.directories import RUN_NAME_DEFAULT
 from pulsenet.local.mixing_client import MixingConnection
-from pulsenet.local.protocol import PublishStatus
-from pulsenet.local.rounds_protocol import RoundSettingsReply
 from pulsenet.outer.contribution import Entries
 from pulsenet.outer.floats import fp32_to_bits
 from pulsenet.outer.mixing.probe import Answer
 from pulsenet.outer.mixing.settings import ALGORITHM, Job, MixingSettings
 from pulsenet.tensors.params import ParameterTable
-from pulsenet.training.daemon_exchange import (
-    BUSY_SECONDS_MAX,
+from pulsenet.training.daemon_link import (
     CONNECT_SECONDS_MAX,
     RECONNECT_PAUSE_SECONDS,
     THREADS_MAX,
-    advise,
+    DaemonLink,
+    publish_round,
+    reach_daemon,
 )
 from pulsenet.training.mixer import Mixed, MixingReport, RoundPlan, Start
 from pulsenet.training.mixing_work import HandedOver, MixingWork
 from pulsenet.training.publisher import Publisher
-from pulsenet.training.ranks import is_first_rank
 from pulsenet.training.snapshot import ComputeDtype
 
 LOCATE_SECONDS_MAX: Final = 960.0
@@ -100,7 +98,12 @@ class DaemonMixer:
         self._publisher = publisher
         self._locate_seconds = locate_seconds
         self._reconnect_seconds = reconnect_seconds
-        self._connection: MixingConnection | None = None
+        self._link = DaemonLink(
+            client,
+            MixingConnection,
+            connect_seconds=min(CONNECT_SECONDS_MAX, max(0.1, reconnect_seconds)),
+            drop=self._drop,
+        )
         self._masters: tuple[ParameterTable, Digest] | None = None
         self._work: MixingWork | None = None
         self._is_located = False
@@ -115,7 +118,7 @@ class DaemonMixer:
         self._is_away = False
         self.last_publish: PublishResult | None = None
         """What became of the newest version that was handed over."""
-        reply = self._ask_settings()
+        reply = self._link.ask_settings()
         if reply.algorithm != ALGORITHM:
             self.close()
             raise ConfigError(
@@ -225,7 +228,7 @@ class DaemonMixer:
             return Mixed(None, 1, self._failures.get(job, "unlisted" if opened is not None else "away"))
         nothing = local.MixDone(handed.message.round_index, int(job), (), "late")
         assert self._work is not None
-        connection = self._connection
+        connection = self._link.connection
         if connection is None:
             return self._own(handed, "away")
         try:
@@ -246,7 +249,7 @@ class DaemonMixer:
 
     def tell(self, report: MixingReport) -> None:
         """Tell the daemon, which shows it in its status and metrics."""
-        if self._connection is None:
+        if self._link.connection is None:
             return
         message = local.TellRound(
             round_index=report.round_index,
@@ -274,12 +277,8 @@ class DaemonMixer:
 
     def publish(self, model: torch.nn.Module, round_index: int, *, is_consensus: bool) -> None:
         """Hand the weights over as the run's next version; a node that does not coordinate refuses before any copy."""
-        if self._publisher is None:
-            return
-        try:
-            self.last_publish = self._publisher.publish(model, step=round_index, consensus=is_consensus)
-        except StorageError as error:
-            self.last_publish = PublishResult(PublishStatus.FAILED, reason=f"{error.reason}: {error}")
+        if self._publisher is not None:
+            self.last_publish = publish_round(self._publisher, model, round_index, is_consensus=is_consensus)
 
     def close(self) -> None:
         """Leave; a second call does nothing."""
@@ -304,7 +303,7 @@ class DaemonMixer:
         self, job: Job, opened: local.RoundOpened, sections: Sequence[Iterable[Entries]], mixed_root: Digest | None
     ) -> None:
         assert self._work is not None
-        connection = self._connection
+        connection = self._link.connection
         if connection is None:
             self._failures[job] = "away"
             return
@@ -325,7 +324,7 @@ class DaemonMixer:
 
     def _hand_iterate(self, opened: local.RoundOpened, iterate: Callable[[], Iterable[Entries]]) -> None:
         assert self._work is not None
-        connection = self._connection
+        connection = self._link.connection
         if connection is None:
             return
         try:
@@ -336,7 +335,7 @@ class DaemonMixer:
             connection.close()
 
     def _tell(self, message: local.TellRound | local.StoreProbe) -> None:
-        connection = self._connection
+        connection = self._link.connection
         if connection is None:
             return
         try:
@@ -360,7 +359,7 @@ class DaemonMixer:
 
     def _drop(self) -> None:
         """Close the connection: for the daemon this process is gone. Nothing is read afterwards."""
-        connection, self._connection = self._connection, None
+        connection, self._link.connection = self._link.connection, None
         self._is_located = False
         if connection is not None:
             connection.abort()
@@ -373,51 +372,17 @@ class DaemonMixer:
             connection.close()
 
     def _ready(self) -> MixingConnection:
-        if self._connection is None or not self._connection.is_open():
+        if self._link.connection is None or not self._link.connection.is_open():
             self._drop()
             self._connect()
-        assert self._connection is not None
-        return self._connection
+        assert self._link.connection is not None
+        return self._link.connection
 
     def _connect(self) -> None:
-        """Open mixing on a connection, a new one if need be.
-
-        Raises:
-            ConfigError: The run does not take this trainer, or another process takes part in its place.
-        """
+        """Open mixing on a connection, a new one if need be; errors as :meth:`DaemonLink.open`."""
         assert self._masters is not None
-        busy_until = time.monotonic() + BUSY_SECONDS_MAX
-        while True:
-            reply = self._ask_settings()
-            if MixingSettings.from_constants(reply.algorithm, reply.constants) != self._settings:
-                raise ConfigError("the run's owner changed the constants of its rounds: start this process again")
-            assert self._connection is not None
-            try:
-                self._connection.open_mixing(*self._masters)
-                return
-            except RemoteProtocolError as error:
-                self._drop()
-                # The daemon may not have noticed yet that the connection before is gone.
-                if error.code != "busy" or time.monotonic() >= busy_until:
-                    raise advise(error) from error
-                time.sleep(RECONNECT_PAUSE_SECONDS)
-            except UnavailableError:
-                self._drop()
-                raise
-
-    def _ask_settings(self) -> RoundSettingsReply:
-        try:
-            if self._connection is None:
-                self._connection = MixingConnection.connect(
-                    self._client, min(CONNECT_SECONDS_MAX, max(0.1, self._reconnect_seconds))
-                )
-            return self._connection.get_settings()
-        except RemoteProtocolError as error:
-            self._drop()
-            raise advise(error) from error
-        except UnavailableError:
-            self._drop()
-            raise
+        table, self_test = self._masters
+        self._link.open(self._settings, MixingSettings.from_constants, lambda line: line.open_mixing(table, self_test))
 
     def _plan(self, job: Job) -> local.JobPlan:
         assert self._opened is not None
@@ -471,15 +436,8 @@ def join_mixing(
         ConfigError: No daemon is there, or its run does not mix; the message says what to do.
         UnavailableError: A daemon should be there, but does not answer.
     """
-    if not is_first_rank():
+    reached = reach_daemon(run, data_dir, publish=publish, compute_dtype=compute_dtype, keep=keep)
+    if reached is None:
         return None
-    directory = find_data_directory("trainer", run=run, data_dir=data_dir)
-    publisher = None
-    if publish:
-        publisher = Publisher(Client(directory), compute_dtype=compute_dtype, keep=keep)
-    return DaemonMixer(
-        Client.connect(directory, timeout_seconds=CONNECT_SECONDS_MAX),
-        publisher=publisher,
-        locate_seconds=locate_seconds,
-        reconnect_seconds=reconnect_seconds,
-    )
+    client, publisher = reached
+    return DaemonMixer(client, publisher=publisher, locate_seconds=locate_seconds, reconnect_seconds=reconnect_seconds)

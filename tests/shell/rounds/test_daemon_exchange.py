@@ -18,7 +18,7 @@ from pulsenet.local import protocol
 from pulsenet.local import rounds_protocol as local
 from pulsenet.node.effects import Fate
 from pulsenet.outer.settings import Algorithm, OuterSettings
-from pulsenet.training import daemon_exchange, join_rounds, round_work
+from pulsenet.training import daemon_link, join_rounds, round_work
 from pulsenet.training.daemon_exchange import DaemonExchange
 from pulsenet.training.exchange import Exchange, Outcome
 from pulsenet.training.local_exchange import LocalExchange
@@ -716,7 +716,7 @@ def test_a_run_without_rounds_says_what_to_do(make_daemon: MakeDaemon, connect: 
 def test_a_trainer_that_is_not_taken_says_why(
     make_daemon: MakeDaemon, connect: Connect, monkeypatch: pytest.MonkeyPatch, code: str, text: str
 ) -> None:
-    monkeypatch.setattr(daemon_exchange, "BUSY_SECONDS_MAX", 0.3)
+    monkeypatch.setattr(daemon_link, "BUSY_SECONDS_MAX", 0.3)
     daemon = make_daemon()
     daemon.answers[local.OpenRounds] = refusal(code)
     with pytest.raises(ConfigError, match=text):
