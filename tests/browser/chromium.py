@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
 from scenes import Scene
 
@@ -35,3 +36,11 @@ def serve(scene: Scene, port: int = 0) -> Iterator[str]:
         yield server.url
     finally:
         server.close()
+
+
+def launch(playwright: Any, path: str) -> Any:
+    """Start the browser for these tests' own pages.
+
+    Without its sandbox it runs as root and in containers, and without shared memory where a container has little.
+    """
+    return playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])

@@ -12,7 +12,7 @@ import pytest
 # Tests are no package: helpers of several files are found by their directory.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from chromium import find_chromium  # found by the line above
+from chromium import find_chromium, launch  # found by the line above
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,6 @@ def browser() -> Iterator[Any]:
     if path is None:
         pytest.skip("no Chromium is installed (Debian: apt install chromium)")
     with api.sync_playwright() as playwright:
-        # Without its sandbox it runs as root and in containers; it is shown nothing but these tests' pages.
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = launch(playwright, path)
         yield browser
         browser.close()

@@ -9,7 +9,7 @@ from playwright.sync_api import expect, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from chromium import find_chromium, serve
+from chromium import find_chromium, launch, serve
 from scenes import SCENES
 
 WIDTHS = {"narrow": 360, "middle": 1_000, "wide": 1_600}
@@ -20,7 +20,9 @@ def main() -> int:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
+        path = find_chromium()
+        assert path is not None, "no Chromium is installed"
+        browser = launch(playwright, path)
         for name in sys.argv[2:] or SCENES:
             with serve(SCENES[name]()) as url:
                 for scheme in ("light", "dark"):
