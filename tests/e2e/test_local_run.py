@@ -126,9 +126,12 @@ def _go_to_version_twelve(told: Story) -> None:
     for node in (told.first, told.second):
         node.wait_applied(12)
     told.seen["p2pd restarts"] = told.first.status["p2pd_restarts"]
+    others = {node.status["peer_id"] for node in (told.trainer, told.first)}
+    # A node looks at its peers every few seconds.
+    wait_until("others are seen", lambda: others <= {one["peer_id"] for one in told.second.status["peer_list"]}, 30)
     told.seen["page"] = told.second.get("/")
     told.seen["status of the page"] = json.loads(told.second.get("/status?history&log")[1])
-    told.seen["peers of the page"] = {node.status["peer_id"] for node in (told.trainer, told.first)}
+    told.seen["peers of the page"] = others
     told.seen["roots"] = [node.read_root(12) for node in (told.trainer, told.first, told.second)]
     told.seen["expected root"] = told.model.root
     told.seen["files"] = [
