@@ -15,9 +15,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from chromium import find_chromium, launch  # found by the line above
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """One browser for all tests; each opens pages of its own."""
+    """One browser for all tests of a module; each opens pages of its own.
+
+    No longer than that: while Playwright is open, its event loop runs in this thread, and no test can start another.
+    """
     api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (pip install playwright)")
     path = find_chromium()
     if path is None:
