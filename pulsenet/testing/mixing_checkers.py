@@ -250,7 +250,7 @@ class MixingChecker:
             return
         member_count = len(mixing_members(member))
         per_round = 6 * max(member_count, 2) + 4
-        if member.convener is not None and member.convener.measuring.kept_count > 2 * limits.PROBERS_MAX:
+        if member.convener is not None and member.convener.measuring.kept_count > 3 * limits.PROBERS_MAX:
             raise SimulationError(self._seed, f"{member.name} keeps {member.convener.measuring.kept_count} answers")
         if mixing.kept_count > 6 * per_round + 4 * (DEBTS_MAX + TAKEN_MAX) or mixing.kept_count > BLOBS_MAX:
             raise SimulationError(self._seed, f"{member.name} keeps {mixing.kept_count} things of others")

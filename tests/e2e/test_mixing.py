@@ -81,6 +81,9 @@ class Story:
         self.seen["mixed before"] = third.mixed_count
         third.start()
         third.wait("it mixes again", lambda: third.mixed_count >= self.seen["mixed before"] + 2)
+        # What a probe came to, members read in the roster after it.
+        for name, node in self.nodes.items():
+            wait_until(f"{name} knows what a probe came to", lambda node=node: node.status["disagreement"], 60.0)  # type: ignore[misc]
         self.goal = max(training.round_index for training in self.training.values()) + 3
         (self.swarm.directory / "goal").write_text(str(self.goal))
         for training in self.training.values():

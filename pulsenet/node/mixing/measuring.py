@@ -1,7 +1,7 @@
 """A coordinator's part in probes: collect what members predict, have it compared, and let the subset follow.
 
-Answers are kept for two rounds at most and compared once each (SPEC section 6.16). What a probe comes to is a
-signed fact of the next rosters; nothing waits for it.
+Answers are collected for two rounds at most, beside one that is being compared, and compared once each (SPEC section
+6.16). What a probe comes to is a signed fact of the next rosters; nothing waits for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pulsenet.node.mixing.events import ProbesCompared
 from pulsenet.outer.floats import fp32_to_bits
 from pulsenet.outer.mixing.pairing import choose_probers
 from pulsenet.outer.mixing.probe import Answer, read_answer
-from pulsenet.outer.mixing.settings import MixingSettings
+from pulsenet.outer.mixing.settings import MixingKind, MixingSettings
 from pulsenet.outer.mixing.subset import adapt_subset, choose_default_subset, measure_share, merge_scores
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.wire.schema import decode_value
@@ -44,6 +44,8 @@ class _Collection:
     due: frozenset[PeerId]
     answers: dict[PeerId, tuple[Digest, Probe]] = field(default_factory=dict)
     order: CompareProbes | None = None
+    is_over: bool = False
+    """Whether nothing is waited for any more: later rounds take its place."""
 
 
 class Measuring:
@@ -134,21 +136,38 @@ class Measuring:
             return "" if held.answers[probe.peer_id][0] == digest else "duplicate"
         read_answer(probe.answer, round_index)
         if held is None:
-            if len(self._collections) >= ROUNDS_COLLECTED_MAX:
-                oldest = min(self._collections)
-                if round_index < oldest:
-                    return "round"
-                del self._collections[oldest]
-            held = self._collections[round_index] = _Collection(known, now, frozenset(due))
+            if not self._make_room(round_index):
+                return "round"
+            held = self._collections[round_index] = _Collection(known, now, self._find_awaited(due))
         held.answers[probe.peer_id] = (digest, probe)
         return ""
+
+    def _make_room(self, round_index: int) -> bool:
+        """End the collection of the oldest round where another one would be too many; ``False`` if it is older yet."""
+        waiting = [index for index, each in self._collections.items() if each.order is None and not each.is_over]
+        if len(waiting) < ROUNDS_COLLECTED_MAX:
+            return True
+        oldest = min(waiting)
+        if round_index < oldest:
+            return False
+        if len(waiting) < len(self._collections):
+            del self._collections[oldest]  # another one is being compared still
+        else:
+            self._collections[oldest].is_over = True
+        return True
+
+    def _find_awaited(self, due: tuple[PeerId, ...]) -> frozenset[PeerId]:
+        """Return who will answer if all goes well: the odd one out of pairs gets no mean to answer from."""
+        is_paired = self._settings.variant.mix1 is MixingKind.PAIR
+        return frozenset(due[: len(due) // 2 * 2] if is_paired else due)
 
     def update(self, now: float) -> list[Effect]:
         """Have the rounds compared whose answers are all there, or whose time is over."""
         effects: list[Effect] = []
         for round_index, held in sorted(self._collections.items()):
             is_whole = held.due <= held.answers.keys()
-            if held.order is not None or not (is_whole or now >= held.first_at + COLLECT_SECONDS):
+            is_over = is_whole or held.is_over or now >= held.first_at + COLLECT_SECONDS
+            if held.order is not None or not is_over:
                 continue
             self._number += 1
             told = [held.answers[key][1] for key in sorted(held.answers)]

@@ -21,6 +21,7 @@ from pulsenet.node.mixing.measuring import COLLECT_SECONDS
 from pulsenet.node.mixing.prober import RESEND_SECONDS
 from pulsenet.outer.floats import fp32_to_bits
 from pulsenet.outer.mixing.disagreement import encode_probe
+from pulsenet.outer.mixing.pairing import choose_probers
 from pulsenet.outer.mixing.settings import MixingVariant
 from pulsenet.tensors.params import TensorSpec, make_table
 from pulsenet.testing.fakes import make_sign
@@ -102,6 +103,44 @@ class Office:
         return self.tell(ProbesCompared(self.orders()[-1].number, distance))
 
 
+def test_answers_that_newer_ones_push_out_are_compared_as_far_as_they_came(make_desk: MakeDesk) -> None:
+    """Rounds may be shorter than the wait for a trainer that answers no probe."""
+    office = Office(make_desk)
+    compared = []
+    for round_index in (0, 2, 4, 6):
+        office.see(round_index)
+        for key in office.desk.keys[:2]:
+            assert office.push(office.record(key, round_index=round_index)) == ""
+        compared += [order.round_index for order in office.orders()]
+        if office.orders():
+            office.tell(ProbesCompared(office.orders()[-1].number, 0.125))
+            office.effects.clear()
+    assert compared == [0, 2]
+    assert office.desk.rosters.measured == (2, fp32_to_bits(0.125))
+
+
+def test_a_slow_comparison_holds_no_further_rounds(make_desk: MakeDesk) -> None:
+    office = Office(make_desk)
+    for round_index in range(0, 20, 2):
+        office.see(round_index)
+        for key in office.desk.keys[:2]:
+            assert office.push(office.record(key, round_index=round_index)) == ""
+        assert office.convener.measuring.kept_count <= 3 * 2
+    assert [order.round_index for order in office.orders()] == [0]
+
+
+def test_the_odd_one_out_of_pairs_is_not_waited_for(make_desk: MakeDesk) -> None:
+    office = Office(make_desk, MixingVariant.LOCAL_M1_M2)
+    known = office.desk.rosters.find(0)
+    *paired, odd = choose_probers(known.digest, 0, known.members)
+    for key in paired:
+        assert office.orders() == []
+        assert office.push(office.record(key)) == ""
+    assert len(office.orders()) == 1
+    assert len(office.orders()[0].answers) == 2
+    assert office.push(office.record(odd)) == "round"
+
+
 def test_answers_are_compared_once_all_are_there(make_desk: MakeDesk) -> None:
     office = Office(make_desk)
     rows = {key: (0.5, 0.25 + 0.125 * place, 0.25 - 0.125 * place) for place, key in enumerate(office.desk.keys)}
@@ -168,13 +207,14 @@ def test_a_run_that_never_probes_takes_no_answer(make_desk: MakeDesk) -> None:
     assert office.push(office.record(office.me)) == "unexpected"
 
 
-def test_of_more_than_two_rounds_the_oldest_is_given_up(make_desk: MakeDesk) -> None:
+def test_of_more_than_two_rounds_the_oldest_takes_no_more(make_desk: MakeDesk) -> None:
     office = Office(make_desk)
     office.see(4)
     for round_index in (2, 4, 6):
         assert office.push(office.record(office.me, round_index=round_index)) == ""
-    assert office.convener.measuring.kept_count == 2
-    assert office.push(office.record(office.me, round_index=2)) == "round"
+    assert [order.round_index for order in office.orders()] == [2]
+    assert office.push(office.record(office.desk.keys[0], round_index=2)) == "round"
+    assert office.push(office.record(office.me, round_index=0)) == "round"
 
 
 def test_the_subset_widens_by_the_next_roster_and_narrows_to_what_disagreed_most(make_desk: MakeDesk) -> None:
