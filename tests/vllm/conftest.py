@@ -13,8 +13,8 @@ import pytest
 # Tests are no package: the harness beside them is found by its directory.
 sys.path.insert(0, str(Path(__file__).parent))
 
-SLOW_TWICE = "test_a_worker_killed_in_the_commit"
-"""Starts an engine of its own, and the family changes nothing: one of them each time, the others nightly."""
+SLOW_TWICE = ("test_a_worker_killed_in_the_commit", "test_a_node_that_is_killed_while_the_engine_is_paused")
+"""Start a process of their own, and the family changes nothing: one of them each time, the others nightly."""
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 
 
