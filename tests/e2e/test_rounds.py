@@ -91,7 +91,8 @@ def test_a_killed_trainer_goes_on_from_its_checkpoint(story: Story) -> None:
     """A-LOC-4, and the resume of section 6.10: what it missed is replayed, and it counts again."""
     told = story.training["third"].told
     (resumed,) = [line for line in told if "resumed_at" in line]
-    assert resumed["resumed_at"] in (story.seen["killed at"] - 1, story.seen["killed at"])
+    # It saves after a step, and one that fell behind goes through several rounds in a step.
+    assert 0 < resumed["resumed_at"] <= story.seen["killed at"]
     after = told[told.index(resumed) + 1]
     assert after["caught_up"] >= 2
     assert "counted" in [line["outcome"] for line in told[told.index(after) :] if "outcome" in line]
