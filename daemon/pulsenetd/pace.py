@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pulsenet.outer.plan import RUNNABLE, Variant, Workload, predict_utilization
+from pulsenet.outer.plan import Variant, Workload, predict_utilization
 from pulsenet.outer.plan_link import Link
 from pulsenet.outer.settings import OuterSettings
 from pulsenetd.network.link_meter import BITS_A_MEGABIT, LinkMeter
@@ -97,7 +97,7 @@ def find_link(upload_limit: int, download_limit: int, meters: Meters) -> Link | 
 
 
 def predict(settings: OuterSettings, link: Link, *, params: int, peer_count: int, work_seconds: float) -> float | None:
-    """Return the share of time for inner steps that ``pulsenet plan`` gives; ``None`` for what it does not plan.
+    """Return the share of time for inner steps that ``pulsenet plan`` gives; ``None`` where nothing was measured.
 
     Args:
         settings: The run's constants.
@@ -106,8 +106,7 @@ def predict(settings: OuterSettings, link: Link, *, params: int, peer_count: int
         peer_count: Trainers of a round.
         work_seconds: Of a round's inner steps.
     """
-    name = str(settings.algorithm)
-    if name not in RUNNABLE or params < 1 or work_seconds <= 0.0:
+    if params < 1 or work_seconds <= 0.0:
         return None
     workload = Workload(
         params=params,
@@ -117,4 +116,4 @@ def predict(settings: OuterSettings, link: Link, *, params: int, peer_count: int
         flush_interval=settings.flush_interval,
         state_anchor_interval=settings.state_anchor_interval,
     )
-    return predict_utilization(Variant(name), workload, link)
+    return predict_utilization(Variant(settings.algorithm), workload, link)

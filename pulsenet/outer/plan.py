@@ -31,7 +31,7 @@ class Variant(StrEnum):
     """Random pairs in both."""
 
 
-RUNNABLE: Final = frozenset({Variant.DDP, Variant.DILOCO, Variant.PULSELOCO})
+WITH_ROUNDS: Final = frozenset({Variant.DDP, Variant.DILOCO, Variant.PULSELOCO})
 """Algorithms that close rounds; the others are variants of the algorithm ``gossip``."""
 
 TARGET_UTILIZATION: Final = 0.9
@@ -180,7 +180,7 @@ def make_plan(variant: Variant, workload: Workload, link: Link) -> Plan:
         payload_bytes=mix.payload_bytes + times * exchange.payload_bytes,
         received_bytes=moved,
         sent_bytes=moved,
-        authority_received_bytes=times * others * exchange.payload_bytes if variant in RUNNABLE else moved,
+        authority_received_bytes=times * others * exchange.payload_bytes if variant in WITH_ROUNDS else moved,
         overlapped_seconds=overlapped,
         blocking_seconds=blocking,
         round_seconds=round_seconds,
@@ -307,7 +307,7 @@ def _plan_joiner(variant: Variant, workload: Workload, link: Link, round_seconds
     per_param = DDP_STATE_BYTES_PER_PARAM if variant is Variant.DDP else STATE_BYTES_PER_PARAM
     anchor_seconds = _download_seconds(link, workload, workload.params * per_param)
     replay_seconds = 0.0
-    if variant in RUNNABLE:
+    if variant in WITH_ROUNDS:
         _, exchange = _exchanges(variant, workload)
         replay_seconds = _download_seconds(link, workload, exchange.replayed_bytes)
     kept_seconds = workload.state_anchor_interval * round_seconds

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from pulsenet.errors import StorageError, UsageError
-from pulsenet.outer.plan import RUNNABLE, TARGET_UTILIZATION, Plan, Variant, Workload, predict_utilization
+from pulsenet.outer.plan import TARGET_UTILIZATION, WITH_ROUNDS, Plan, Variant, Workload, predict_utilization
 from pulsenet.outer.plan_link import Link
 from pulsenetd.planning.canvas import Canvas, PngCanvas, SvgCanvas
 from pulsenetd.planning.report import describe_link, describe_workload
@@ -94,7 +94,7 @@ def draw_plot(canvas: Canvas, plans: Sequence[Plan], workload: Workload, link: L
         canvas.line(
             [(x_of(mbps), y_of(predict_utilization(plan.variant, workload, link.with_down(mbps)))) for mbps in speeds],
             COLOURS[plan.variant],
-            dashed=plan.variant not in RUNNABLE,
+            dashed=plan.variant not in WITH_ROUNDS,
             width=2,
         )
     ordered = sorted(plans, key=lambda plan: -plan.utilization)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, TextIO
 
-from pulsenet.outer.plan import RUNNABLE, Plan, Workload
+from pulsenet.outer.plan import WITH_ROUNDS, Plan, Workload
 from pulsenet.outer.plan_link import Link
 
 HEADINGS: Final = ("algorithm", "payload", "received", "sent", "waits", "utilization", "for 90 %", "joiner")
@@ -18,7 +18,6 @@ def as_json(plan: Plan, workload: Workload) -> dict[str, Any]:
     """Return the figures of one algorithm; bytes are whole, what does not exist is ``None``."""
     return {
         "algorithm": str(plan.variant),
-        "runnable": True,
         "bytes_per_round": round(plan.received_bytes),
         "payload_bytes_per_round": round(plan.payload_bytes),
         "received_bytes_per_round": round(plan.received_bytes),
@@ -70,7 +69,7 @@ def describe_link(link: Link) -> str:
 def _row(plan: Plan) -> tuple[str, ...]:
     catch_up = plan.catch_up_seconds
     return (
-        f"{plan.variant}{'' if plan.variant in RUNNABLE else GOSSIP}",
+        f"{plan.variant}{'' if plan.variant in WITH_ROUNDS else GOSSIP}",
         _size(plan.payload_bytes),
         _size(plan.received_bytes),
         _size(plan.sent_bytes),

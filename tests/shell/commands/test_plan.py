@@ -56,7 +56,6 @@ def test_json_lists_every_algorithm_with_its_figures(capsys: pytest.CaptureFixtu
     assert plans["diloco"]["utilization"] == pytest.approx(0.36, abs=0.01)
     assert plans["diloco"]["mbps_for_90_percent"] == pytest.approx(1601.7, abs=0.1)
     assert plans["global_m1"]["utilization"] == pytest.approx(0.56, abs=0.01)
-    assert all(plan["runnable"] for plan in plans.values())
     assert all(type(plan["joiner_can_catch_up"]) is bool for plan in plans.values())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pulsenet.outer.plan import (
-    RUNNABLE,
+    WITH_ROUNDS,
     Plan,
     Variant,
     Workload,
@@ -145,7 +145,7 @@ def test_authorities_receive_every_contribution() -> None:
 def test_trainers_that_are_authorities_save_nothing_by_slices() -> None:
     plain = {each.variant: each for each in make_plans(published(), FAST)}
     for each in make_plans(published(are_authorities=True), FAST):
-        if each.variant not in RUNNABLE:
+        if each.variant not in WITH_ROUNDS:
             assert each == plain[each.variant]
             continue
         assert each.received_bytes == each.authority_received_bytes == pytest.approx(7 * each.payload_bytes)
@@ -209,8 +209,8 @@ def test_round_trips_are_waited_for(variant: str, round_trips: int) -> None:
     assert waits[1] - waits[0] == pytest.approx(round_trips)
 
 
-def test_what_is_runnable_is_what_runs_can_have() -> None:
-    assert {str(each) for each in RUNNABLE} == {str(each) for each in Algorithm}
+def test_what_closes_rounds_is_what_runs_with_rounds_can_have() -> None:
+    assert {str(each) for each in WITH_ROUNDS} == {str(each) for each in Algorithm}
 
 
 def test_figures_are_finite() -> None:
