@@ -7,9 +7,12 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+
+from blake3 import blake3
 
 from pulsenet import limits
 from pulsenet.chain.records import ALGORITHM_NONE, Descriptor, JoinToken
@@ -37,6 +40,7 @@ OPEN_TRAINERS_LOCAL: Final = 64
 
 WAIT_SECONDS: Final = 1.0
 SECRET_SIZE_BYTES: Final = 16
+LINK_DIGEST_SIZE_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,7 @@ def settle(
             _refuse_expired(token, now_ms())
         elif not (path / "run.json").exists():
             runs.write_run_file(path / "run.json", runs.RunFile(name, token, ()))
+        _leave_link(path, directory)
     except BaseException:
         lock.release()
         raise
@@ -143,6 +148,16 @@ def _take_directory(config: Config, run: Path) -> tuple[Path, DirectoryLock]:
         except DirectoryLockedError:
             continue
     raise ConfigError(f"{NODES_PER_ROLE_MAX} {config.role} nodes of this run are running here already")
+
+
+def _leave_link(run: Path, directory: Path) -> None:
+    """Let commands that look at all nodes of a run find one whose directory lies elsewhere."""
+    if directory.resolve().parent.parent == run.resolve().parent:
+        return
+    name = f"{directory.name}@{blake3(os.fsencode(directory)).hexdigest(LINK_DIGEST_SIZE_BYTES)}"
+    # It may be there already; and --data-dir finds the node where the disk takes no link.
+    with suppress(OSError):
+        (run / name).symlink_to(directory)
 
 
 def _lock(directory: Path) -> DirectoryLock:

@@ -24,6 +24,15 @@ def data_home(environment: Mapping[str, str]) -> Path:
     return Path(base) / "pulsenet"
 
 
+def list_nodes(home: Path, run: str | None, file_name: str) -> list[Path]:
+    """Return the data directories that hold a file, of a run's nodes, or of all: also those that lie elsewhere.
+
+    A node that was told another directory leaves a link to it beside the run's others.
+    """
+    found = sorted(path.parent for path in home.glob(f"{run or '*'}/*/{file_name}"))
+    return [node.readlink() if node.is_symlink() else node for node in found]
+
+
 def find_data_directory(
     role: str,
     *,

@@ -88,6 +88,20 @@ def test_two_nodes_of_one_role_are_told_apart(machine: Machine) -> None:
     assert [line.split()[0] for line in out.splitlines()] == ["mine/seed", "mine/inferencer", "mine/inferencer-2"]
 
 
+def test_a_node_with_a_directory_of_its_own_is_shown_with_the_others(machine: Machine, tmp_path: Path) -> None:
+    machine.start("mine/inferencer", STATUS)
+    own = machine.start("../own", STATUS | {"role": "seed"})
+    gone = machine.home / "mine" / "gone@0"
+    gone.symlink_to(tmp_path / "gone")
+    (machine.home / "mine" / "own@0").symlink_to(tmp_path / "own")
+    code, out, err = machine.run("--run", "mine", "--json")
+    assert (code, err) == (0, "")
+    assert [node["data_dir"] for node in json.loads(out)["nodes"]] == [
+        str(machine.home / "mine" / "inferencer"),
+        str(own.resolve()),
+    ]
+
+
 def test_without_any_node_the_next_step_is_named(machine: Machine) -> None:
     code, out, err = machine.run()
     assert (code, err) == (0, "")

@@ -17,6 +17,7 @@ from pulsenet.chain.records import Descriptor
 from pulsenet.chain.token import encode_token
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import ConfigError, UsageError
+from pulsenet.local.directories import list_nodes
 from pulsenet.outer.settings import OuterSettings
 from pulsenet.wire.schema import decode_value
 from pulsenetd import runs, startup
@@ -250,6 +251,16 @@ def test_a_directory_that_was_asked_for_is_that_one_or_an_error(machine: Machine
     assert node.data_directory == path
     with pytest.raises(DirectoryLockedError, match="in use by process"):
         machine.settle(data_dir=str(path), role="inferencer")
+
+
+def test_a_directory_elsewhere_is_found_among_those_of_the_run(machine: Machine, tmp_path: Path) -> None:
+    path = tmp_path / "node"
+    placed = machine.settle()
+    for _ in range(2):
+        machine.settle(data_dir=str(path)).lock.release()
+    machine.settle(data_dir=str(machine.home / "local" / "mine"))
+    beside = [machine.home / "local" / "mine", path, placed.data_directory]
+    assert list_nodes(machine.home, "local", "identity.key") == list_nodes(machine.home, None, "identity.key") == beside
 
 
 def test_a_node_that_could_not_settle_gives_its_directory_back(machine: Machine) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pulsenet.errors import RemoteProtocolError, UsageError
-from pulsenet.local.directories import data_home
+from pulsenet.local.directories import data_home, list_nodes
 from pulsenetd import config
 from pulsenetd.commands.reporting import reporting
 from pulsenetd.logs import printable
@@ -113,7 +113,7 @@ def _make_subject(arguments: argparse.Namespace, on_progress: Callable[[int, int
     chosen = config.resolve(flags, os.environ, Path(file) if file else None).config
     home = data_home(os.environ)
     run = runs.run_path(home, chosen.run)
-    nodes = [Path(chosen.data_dir)] if chosen.data_dir else sorted(path.parent for path in run.glob("*/identity.key"))
+    nodes = [Path(chosen.data_dir)] if chosen.data_dir else list_nodes(home, chosen.run, "identity.key")
     bootstraps = list(chosen.bootstrap)
     if chosen.token:
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pulsenet.errors import ConfigError
-from pulsenet.local.directories import RUN_NAME_DEFAULT, data_home
+from pulsenet.local.directories import RUN_NAME_DEFAULT, data_home, list_nodes
 from pulsenetd.commands.reporting import reporting
 from pulsenetd.errors import DirectoryLockedError
 
@@ -49,13 +49,12 @@ def find_nodes(run: str, data_dir: str | None) -> list[Path]:
     Raises:
         ConfigError: There is none.
     """
-    from pulsenetd import runs
     from pulsenetd.storage.store import DATABASE_NAME
 
     if data_dir is not None:
         nodes = [Path(data_dir)] if (Path(data_dir) / DATABASE_NAME).exists() else []
     else:
-        nodes = sorted(path.parent for path in runs.run_path(data_home(os.environ), run).glob(f"*/{DATABASE_NAME}"))
+        nodes = list_nodes(data_home(os.environ), run, DATABASE_NAME)
     if not nodes:
         raise ConfigError(f"no node keeps anything in {data_dir or f'run {run} on this machine'}")
     return nodes

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pulsenet.errors import UnavailableError
-from pulsenet.local.directories import data_home
+from pulsenet.local.directories import data_home, list_nodes
 from pulsenetd.logs import printable
 from pulsenetd.node_file import NODE_FILE, read_metrics_url
 
@@ -94,7 +94,7 @@ def _status(arguments: argparse.Namespace) -> int:
         return 0
     if not nodes:
         print("no node is running; start one with 'pulsenet join --role trainer'")
-        print("one that was started with --data-dir DIR is shown by 'pulsenet status --data-dir DIR'")
+        print("one of another user, in the directory DIR, is shown by 'pulsenet status --data-dir DIR'")
     for node in nodes:
         print(_line(node))
     return 0
@@ -104,9 +104,7 @@ def node_directories(arguments: argparse.Namespace) -> list[Path]:
     """Return the directories that ``--run`` and ``--data-dir`` name, of nodes that run or ran: without them, all."""
     if arguments.data_dir:
         return [Path(arguments.data_dir)]
-    home = data_home(os.environ)
-    pattern = f"{arguments.run}/*/{NODE_FILE}" if arguments.run else f"*/*/{NODE_FILE}"
-    return [path.parent for path in sorted(home.glob(pattern))]
+    return list_nodes(data_home(os.environ), arguments.run, NODE_FILE)
 
 
 def _line(node: dict[str, Any]) -> str:
