@@ -81,13 +81,15 @@ def announce_start(
     if config.role != "trainer":
         return
     option = "" if settled.is_local else f'data_dir="{settled.data_directory}"'
-    say("attach a training loop with two lines:")
+    say("attach a training loop:")
     if algorithm == GOSSIP:
-        say(f"    mixer = pulsenet.training.join_mixing({option})")
-        say("    sync = GossipOptimizer(model, optimizer, mixer=mixer)  # then sync.step() after optimizer.step()")
+        say(f"    mixer = pulsenet.join_mixing({option})")
+        say("    sync = pulsenet.GossipOptimizer(model, optimizer, mixer=mixer)")
+        say("    sync.step()  # after each optimizer.step()")
     elif algorithm:
-        say(f"    exchange = pulsenet.training.join_rounds({option})")
-        say("    sync = OuterOptimizer(model, optimizer, exchange=exchange)  # then sync.step() after optimizer.step()")
+        say(f"    exchange = pulsenet.join_rounds({option})")
+        say("    sync = pulsenet.OuterOptimizer(model, optimizer, exchange=exchange)")
+        say("    sync.step()  # after each optimizer.step()")
     else:
-        say(f"    publisher = pulsenet.training.attach({option})")
+        say(f"    publisher = pulsenet.attach_publisher({option})")
         say("    publisher.publish(model, step=step)")

@@ -69,7 +69,7 @@ class MixingSession:
         if isinstance(message, rounds.GetRoundSettings):
             await self._link.send(await self._hook.settings())
         elif isinstance(message, rounds.OpenRounds):
-            raise RemoteProtocolError("no-rounds", "this run mixes: use pulsenet.training.join_mixing()")
+            raise RemoteProtocolError("no-rounds", "this run mixes: use pulsenet.join_mixing()")
         elif isinstance(message, local.OpenMixing):
             await self._open(message)
         elif traffic is None:

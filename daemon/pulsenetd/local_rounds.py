@@ -76,7 +76,7 @@ class RoundsSession:
             raise RemoteProtocolError("not-trainer", "this node trains nothing: attach to one with the role trainer")
         message = frame.message
         if isinstance(message, MIXING_MESSAGE_TYPES):
-            raise RemoteProtocolError("no-mixing", "this run closes rounds: use pulsenet.training.join_rounds()")
+            raise RemoteProtocolError("no-mixing", "this run closes rounds: use pulsenet.join_rounds()")
         if isinstance(message, local.GetRoundSettings):
             await self._link.send(await hook.settings())
         elif isinstance(message, local.OpenRounds):

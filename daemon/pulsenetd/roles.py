@@ -29,8 +29,7 @@ from pulsenet.node.trainer import Trainer
 from pulsenet.outer.mixing.settings import ALGORITHM as GOSSIP
 from pulsenet.serving.files import FilesEngine
 from pulsenet.serving.sglang import SglangEngine
-from pulsenet.serving.subscriber import Subscriber
-from pulsenet.serving.subscriber import attach as attach_engine
+from pulsenet.serving.subscriber import Subscriber, attach_engine
 from pulsenet.serving.vllm.engine import UpdateTimes
 from pulsenet.wire.messages import PeerAddress
 from pulsenetd.config import Config

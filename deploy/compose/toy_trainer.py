@@ -10,14 +10,14 @@ import time
 
 import torch
 
-import pulsenet.training
+import pulsenet
 
 
 def main(data_dir: str, seconds: float, versions: int) -> None:
     """Change about one weight in a hundred, publish, wait; ``versions`` times, or for ever if that is 0."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, dtype=torch.bfloat16) for _ in range(8)))
-    publisher = pulsenet.training.attach(data_dir=data_dir)
+    publisher = pulsenet.attach_publisher(data_dir=data_dir)
     step = 0
     while not versions or step < versions:
         step += 1

@@ -3,7 +3,7 @@
 ::
 
     engine = InProcessEngine(model)
-    with attach(engine) as subscriber:
+    with attach_engine(engine) as subscriber:
         subscriber.start()
         …
         with engine.weights() as version:
@@ -266,7 +266,7 @@ class Subscriber:
             return
 
 
-def attach(
+def attach_engine(
     engine: Engine,
     run: str = RUN_NAME_DEFAULT,
     data_dir: Path | str | None = None,

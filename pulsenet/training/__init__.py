@@ -1,4 +1,4 @@
-"""The edge inside a training process: ``attach().publish(model, step=n)``, ``OuterOptimizer(...).step()``.
+"""The edge inside a training process: ``attach_publisher().publish(model, step=n)``, ``OuterOptimizer(...).step()``.
 
 ``join_rounds()`` makes the exchange of an ``OuterOptimizer`` between machines, ``join_mixing()`` the mixer of a
 ``GossipOptimizer``.
@@ -19,16 +19,16 @@ from pulsenet.training.local_mixer import LocalMixing
 from pulsenet.training.mixer import Mixer, MixingReport
 from pulsenet.training.outer_optimizer import OuterOptimizer, RoundReport
 from pulsenet.training.probe import Probe
-from pulsenet.training.publisher import CopyProgress, Publisher, attach
+from pulsenet.training.publisher import CopyProgress, Publisher, attach_publisher
 from pulsenet.training.rollout_checks import LogprobCheck
 from pulsenet.training.snapshot import collect_tensors, take_snapshot
 
 if TYPE_CHECKING:
-    from pulsenet.training.callback import PulsenetCallback
+    from pulsenet.training.callback import OuterCallback
     from pulsenet.training.publish_callback import PublishCallback
 
 __all__ = [
-    "attach",
+    "attach_publisher",
     "Publisher",
     "PublishResult",
     "PublishStatus",
@@ -57,17 +57,17 @@ __all__ = [
     "Mixer",
     "LocalMixing",
     "Probe",
-    "PulsenetCallback",
+    "OuterCallback",
     "PublishCallback",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Import the Trainer's callbacks when they are asked for: they need transformers, which the rest does without."""
-    if name == "PulsenetCallback":
-        from pulsenet.training.callback import PulsenetCallback
+    if name == "OuterCallback":
+        from pulsenet.training.callback import OuterCallback
 
-        return PulsenetCallback
+        return OuterCallback
     if name == "PublishCallback":
         from pulsenet.training.publish_callback import PublishCallback
 

@@ -2,8 +2,8 @@
 
 ::
 
-    exchange = pulsenet.training.join_rounds()       # or join_mixing(), in a run that mixes
-    trainer = Trainer(model, args, callbacks=[PulsenetCallback(exchange)], ...)
+    exchange = pulsenet.join_rounds()       # or join_mixing(), in a run that mixes
+    trainer = Trainer(model, args, callbacks=[OuterCallback(exchange)], ...)
     trainer.train()
 
 The learning rate follows the round index only through ``schedule``: give the Trainer a constant one
@@ -44,7 +44,7 @@ _SEPARATOR: Final = "|"
 logger = logging.getLogger(__name__)
 
 
-class PulsenetCallback(TrainerCallback):  # type: ignore[misc]
+class OuterCallback(TrainerCallback):  # type: ignore[misc]
     """Makes an :class:`OuterOptimizer`, or a :class:`GossipOptimizer` of a mixer, when training starts, calls it after
     every optimizer step, and keeps its state in the Trainer's checkpoints.
 
@@ -79,7 +79,7 @@ class PulsenetCallback(TrainerCallback):  # type: ignore[misc]
             if not (folder / STATE_FILE).exists():
                 raise ConfigError(
                     f"training resumes at step {state.global_step} but {folder} has no {STATE_FILE}: resume from a "
-                    "checkpoint in the Trainer's output_dir that was saved with PulsenetCallback"
+                    "checkpoint in the Trainer's output_dir that was saved with OuterCallback"
                 )
             sync.load_state_dict(load_outer_state(folder / STATE_FILE))
             _persist(sync.catch_up)

@@ -2,7 +2,7 @@
 
 ::
 
-    exchange = pulsenet.training.join_rounds()
+    exchange = pulsenet.join_rounds()
     sync = OuterOptimizer(model, optimizer, exchange=exchange)
 
 The machines in the daemon decide what becomes of the work and which moves the state makes; here their orders
@@ -414,7 +414,7 @@ def join_rounds(
         run: Name of the run; the daemon's data directory is found by it.
         data_dir: The daemon's ``--data-dir``, if it was given one.
         publish: Whether each round's weights become the run's next version, where this node coordinates the run.
-        compute_dtype: As in :func:`~pulsenet.training.publisher.attach`, for those versions.
+        compute_dtype: As in :func:`~pulsenet.training.publisher.attach_publisher`, for those versions.
         keep: As there.
         spool_directory: Where the encoded contributions of a round lie while it is stepped.
         order_seconds: How long to wait without any order before ``UnavailableError``.

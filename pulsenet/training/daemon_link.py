@@ -35,7 +35,7 @@ THREADS_MAX: Final = 4
 
 _ADVICE: Final = {
     "no-rounds": "this run has no rounds: make one with 'pulsenet run create --algorithm pulseloco', or publish with "
-    "pulsenet.training.attach()",
+    "pulsenet.attach_publisher()",
     "not-trainer": "the daemon here trains nothing: start one with 'pulsenet join --role trainer'",
     "not-listed": "the run counts nothing of this trainer, because its key is not listed",
     "table": "the run trains other masters: names, shapes and frozen parameters must agree on all trainers",

@@ -2,7 +2,7 @@
 
 ::
 
-    mixer = pulsenet.training.join_mixing()
+    mixer = pulsenet.join_mixing()
     sync = GossipOptimizer(model, optimizer, mixer=mixer)
 
 The daemon does the waiting, the network and the means; here vectors become blobs, in a thread beside the inner steps.
@@ -123,7 +123,7 @@ class DaemonMixer:
             self.close()
             raise ConfigError(
                 f"the run's outer algorithm is {reply.algorithm!r}, which has rounds: use "
-                "pulsenet.training.join_rounds() and OuterOptimizer, or create a run with --algorithm gossip"
+                "pulsenet.join_rounds() and OuterOptimizer, or create a run with --algorithm gossip"
             )
         self._settings = MixingSettings.from_constants(reply.algorithm, reply.constants)
         self._threads = ThreadPoolExecutor(min(THREADS_MAX, cpu_count() or 1), thread_name_prefix="pulsenet-mixing")
@@ -424,7 +424,7 @@ def join_mixing(
         run: Name of the run; the daemon's data directory is found by it.
         data_dir: The daemon's ``--data-dir``, if it was given one.
         publish: Whether each round's weights become the run's next version, where this node coordinates the run.
-        compute_dtype: As in :func:`~pulsenet.training.publisher.attach`, for those versions.
+        compute_dtype: As in :func:`~pulsenet.training.publisher.attach_publisher`, for those versions.
         keep: As there.
         locate_seconds: How long to ask at the beginning where the run is, before this trainer begins alone.
         reconnect_seconds: How long one round waits for a daemon that is away.

@@ -2,7 +2,7 @@
 
 ::
 
-    mixer = pulsenet.training.join_mixing()
+    mixer = pulsenet.join_mixing()
     sync = GossipOptimizer(model, optimizer, mixer=mixer)
     for batch in data:
         loss(model, batch).backward()
@@ -225,7 +225,7 @@ class GossipOptimizer:
 
     def _open(self, z: Placement, momentum: Placement) -> None:
         if self._mixer is None:
-            raise ConfigError("GossipOptimizer needs a mixer on rank 0: pulsenet.training.join_mixing() makes one")
+            raise ConfigError("GossipOptimizer needs a mixer on rank 0: pulsenet.join_mixing() makes one")
         self._settings = self._mixer.settings
         devices = {tensor.device for tensor in self._masters.tensors}
         digests = [run_self_test(), *(run_device_self_test(device) for device in devices)]

@@ -2,7 +2,7 @@
 
 ::
 
-    publisher = attach()
+    publisher = attach_publisher()
     …
     optimizer.step()
     publisher.publish(model, step=step)
@@ -67,14 +67,14 @@ ProgressCallback = Callable[[CopyProgress], None]
 
 
 class Publisher:
-    """Hands snapshots of a model to the daemon. Make one with :func:`attach`.
+    """Hands snapshots of a model to the daemon. Make one with :func:`attach_publisher`.
 
     Args:
         client: Connection to the daemon; ``None`` on ranks that only take part in gathering sharded tensors.
         compute_dtype: As in :func:`~pulsenet.training.snapshot.take_snapshot`.
         keep: As there.
         on_progress: Called after each tensor is copied, in the thread that publishes.
-        device_baseline: As in :func:`attach`.
+        device_baseline: As in :func:`attach_publisher`.
 
     Raises:
         ConfigError: ``device_baseline`` is something else.
@@ -110,8 +110,8 @@ class Publisher:
 
         Returns after the copy; the daemon compares and encodes while the copy goes on and after it, while training
         continues. While one publish is in work there, a newer one replaces the one waiting. Nothing of the model is
-        changed. With a device baseline (see :func:`attach`) the weights are compared where they are, and only what
-        changed is copied out. Trouble with the daemon is a result, never an exception, so that training goes on.
+        changed. With a device baseline (see :func:`attach_publisher`) the weights are compared where they are, and only
+        what changed is copied out. Trouble with the daemon is a result, never an exception, so that training goes on.
 
         Under ``torch.distributed`` every rank calls this; rank 0 publishes, the others take part in the gathering
         of sharded tensors and get ``not_publisher``.
@@ -332,7 +332,7 @@ class _ChangedParts:
         return self.baseline.make_parts(self.snapshot, base_number, self.make_report())
 
 
-def attach(
+def attach_publisher(
     run: str = RUN_NAME_DEFAULT,
     data_dir: Path | str | None = None,
     *,

@@ -42,14 +42,14 @@ def wait_for(directory: Path, round_number: int) -> None:
 
 def average_with_pulsenet(arguments: argparse.Namespace) -> None:
     """One inner step from zero makes the vector a pseudo-gradient; ``diloco`` takes the mean of all."""
-    import pulsenet.training
+    import pulsenet
     from pulsenet.training import GossipOptimizer, MixingReport
 
     model = torch.nn.Module()
     vector = make_vector(arguments.params, arguments.index)
     model.layers = torch.nn.ParameterList([torch.zeros_like(tensor) for tensor in vector])
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    mixer = pulsenet.training.join_mixing(data_dir=arguments.data_dir, publish=False)
+    mixer = pulsenet.join_mixing(data_dir=arguments.data_dir, publish=False)
     reports: list[MixingReport] = []
     sync = GossipOptimizer(model, optimizer, mixer=mixer, on_round=reports.append)
     tell(event="ready")

@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).parent))
 from bench_memory import MIB, Sampler, wait_until
 
 from pulsenet.local.protocol import PublishStatus
-from pulsenet.training.publisher import Publisher, attach
+from pulsenet.training.publisher import Publisher, attach_publisher
 
 DENSITY = 0.01
 """Share of BF16 values that change between publishes."""
@@ -145,7 +145,7 @@ def measure(name: str, *, is_listed: bool, device: str, publish_count: int) -> F
         directory = Path(home) / "pulsenet" / "local" / "trainer"
         try:
             wait_until(lambda: (directory / "node.json").exists(), 120, "the trainer")
-            with attach(data_dir=directory, device_baseline=is_listed, timeout_seconds=60) as publisher:
+            with attach_publisher(data_dir=directory, device_baseline=is_listed, timeout_seconds=60) as publisher:
                 sampler = Sampler(node.pid, with_own=True)
                 started = time.monotonic()
                 result = publisher.publish(state, step=0, wait=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from round_trainer import compute_loss, draw_batch, make_model, tell
 
-import pulsenet.training
+import pulsenet
 from pulsenet.training import GossipOptimizer, MixingReport, Probe
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    mixer = pulsenet.training.join_mixing(data_dir=arguments.data_dir)
+    mixer = pulsenet.join_mixing(data_dir=arguments.data_dir)
     assert mixer is not None
 
     def on_round(report: MixingReport) -> None:

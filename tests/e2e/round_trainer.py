@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-import pulsenet.training
+import pulsenet
 from pulsenet.errors import UnavailableError
 from pulsenet.local.protocol import LocalMessage
 from pulsenet.local.rounds_client import RoundsConnection
@@ -81,7 +81,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    exchange = pulsenet.training.join_rounds(data_dir=arguments.data_dir)
+    exchange = pulsenet.join_rounds(data_dir=arguments.data_dir)
     assert exchange is not None
 
     batch_index, before = -1, 0

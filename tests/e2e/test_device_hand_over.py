@@ -14,7 +14,7 @@ from swarm import Node, Swarm
 from pulsenet.local.client import PublishResult
 from pulsenet.local.protocol import PublishStatus
 from pulsenet.tensors.digest import compute_region_root
-from pulsenet.training import attach
+from pulsenet.training import attach_publisher
 from pulsenet.training.publisher import CopyProgress, Publisher
 from pulsenet.training.snapshot import take_snapshot
 
@@ -79,7 +79,7 @@ def test_changes_cross_and_a_killed_node_gets_whole_weights_once(trainer: Node) 
     def note(progress: CopyProgress) -> None:
         own_memories(sizes)
 
-    with attach(data_dir=trainer.data_dir, device_baseline=True, on_progress=note) as publisher:
+    with attach_publisher(data_dir=trainer.data_dir, device_baseline=True, on_progress=note) as publisher:
         publish(publisher, model, trainer)
         assert max(sizes) > 8_000_000
         for _ in range(2):

@@ -18,7 +18,7 @@ from synthetic import MEGABYTE, SyntheticModel, connect
 
 from pulsenet.ids import Version
 from pulsenet.serving.files import FilesEngine
-from pulsenet.serving.subscriber import Subscriber, attach
+from pulsenet.serving.subscriber import Subscriber, attach_engine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -98,7 +98,7 @@ def _kill_in_the_middle_of_a_fetch(told: Story, gate: Gate) -> None:
     told.seen["bytes of the second life"] = told.first.status["bytes"]
     told.seen["orphans"] = [pid for pid in orphans if pid in told.first.find_p2pd()]
     # A process of the user's own, which lives through every restart of the daemon that feeds it.
-    told.subscriber = attach(told.engine, data_dir=told.first.data_dir)
+    told.subscriber = attach_engine(told.engine, data_dir=told.first.data_dir)
     told.subscriber.start()
     told.seen["health after"] = (told.first.get("/livez"), told.first.get("/readyz"), told.first.status)
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from swarm import Node, Swarm, run_json
 
-import pulsenet.serving
-import pulsenet.training
+import pulsenet
 from pulsenet.ids import Version
 from pulsenet.serving import Sample, Subscriber
 from pulsenet.training import Publisher
@@ -59,11 +58,11 @@ class Party:
             node.wait_ready()
         self.nodes["sampler"].wait_status("it knows both trainers", lambda status: status["peers"] >= len(NAMES))
         self.trainers: dict[str, Publisher] = {
-            name: stack.enter_context(pulsenet.training.attach(data_dir=self.nodes[name].data_dir)) for name in NAMES
+            name: stack.enter_context(pulsenet.attach_publisher(data_dir=self.nodes[name].data_dir)) for name in NAMES
         }
         engine: Any = NoEngine()
         self.sampler: Subscriber = stack.enter_context(
-            pulsenet.serving.attach(engine, data_dir=self.nodes["sampler"].data_dir)
+            pulsenet.attach_engine(engine, data_dir=self.nodes["sampler"].data_dir)
         )
 
     def submit(self, group: int, **options: Any) -> None:

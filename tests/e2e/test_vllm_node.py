@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from swarm import Swarm, wait_until
 
-import pulsenet.training
+import pulsenet
 from pulsenetd.engines.vllm_process import PROCESS_NAME, end_left
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "vllm"))
@@ -121,7 +121,7 @@ def test_a_supervised_vllm_follows_dies_and_comes_back(swarm: Swarm, monkeypatch
         *("--port", str(port), "--enforce-eager", "--enable-scale-out"),
     ).start()
     server = Server(port, None, node.data_dir / "vllm.log")  # type: ignore[arg-type]
-    publisher: Any = pulsenet.training.attach(data_dir=trainer.data_dir)
+    publisher: Any = pulsenet.attach_publisher(data_dir=trainer.data_dir)
 
     def publish(number: int) -> None:
         if number > 1:
@@ -190,7 +190,7 @@ def test_a_model_that_cannot_be_patched_is_loaded_again_for_every_version(
         *("--port", str(port), "--enforce-eager", "--enable-scale-out"),
     ).start()
     server = Server(port, None, node.data_dir / "vllm.log")  # type: ignore[arg-type]
-    publisher: Any = pulsenet.training.attach(data_dir=trainer.data_dir)
+    publisher: Any = pulsenet.attach_publisher(data_dir=trainer.data_dir)
     answers = []
     for number in (1, 2, 3):
         if number > 1:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-import pulsenet.training
+import pulsenet
 from pulsenet.training import GossipOptimizer, MixingReport
 
 WORK_SIDE = 256
@@ -48,7 +48,7 @@ def main() -> None:
         parameter.grad = torch.randn(parameter.shape, generator=generator)
     matrix = torch.rand(WORK_SIDE, WORK_SIDE) / WORK_SIDE
     steps: list[tuple[float, int]] = []
-    mixer = pulsenet.training.join_mixing(data_dir=arguments.data_dir, publish=False)
+    mixer = pulsenet.join_mixing(data_dir=arguments.data_dir, publish=False)
 
     def tell(report: MixingReport) -> None:
         print(json.dumps({"round_index": report.round_index, "mix1": report.mix1_count, "steps": steps}), flush=True)

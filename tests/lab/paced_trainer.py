@@ -15,7 +15,7 @@ from dataclasses import asdict
 
 import torch
 
-import pulsenet.training
+import pulsenet
 from pulsenet.training import DaemonMixer, GossipOptimizer, MixingReport
 from pulsenet.training.mixing_work import HandedOver
 
@@ -64,7 +64,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     noise = torch.Generator().manual_seed(100 + arguments.seed)
     alone = [work() for _ in range(200)]
-    mixer = pulsenet.training.join_mixing(data_dir=arguments.data_dir, publish=False)
+    mixer = pulsenet.join_mixing(data_dir=arguments.data_dir, publish=False)
     assert mixer is not None
     taken: list[float] = []
     sizes: list[float] = []

@@ -202,9 +202,9 @@ def test_without_the_hook_trl_takes_stale_samples_for_fresh_ones(model: Any, old
 
 def test_rounds_go_on_beside_rollouts(model: Any, tmp_path: Path) -> None:
     """In a run of several trainers the rounds take the place of the publishing callback."""
-    from pulsenet.training.callback import PulsenetCallback
+    from pulsenet.training.callback import OuterCallback
 
-    rounds = PulsenetCallback(LocalExchange(OuterSettings(inner_steps=1), 1).member(0))
+    rounds = OuterCallback(LocalExchange(OuterSettings(inner_steps=1), 1).member(0))
     Run(tmp_path, Inferencer(model), model, callbacks=[rounds], ratio_max=2.0)
     assert rounds.sync is not None
     assert rounds.sync.round_index == 1

@@ -21,7 +21,7 @@ from pulsenet.ids import Version
 from pulsenet.local.rollouts import Sample
 from pulsenet.serving.engine import EngineUpdate
 from pulsenet.serving.in_process import InProcessEngine
-from pulsenet.serving.subscriber import Subscriber, attach
+from pulsenet.serving.subscriber import Subscriber, attach_engine
 from pulsenetd.demo.attaching import wait_for_node, write_weights
 from pulsenetd.demo.models import load_empty
 from pulsenetd.demo.reports import Applied, Finished, Loaded, Sampled, write_report
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sampler = Sampler(model, tokenizer, seed=parsed.seed)
     write_report(sys.stdout, Loaded(time.monotonic() - started_at))
     wait_for_node(parsed.data_dir)
-    with attach(engine, data_dir=parsed.data_dir) as subscriber:
+    with attach_engine(engine, data_dir=parsed.data_dir) as subscriber:
         worker = Worker(SETTINGS[parsed.model], subscriber, engine, sampler, random.Random(parsed.seed), parsed.prompts)
         version = worker.follow(parsed.final_file)
     write_weights(model, parsed.output)

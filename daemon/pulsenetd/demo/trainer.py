@@ -20,7 +20,7 @@ from pulsenet.ids import Version
 from pulsenet.local.client import PublishResult
 from pulsenet.local.protocol import PublishStatus
 from pulsenet.local.rollouts import ReceivedRollouts
-from pulsenet.training.publisher import Publisher, attach
+from pulsenet.training.publisher import Publisher, attach_publisher
 from pulsenetd.demo.attaching import wait_for_node, write_weights
 from pulsenetd.demo.grpo import GrpoTrainer, StepReport
 from pulsenetd.demo.models import load_masters
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         grpo.view.save_pretrained(parsed.base, safe_serialization=True)
     write_report(sys.stdout, Loaded(time.monotonic() - started_at))
     wait_for_node(parsed.data_dir)
-    with attach(data_dir=parsed.data_dir) as publisher:
+    with attach_publisher(data_dir=parsed.data_dir) as publisher:
         version = train(
             publisher,
             grpo,

@@ -227,7 +227,7 @@ def _look_at_publisher(status: Status) -> Iterator[Condition]:
             "No version of this run exists here."
             if is_trainer
             else "No signed head has come, so nobody knows the lag.",
-            "Let the training loop publish: pulsenet.training.attach()."
+            "Let the training loop publish: pulsenet.attach_publisher()."
             if is_trainer
             else "Wait, or start the trainer.",
         )

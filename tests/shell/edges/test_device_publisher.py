@@ -25,7 +25,7 @@ from pulsenet.node.effects import Commit, EncodeSnapshot
 from pulsenet.node.events import Committed, EncodeFailed, PatchEncoded
 from pulsenet.tensors.digest import compute_region_root
 from pulsenet.training import device_baseline
-from pulsenet.training.publisher import CopyProgress, Publisher, attach
+from pulsenet.training.publisher import CopyProgress, Publisher, attach_publisher
 from pulsenet.training.snapshot import take_snapshot
 from pulsenetd.local_server import LocalHooks, LocalServer, SnapshotOffer
 from pulsenetd.storage.parts import Part, PartQueue
@@ -172,7 +172,7 @@ def publisher(daemon: Daemon, request: pytest.FixtureRequest, monkeypatch: pytes
     if request.param == "device":
         monkeypatch.setattr(device_baseline, "find_moved", device_baseline.find_moved_on_device)
     monkeypatch.setattr("pulsenet.local.parts.PART_SIZE_BYTES_MIN", 20_000)
-    with attach(data_dir=daemon.directory, device_baseline=True) as made:
+    with attach_publisher(data_dir=daemon.directory, device_baseline=True) as made:
         yield made
 
 
@@ -218,7 +218,7 @@ def test_versions_and_blobs_are_those_of_whole_weights(
 ) -> None:
     model = Model()
     other = Daemon(tmp_path_factory.mktemp("whole"))
-    with attach(data_dir=other.directory) as whole:
+    with attach_publisher(data_dir=other.directory) as whole:
         for step, rate in enumerate((3e-4, 0.0, 1.0, 3e-4)):
             for one in (publisher, whole):
                 publish(one, model, blocking=step == 1)
@@ -302,7 +302,7 @@ def test_what_another_process_publishes_is_no_base(daemon: Daemon, publisher: Pu
     publish(publisher, model)
     other = Model()
     other.step(0.1)
-    with attach(data_dir=daemon.directory, device_baseline=True) as second:
+    with attach_publisher(data_dir=daemon.directory, device_baseline=True) as second:
         publish(second, other)
         assert daemon.manifests[-1].root == other.root
         model.step()
@@ -310,7 +310,7 @@ def test_what_another_process_publishes_is_no_base(daemon: Daemon, publisher: Pu
         assert daemon.manifests[-1].root == model.root
         model.step()
         publish(publisher, model)
-    with attach(data_dir=daemon.directory) as third:
+    with attach_publisher(data_dir=daemon.directory) as third:
         publish(third, other)
     publish(publisher, model)
     assert daemon.manifests[-1].root == model.root

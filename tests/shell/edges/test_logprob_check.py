@@ -15,7 +15,7 @@ from pulsenet.chain.records import RolloutBatch
 from pulsenet.ids import PeerId, RunId, Version
 from pulsenet.local.protocol import SignedBatch
 from pulsenet.local.rollouts import Sample, pack_rollouts
-from pulsenet.training import LogprobCheck, attach
+from pulsenet.training import LogprobCheck, attach_publisher
 from pulsenet.wire.schema import encode_value
 from pulsenetd.demo.models import MODEL_PACKAGE, copy_module, load_masters
 from pulsenetd.demo.rollouts import Sampler
@@ -93,7 +93,7 @@ def test_rounded_weights_are_found_and_another_arithmetic_passes(
         draw_batch(CHEAP, round_weights(published), tokenizer),
         draw_batch(HONEST, published, tokenizer),
     ]
-    with attach(data_dir=tmp_path) as publisher:
+    with attach_publisher(data_dir=tmp_path) as publisher:
         check = LogprobCheck(compute, share=1.0)
         assert [batch.peer_id for batch in publisher.rollouts(timeout_seconds=0.0, check=check)] == [HONEST]
     assert node.checks == [(CHEAP, 8, 8), (HONEST, 8, 0)]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import pulsenet.serving
+import pulsenet
 from pulsenet.errors import IntegrityError
 from pulsenet.ids import Digest, Version
 
@@ -70,7 +70,7 @@ def test_the_example_follows_and_says_what_it_refuses(
         weights[1].stage_from(weights[0], root=Digest(bytes(32))),
         weights[2].stage_from(weights[0]),
     ]
-    with pulsenet.serving.attach(engine) as subscriber:
+    with pulsenet.attach_engine(engine) as subscriber:
         subscriber.step()
         with pytest.raises(IntegrityError, match="have root"):
             subscriber.step()

@@ -18,7 +18,7 @@ from pulsenet.ids import PeerId, RunId, Version
 from pulsenet.local.protocol import PublishDone, PublishStatus, SignedBatch, TasksQueued
 from pulsenet.local.rollouts import Sample, pack_rollouts
 from pulsenet.training import publisher as publisher_module
-from pulsenet.training.publisher import CopyProgress, Publisher, attach
+from pulsenet.training.publisher import CopyProgress, Publisher, attach_publisher
 from pulsenet.training.rollout_checks import LogprobCheck
 from pulsenet.training.snapshot import collect_tensors
 from pulsenet.wire.schema import encode_value
@@ -36,7 +36,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 def test_a_model_arrives_whole_in_the_dense_layout(serve: Serve, node: Any, tmp_path: Path) -> None:
     serve(tmp_path)
     model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.BatchNorm1d(5))
-    with attach(data_dir=tmp_path) as publisher:
+    with attach_publisher(data_dir=tmp_path) as publisher:
         result = publisher.publish(model, step=3, wait=True)
     assert result.status is PublishStatus.COMMITTED
     assert result.version == Version(0, 1)
@@ -51,7 +51,7 @@ def test_a_model_arrives_whole_in_the_dense_layout(serve: Serve, node: Any, tmp_
 @pytest.mark.parametrize("step", [np.int64(3), np.uint8(3), torch.tensor(3)])
 def test_any_integer_counts_steps(step: Any, serve: Serve, node: Any, tmp_path: Path) -> None:
     serve(tmp_path)
-    with attach(data_dir=tmp_path) as publisher:
+    with attach_publisher(data_dir=tmp_path) as publisher:
         publisher.publish(torch.nn.Linear(2, 2), step=step, wait=True)
         for other in (1.0, "3", None):
             with pytest.raises(ConfigError, match="is no integer"):
@@ -62,7 +62,7 @@ def test_any_integer_counts_steps(step: Any, serve: Serve, node: Any, tmp_path: 
 def test_training_may_go_on_at_once(serve: Serve, node: Any, tmp_path: Path) -> None:
     serve(tmp_path)
     model = torch.nn.Linear(2, 2)
-    with attach(data_dir=tmp_path) as publisher:
+    with attach_publisher(data_dir=tmp_path) as publisher:
         before = dict(collect_tensors(model)[1])
         publisher.publish(model, step=1)
         with torch.no_grad():
@@ -78,7 +78,7 @@ def test_no_memory_and_no_descriptor_stays_behind(
     serve: Serve, tmp_path: Path, open_descriptors: Callable[[], int]
 ) -> None:
     serve(tmp_path)
-    with attach(data_dir=tmp_path) as publisher:
+    with attach_publisher(data_dir=tmp_path) as publisher:
         publisher.publish(torch.nn.Linear(2, 2), step=0, wait=True)
         before = open_descriptors()
         for step in range(1, 10):
@@ -90,7 +90,7 @@ def test_no_memory_and_no_descriptor_stays_behind(
 def test_what_the_daemon_says_is_the_result(status: PublishStatus, serve: Serve, node: Any, tmp_path: Path) -> None:
     serve(tmp_path)
     node.outcome = PublishDone(status, None, 0, 0, 0, 0, "why: because")
-    with attach(data_dir=tmp_path) as publisher:
+    with attach_publisher(data_dir=tmp_path) as publisher:
         result = publisher.publish(torch.nn.Linear(2, 2), step=0, wait=True)
     assert (result.status, result.reason) == (status, "why: because")
 
@@ -98,7 +98,7 @@ def test_what_the_daemon_says_is_the_result(status: PublishStatus, serve: Serve,
 def test_progress_counts_up_to_the_whole_model(serve: Serve, tmp_path: Path) -> None:
     serve(tmp_path)
     seen: list[CopyProgress] = []
-    with attach(data_dir=tmp_path, on_progress=seen.append) as publisher:
+    with attach_publisher(data_dir=tmp_path, on_progress=seen.append) as publisher:
         publisher.publish(torch.nn.Linear(4, 3), step=0)
     assert [(progress.tensor_name, progress.tensor_count) for progress in seen] == [("bias", 1), ("weight", 2)]
     assert [progress.copied_size_bytes for progress in seen] == [6, 30]
@@ -107,7 +107,7 @@ def test_progress_counts_up_to_the_whole_model(serve: Serve, tmp_path: Path) -> 
 
 def test_a_daemon_that_goes_away_is_a_result(serve: Serve, node: Any, tmp_path: Path) -> None:
     serve(tmp_path)
-    with attach(data_dir=tmp_path) as publisher:
+    with attach_publisher(data_dir=tmp_path) as publisher:
         publisher._client.path.unlink()  # type: ignore[union-attr]
         publisher._client._idle.pop().close()  # type: ignore[union-attr]
         result = publisher.publish(torch.nn.Linear(2, 2), step=0)
@@ -119,13 +119,13 @@ def test_a_daemon_that_goes_away_is_a_result(serve: Serve, node: Any, tmp_path: 
 def test_without_a_daemon_attach_says_how_to_start_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match="start it with 'pulsenet join --role trainer'"):
-        attach()
+        attach_publisher()
 
 
 def test_attach_finds_the_daemon_of_the_run(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     serve(tmp_path / "pulsenet" / "mine" / "trainer")
-    with attach("mine") as publisher:
+    with attach_publisher("mine") as publisher:
         assert publisher.status() == {"role": "trainer", "offers": 0}
 
 
@@ -139,7 +139,7 @@ def make_batch(number: int) -> SignedBatch:
 def test_rollouts_come_one_after_another_until_the_time_is_up(serve: Serve, node: Any, tmp_path: Path) -> None:
     serve(tmp_path)
     node.batches = [make_batch(number) for number in range(5)]
-    with attach(data_dir=tmp_path) as publisher:
+    with attach_publisher(data_dir=tmp_path) as publisher:
         rewards = [batch.samples[0].reward for batch in publisher.rollouts(count_max=2, timeout_seconds=0.0)]
         assert rewards == [0.0, 1.0, 2.0, 3.0, 4.0]
         node.batches = [make_batch(7)]
@@ -152,7 +152,7 @@ def test_a_batch_handed_out_twice_by_a_daemon_that_died_is_yielded_once(
     monkeypatch.setattr(publisher_module, "RECEIVED_COUNT_MAX", 2)
     serve(tmp_path)
     node.batches = [make_batch(number) for number in (1, 2, 1, 3, 2)]
-    with attach(data_dir=tmp_path) as publisher:
+    with attach_publisher(data_dir=tmp_path) as publisher:
         assert [batch.sequence for batch in publisher.rollouts(timeout_seconds=0.0)] == [1, 2, 3]
         assert len(publisher._received) == 2
 
@@ -164,7 +164,7 @@ def test_stale_samples_are_left_out_and_a_batch_of_them_is_none(serve: Serve, no
     data = encode_value(RolloutBatch(run_id=RunId(bytes(32)), sequence=1, **fields))
     serve(tmp_path)
     node.batches = [SignedBatch(PeerId(bytes(32)), number, number, data) for number in (3, 4, 6)]
-    with attach(data_dir=tmp_path) as publisher:
+    with attach_publisher(data_dir=tmp_path) as publisher:
         batches = publisher._attached().take_rollouts()
     assert [[sample.reward for sample in batch.samples] for batch in batches] == [[3.0, 5.0], [5.0]]
     assert [batch.stale_count for batch in batches] == [0, 1]
@@ -180,7 +180,7 @@ def test_a_batch_whose_logprobs_cannot_be_reproduced_is_counted_and_not_yielded(
         return {0.0: [-0.5, -1.0], 1.0: [-3.0, -1.0]}.get(sample.reward)
 
     check = LogprobCheck(compute, share=1.0)
-    with attach(data_dir=tmp_path) as publisher:
+    with attach_publisher(data_dir=tmp_path) as publisher:
         batches = list(publisher.rollouts(timeout_seconds=0.0, check=check))
     assert [batch.sequence for batch in batches] == [0, 2, 3]
     assert node.checks == [(PeerId(bytes(32)), 1, 0), (PeerId(bytes(32)), 1, 1)]
@@ -189,7 +189,7 @@ def test_a_batch_whose_logprobs_cannot_be_reproduced_is_counted_and_not_yielded(
 def test_tasks_are_queued_with_an_id_each(serve: Serve, node: Any, tmp_path: Path) -> None:
     serve(tmp_path)
     busy, wrong = TasksQueued((), "busy: full", 20), TasksQueued((), "a lease of 0 s", 0)
-    with attach(data_dir=tmp_path) as publisher:
+    with attach_publisher(data_dir=tmp_path) as publisher:
         node.tasks.answers = [busy]
         ids = publisher.send_tasks([{"prompt": 1}, {"prompt": 2}], lease_seconds=2.0, timeout_seconds=10.0)
         assert [(task.task_id, task.content, task.lease_ms) for task in node.tasks.given] == [
@@ -212,7 +212,7 @@ def test_a_large_model_crosses_in_parts(
     serve(tmp_path)
     state = {f"{index:02d}": torch.randn(index % 7, 5) for index in range(20)}
     seen: list[CopyProgress] = []
-    with attach(data_dir=tmp_path, on_progress=seen.append) as publisher:
+    with attach_publisher(data_dir=tmp_path, on_progress=seen.append) as publisher:
         result = publisher.publish(state, step=1, blocking=blocking, timeout_seconds=20.0)
         wait_until(lambda: node.offers)
     # A blocking publish waits for its outcome without being told to.
@@ -240,7 +240,7 @@ class Sharded(torch.Tensor):
 def test_other_ranks_gather_and_do_not_publish(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(publisher_module, "_rank", lambda: 1)
     state = {"a": torch.zeros(3).as_subclass(Sharded), "b": torch.zeros(2)}
-    with attach(data_dir=tmp_path) as publisher:
+    with attach_publisher(data_dir=tmp_path) as publisher:
         result = publisher.publish(state, step=0)
         assert result.status is PublishStatus.NOT_PUBLISHER
         assert Sharded.gathered == [3]
@@ -257,7 +257,7 @@ def test_rank_0_gathers_every_tensor_once_whatever_becomes_of_the_publish(
     Sharded.gathered.clear()
     node.outcome = PublishDone(status, None, 0, 0, 0, 0, "")
     state = {str(size): torch.zeros(size).as_subclass(Sharded) for size in (1, 2, 3)}
-    with attach(data_dir=tmp_path) as publisher:
+    with attach_publisher(data_dir=tmp_path) as publisher:
         assert publisher.publish(state, step=0, wait=True).status is status
         assert Sharded.gathered == [1, 2, 3]
         publisher._client.path.unlink()  # type: ignore[union-attr]
@@ -270,7 +270,7 @@ def test_a_model_that_cannot_be_published_is_refused_before_anything_is_sent(
     serve: Serve, node: Any, tmp_path: Path
 ) -> None:
     serve(tmp_path)
-    with attach(data_dir=tmp_path) as publisher, pytest.raises(ConfigError, match="complex64"):
+    with attach_publisher(data_dir=tmp_path) as publisher, pytest.raises(ConfigError, match="complex64"):
         publisher.publish({"w": torch.zeros(1, dtype=torch.complex64)}, step=0)
     assert node.offers == []
 
@@ -279,13 +279,13 @@ def test_a_dead_daemons_socket_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "daemon.sock").touch()
     with pytest.raises(UnavailableError):
-        attach(data_dir=tmp_path, timeout_seconds=0.0)
+        attach_publisher(data_dir=tmp_path, timeout_seconds=0.0)
 
 
 def test_a_strided_parameter_arrives_as_its_values(serve: Serve, node: Any, tmp_path: Path) -> None:
     """A-DT-3."""
     serve(tmp_path)
-    with attach(data_dir=tmp_path) as publisher:
+    with attach_publisher(data_dir=tmp_path) as publisher:
         assert isinstance(publisher, Publisher)
         publisher.publish({"w": torch.arange(6.0).reshape(2, 3).t()}, step=0, wait=True)
     _, table, region = node.offers[0]

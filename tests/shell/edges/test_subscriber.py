@@ -25,7 +25,7 @@ from pulsenet.local.protocol import GivenTask, RolloutsTaken
 from pulsenet.local.rollouts import Sample
 from pulsenet.serving.files import FilesEngine
 from pulsenet.serving.in_process import InProcessEngine
-from pulsenet.serving.subscriber import attach
+from pulsenet.serving.subscriber import attach_engine
 from pulsenet.training.snapshot import collect_tensors
 
 Serve = Callable[[Path], None]
@@ -51,7 +51,7 @@ def test_an_engine_follows_full_and_record_updates(
     engine = InProcessEngine(model)
     updated: list[Version] = []
     node.staged = [weights[0].stage_full(), weights[2].stage_from(weights[0])]
-    with attach(engine, data_dir=tmp_path, on_update=updated.append) as subscriber:
+    with attach_engine(engine, data_dir=tmp_path, on_update=updated.append) as subscriber:
         assert subscriber.step() == Version(0, 0)
         assert holds(model, weights[0])
         assert subscriber.step() == Version(0, 2)
@@ -69,7 +69,7 @@ def test_the_files_engine_follows_too(serve: Serve, node: Any, weights: Sequence
     serve(tmp_path)
     engine = FilesEngine(tmp_path / "engine")
     node.staged = [weights[0].stage_full(), weights[1].stage_from(weights[0])]
-    with attach(engine, data_dir=tmp_path) as subscriber:
+    with attach_engine(engine, data_dir=tmp_path) as subscriber:
         subscriber.step()
         assert subscriber.step() == Version(0, 1)
     engine.close()
@@ -89,7 +89,7 @@ def test_a_failure_is_seen_by_both_sides_and_the_next_try_mends_it(
         weights[1].stage_from(weights[0], root=wrong),
         weights[1].stage_from(weights[0]),
     ]
-    with attach(engine, data_dir=tmp_path) as subscriber:
+    with attach_engine(engine, data_dir=tmp_path) as subscriber:
         subscriber.step()
         with pytest.raises(IntegrityError, match="have root"):
             subscriber.step()
@@ -123,7 +123,7 @@ def test_bits_that_are_others_after_the_update_are_counted_and_handed_over_in_fu
     assert changed != weights[0].table.view(weights[0].region, weights[0].table.index_of("weight"))[0]
     engine = Undermined(model)
     node.staged = [weights[0].stage_full(), weights[1].stage_from(weights[0]), weights[2].stage_full()]
-    with attach(engine, data_dir=tmp_path) as subscriber:
+    with attach_engine(engine, data_dir=tmp_path) as subscriber:
         subscriber.step()
         with pytest.raises(IntegrityError, match=r"read back hold other bits than version 0\.1 wrote"):
             subscriber.step()
@@ -145,7 +145,7 @@ def test_another_structure_is_refused_and_named(
     serve(tmp_path)
     node.staged = [weights[0].stage_full()]
     engine = InProcessEngine(torch.nn.Linear(4, 3, bias=False, dtype=torch.bfloat16))
-    with attach(engine, data_dir=tmp_path) as subscriber, pytest.raises(StructureError, match=r"1 \(bias\)"):
+    with attach_engine(engine, data_dir=tmp_path) as subscriber, pytest.raises(StructureError, match=r"1 \(bias\)"):
         subscriber.step()
     assert node.confirmations[0].reason.startswith("structure: ")
     assert node.confirmations[0].held is None
@@ -161,7 +161,7 @@ def test_an_engines_own_error_is_reported_and_raised(
 
     node.staged = [weights[0].stage_full()]
     engine = InProcessEngine(make_model(), on_applied=drop_cache)
-    with attach(engine, data_dir=tmp_path) as subscriber, pytest.raises(RuntimeError, match="cache is in use"):
+    with attach_engine(engine, data_dir=tmp_path) as subscriber, pytest.raises(RuntimeError, match="cache is in use"):
         subscriber.step()
     assert node.confirmations[0].reason == "engine: cache is in use"
     assert node.confirmations[0].ok is False
@@ -178,7 +178,7 @@ def test_the_loop_goes_on_after_a_failure_and_ends_when_closed(
 
     node.staged = [weights[1].stage_from(weights[0]), weights[1].stage_full()]
     engine = InProcessEngine(make_model())
-    with attach(engine, data_dir=tmp_path, on_update=lambda _: arrived.set(), on_failure=notice) as subscriber:
+    with attach_engine(engine, data_dir=tmp_path, on_update=lambda _: arrived.set(), on_failure=notice) as subscriber:
         subscriber.start()
         subscriber.start()
         assert arrived.wait(30)
@@ -196,7 +196,7 @@ def test_a_daemon_that_comes_back_is_followed_on(
     arrived, away = threading.Event(), threading.Event()
     engine = InProcessEngine(make_model())
     node.staged = [weights[0].stage_full()]
-    with attach(engine, data_dir=tmp_path, on_failure=lambda _: away.set()) as subscriber:
+    with attach_engine(engine, data_dir=tmp_path, on_failure=lambda _: away.set()) as subscriber:
         subscriber.step()
         subscriber._on_update = lambda _: arrived.set()
         path = subscriber._client.path
@@ -217,7 +217,7 @@ def test_no_descriptor_stays_behind(
 ) -> None:
     serve(tmp_path)
     engine = InProcessEngine(make_model())
-    with attach(engine, data_dir=tmp_path) as subscriber:
+    with attach_engine(engine, data_dir=tmp_path) as subscriber:
         node.staged = [weights[0].stage_full()]
         subscriber.step()
         before = open_descriptors()
@@ -230,7 +230,7 @@ def test_no_descriptor_stays_behind(
 
 def test_rollouts_are_stamped_and_handed_over(serve: Serve, node: Any, tmp_path: Path) -> None:
     serve(tmp_path)
-    with attach(InProcessEngine(make_model()), data_dir=tmp_path) as subscriber:
+    with attach_engine(InProcessEngine(make_model()), data_dir=tmp_path) as subscriber:
         taken = subscriber.submit_rollouts(
             [Sample([1, 2], [3], [-0.25], 1.0)],
             version_first=Version(0, 3),
@@ -250,7 +250,7 @@ def test_tasks_come_one_after_another_and_are_answered_by_a_batch(serve: Serve, 
         GivenTask(PeerId(bytes(32)), bytes([number]) * 16, content, 1_000)
         for number, content in enumerate(['{"prompt": 0}', "no JSON", '{"prompt": 2}'])
     ]
-    with attach(InProcessEngine(make_model()), data_dir=tmp_path) as subscriber:
+    with attach_engine(InProcessEngine(make_model()), data_dir=tmp_path) as subscriber:
         tasks = list(subscriber.tasks(count_max=2, timeout_seconds=0.0))
         assert [(task.content, task.lease_seconds) for task in tasks] == [({"prompt": 0}, 1.0), ({"prompt": 2}, 1.0)]
         samples, version = [Sample([1], [2], [-0.25], 1.0)], Version(0, 3)
@@ -265,7 +265,7 @@ def test_a_node_without_tasks_says_so(serve: Serve, node: Any, tmp_path: Path) -
     node.tasks = None
     serve(tmp_path)
     with (
-        attach(InProcessEngine(make_model()), data_dir=tmp_path) as subscriber,
+        attach_engine(InProcessEngine(make_model()), data_dir=tmp_path) as subscriber,
         pytest.raises(RemoteProtocolError, match="has no tasks"),
     ):
         next(subscriber.tasks())
@@ -275,7 +275,7 @@ def test_a_busy_daemon_is_asked_again_while_there_is_time(serve: Serve, node: An
     serve(tmp_path)
     busy = RolloutsTaken(False, "busy: full", 20)
     samples, version = [Sample([1], [2], [-0.25], 1.0, {"right": 1.0})], Version(0, 3)
-    with attach(InProcessEngine(make_model()), data_dir=tmp_path) as subscriber:
+    with attach_engine(InProcessEngine(make_model()), data_dir=tmp_path) as subscriber:
         submit = partial(subscriber.submit_rollouts, samples, version_first=version, version_last=version)
         node.rollout_answers = [busy]
         assert submit() == busy
@@ -290,4 +290,4 @@ def test_a_busy_daemon_is_asked_again_while_there_is_time(serve: Serve, node: An
 def test_without_a_daemon_attach_says_how_to_start_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match="start it with 'pulsenet join --role inferencer --run mine'"):
-        attach(InProcessEngine(make_model()), "mine")
+        attach_engine(InProcessEngine(make_model()), "mine")

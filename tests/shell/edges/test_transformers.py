@@ -12,9 +12,9 @@ import torch
 from pulsenet.ids import Version
 from pulsenet.local.protocol import UpdateKind
 from pulsenet.serving.in_process import InProcessEngine
-from pulsenet.serving.subscriber import attach as attach_engine
+from pulsenet.serving.subscriber import attach_engine
 from pulsenet.tensors.digest import compute_region_root
-from pulsenet.training.publisher import attach as attach_trainer
+from pulsenet.training.publisher import attach_publisher
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -50,7 +50,7 @@ def test_a_served_llama_gives_the_trainers_outputs_after_each_version(
     engine = InProcessEngine(served)
     tokens = torch.arange(10).reshape(1, 10)
     outputs = []
-    with attach_trainer(data_dir=tmp_path) as publisher, attach_engine(engine, data_dir=tmp_path) as subscriber:
+    with attach_publisher(data_dir=tmp_path) as publisher, attach_engine(engine, data_dir=tmp_path) as subscriber:
         for number in range(1, 4):
             with torch.no_grad():
                 for parameter in trained.parameters():

@@ -10,11 +10,11 @@ import torch
 import transformers
 
 from pulsenet.local.client import Client
-from pulsenet.training.callback import PulsenetCallback
+from pulsenet.training.callback import OuterCallback
 from pulsenet.training.daemon_exchange import DaemonExchange
 
 
-def make_trainer(folder: Path, callback: PulsenetCallback, *, steps: int = 12, save_steps: int = 6) -> Any:
+def make_trainer(folder: Path, callback: OuterCallback, *, steps: int = 12, save_steps: int = 6) -> Any:
     """Return a Trainer whose data and weights are always the same, and which saves every so many steps."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -41,4 +41,4 @@ def make_trainer(folder: Path, callback: PulsenetCallback, *, steps: int = 12, s
 if __name__ == "__main__":
     torch.set_num_threads(1)
     exchange = DaemonExchange(Client.connect(Path(sys.argv[1])), linger_seconds=0.0)
-    make_trainer(Path(sys.argv[2]), PulsenetCallback(exchange)).train()
+    make_trainer(Path(sys.argv[2]), OuterCallback(exchange)).train()

@@ -24,7 +24,7 @@ transformers = pytest.importorskip("transformers")
 from small_hf_trainer import make_trainer  # noqa: E402 (only with transformers)
 
 from pulsenet.training import callback as callbacks  # noqa: E402
-from pulsenet.training.callback import STATE_FILE, PulsenetCallback, load_outer_state  # noqa: E402
+from pulsenet.training.callback import STATE_FILE, OuterCallback, load_outer_state  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = OuterSettings(inner_steps=4)
@@ -53,7 +53,7 @@ def test_a_trainer_waits_for_its_daemon_and_resumes_in_the_run(
         hear(0, message)
 
     daemon.on_said = cut_once
-    first = PulsenetCallback(connect(daemon, reconnect_seconds=0.1))
+    first = OuterCallback(connect(daemon, reconnect_seconds=0.1))
     with caplog.at_level(logging.WARNING):
         trainer = make_trainer(tmp_path, first)
         trainer.train()
@@ -62,14 +62,14 @@ def test_a_trainer_waits_for_its_daemon_and_resumes_in_the_run(
     assert first.sync is not None
     assert first.sync.counters.counted == 3
 
-    alone = PulsenetCallback(LocalExchange(SETTINGS, 1).member(0))
+    alone = OuterCallback(LocalExchange(SETTINGS, 1).member(0))
     make_trainer(tmp_path / "alone", alone).train()
     assert alone.sync is not None
     assert first.sync.state_root == alone.sync.state_root
 
     # From a checkpoint in the middle of round 1, into a run that is at round 3.
     first.sync._exchange.close()
-    again = PulsenetCallback(connect(daemon))
+    again = OuterCallback(connect(daemon))
     make_trainer(tmp_path, again, steps=14).train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
     assert again.sync is not None
     assert again.sync.round_index == 5
@@ -108,7 +108,7 @@ def test_a_trainer_that_is_killed_in_a_round_counts_nothing_twice(
     assert (saved["numbers"]["round_index"], saved["numbers"]["inner_step"]) == (1, 2)
 
     # The Trainer has nothing left to do, so what remains is what catching up made of the checkpoint.
-    back = PulsenetCallback(connect(daemon))
+    back = OuterCallback(connect(daemon))
     make_trainer(tmp_path, back, steps=6).train(resume_from_checkpoint=str(folder))
     assert back.sync is not None
     assert back.sync.round_index == 2
@@ -123,7 +123,7 @@ def test_a_trainer_that_is_killed_in_a_round_counts_nothing_twice(
         assert np.array_equal(residual.numpy(), expected), spec.name
 
     back.sync._exchange.close()  # type: ignore[attr-defined]
-    again = PulsenetCallback(connect(daemon))
+    again = OuterCallback(connect(daemon))
     make_trainer(tmp_path, again, steps=14).train(resume_from_checkpoint=str(folder))
     assert again.sync is not None
     assert (again.sync.round_index, len(run.receipts)) == (4, 4)

@@ -97,7 +97,7 @@ def test_a_seed_that_nobody_can_dial_is_warned_of_a_young_node_without_peers_is_
 
 def test_a_trainer_that_published_nothing_is_told_how() -> None:
     (one,) = find_conditions(FINE | {"role": "trainer", "state": "idle", "publisher_seen": False})
-    assert "attach()" in one["next_step"]
+    assert "attach_publisher()" in one["next_step"]
 
 
 def test_how_long_nobody_was_heard_is_said() -> None:

@@ -22,7 +22,7 @@ from small_hf_trainer import make_trainer  # noqa: E402 (only with transformers)
 
 from pulsenet.training.callback import (  # noqa: E402 (only with transformers)
     STATE_FILE,
-    PulsenetCallback,
+    OuterCallback,
     load_outer_state,
     save_outer_state,
 )
@@ -33,16 +33,16 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_rounds_run_under_the_trainer_and_resume_bit_by_bit(tmp_path: Path) -> None:
     """A-LOC-3 through the Trainer's own checkpoint, taken in the middle of a round."""
     swarm = LocalExchange(OuterSettings(inner_steps=4), 1)
-    whole = make_trainer(tmp_path, PulsenetCallback(swarm.member(0)), save_steps=5)
+    whole = make_trainer(tmp_path, OuterCallback(swarm.member(0)), save_steps=5)
     whole.train()
-    (callback,) = [one for one in whole.callback_handler.callbacks if isinstance(one, PulsenetCallback)]
+    (callback,) = [one for one in whole.callback_handler.callbacks if isinstance(one, OuterCallback)]
     assert callback.sync is not None
     assert callback.sync.round_index == 3
     assert callback.sync.counters.counted == 3
 
     rest = LocalExchange(OuterSettings(inner_steps=4), 1)
     rest.rounds = swarm.rounds[:1]
-    resumed_callback = PulsenetCallback(rest.member(0))
+    resumed_callback = OuterCallback(rest.member(0))
     resumed = make_trainer(tmp_path, resumed_callback, save_steps=5)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
     assert resumed_callback.sync is not None
@@ -56,7 +56,7 @@ def test_the_baseline_ddp_runs_under_the_trainer_and_resumes_bit_by_bit(tmp_path
     """A lone trainer under ddp steps as the Trainer alone does; its clipping is the local one in both."""
     settings = OuterSettings(algorithm=Algorithm.DDP, inner_steps=4)
     swarm = LocalExchange(settings, 1)
-    callback = PulsenetCallback(swarm.member(0))
+    callback = OuterCallback(swarm.member(0))
     whole = make_trainer(tmp_path, callback, save_steps=5)
     whole.train()
     assert callback.sync is not None
@@ -65,7 +65,7 @@ def test_the_baseline_ddp_runs_under_the_trainer_and_resumes_bit_by_bit(tmp_path
     plain.train()
     rest = LocalExchange(settings, 1)
     rest.rounds = swarm.rounds[:10]
-    resumed_callback = PulsenetCallback(rest.member(0))
+    resumed_callback = OuterCallback(rest.member(0))
     resumed = make_trainer(tmp_path, resumed_callback, save_steps=5)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
     assert resumed_callback.sync is not None
@@ -79,12 +79,12 @@ def test_the_baseline_ddp_runs_under_the_trainer_and_resumes_bit_by_bit(tmp_path
 
 def test_a_mixer_makes_the_trainer_mix_and_resume_bit_by_bit(tmp_path: Path) -> None:
     settings = MixingSettings(inner_steps=4)
-    callback = PulsenetCallback(LocalMixing(settings, 1).member(0))
+    callback = OuterCallback(LocalMixing(settings, 1).member(0))
     whole = make_trainer(tmp_path, callback, save_steps=5)
     whole.train()
     assert isinstance(callback.sync, GossipOptimizer)
     assert callback.sync.counters.rounds == 3
-    resumed_callback = PulsenetCallback(LocalMixing(settings, 1).member(0))
+    resumed_callback = OuterCallback(LocalMixing(settings, 1).member(0))
     resumed = make_trainer(tmp_path, resumed_callback, save_steps=5)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
     assert isinstance(resumed_callback.sync, GossipOptimizer)
@@ -97,10 +97,10 @@ def test_a_mixer_makes_the_trainer_mix_and_resume_bit_by_bit(tmp_path: Path) -> 
 
 def test_a_checkpoint_without_the_rounds_is_refused(tmp_path: Path) -> None:
     swarm = LocalExchange(OuterSettings(inner_steps=4), 1)
-    make_trainer(tmp_path, PulsenetCallback(swarm.member(0)), steps=5, save_steps=5).train()
+    make_trainer(tmp_path, OuterCallback(swarm.member(0)), steps=5, save_steps=5).train()
     (tmp_path / "checkpoint-5" / STATE_FILE).unlink()
     again = make_trainer(
-        tmp_path, PulsenetCallback(LocalExchange(OuterSettings(inner_steps=4), 1).member(0)), save_steps=5
+        tmp_path, OuterCallback(LocalExchange(OuterSettings(inner_steps=4), 1).member(0)), save_steps=5
     )
     with pytest.raises(ConfigError, match=STATE_FILE):
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
@@ -125,6 +125,6 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_callback_is_found_where_the_rest_is() -> None:
-    assert pulsenet.training.PulsenetCallback is PulsenetCallback
+    assert pulsenet.training.OuterCallback is OuterCallback
     with pytest.raises(AttributeError):
         _ = pulsenet.training.Nothing
