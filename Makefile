@@ -18,7 +18,7 @@ STAMP     := $(VENV)/.installed
 
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo test test-quick coverage lint format types contracts wheel-smoke bench vllm nightly clean
+.PHONY: help install demo test test-quick coverage lint format types contracts api wheel-smoke bench vllm nightly clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -81,6 +81,10 @@ lint: $(STAMP)
 format: $(STAMP)
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+## make api          the API reference, from the docstrings: build/api/pulsenet.html
+api: $(STAMP)
+	@$(BIN)/python .ci/api.py build/api
 
 ## make wheel-smoke  build the wheel and use it outside the checkout
 wheel-smoke: $(STAMP)

@@ -81,7 +81,7 @@ def write_slice(
     Args:
         table: FP32 masters.
         records: (block number, content) of each block of the slice with entries, ascending; content as of
-            :func:`~pulsenet.codec.contribution.encode_entries` with :func:`make_plane_encoder`.
+            :func:`pulsenet.codec.contribution.encode_entries` with :func:`make_plane_encoder`.
         header: Of the slice.
         totals: Counts what was written.
     """

@@ -167,7 +167,7 @@ class Client:
 
         Args:
             table: The snapshot's tensors.
-            descriptor: From :func:`~pulsenet.local.shared_memory.write_snapshot`.
+            descriptor: From :func:`pulsenet.local.shared_memory.write_snapshot`.
             trainer_step: Optimiser steps so far, shown to the operator.
             wait: Return only once the version is committed, replaced or given up; otherwise at ``queued``.
             timeout_seconds: With ``wait``, how long to wait for a daemon that is away, and for the outcome.
@@ -207,7 +207,7 @@ class Client:
 
         Args:
             table: The tensors.
-            make_parts: Makes them, as :func:`~pulsenet.local.shared_memory.write_parts` does; called once the daemon
+            make_parts: Makes them, as :func:`pulsenet.local.shared_memory.write_parts` does; called once the daemon
                 wants them, and anew at each try.
             trainer_step: As in :meth:`publish`.
             wait: As there; implied by ``is_blocking``.
@@ -288,7 +288,7 @@ class Client:
     def send_tasks(
         self, contents: tuple[str, ...], lease_seconds: float, timeout_seconds: float = 0.0
     ) -> protocol.TasksQueued:
-        """Hand tasks (see :func:`~pulsenet.local.tasks.encode_tasks`) over, all or none, waiting so long for room.
+        """Hand tasks (see :func:`pulsenet.local.tasks.encode_tasks`) over, all or none, waiting so long for room.
 
         Raises:
             UnavailableError: The daemon is away.
@@ -392,7 +392,7 @@ class Client:
     def submit_rollouts(
         self, rollouts: protocol.SubmitRollouts, timeout_seconds: float = 0.0
     ) -> protocol.RolloutsTaken:
-        """Hand a batch (see :func:`~pulsenet.local.rollouts.pack_rollouts`) over for signing and sending.
+        """Hand a batch (see :func:`pulsenet.local.rollouts.pack_rollouts`) over for signing and sending.
 
         Args:
             rollouts: The batch. Once it is accepted it is on the daemon's disk, and sent until a trainer has it.

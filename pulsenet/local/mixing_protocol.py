@@ -22,7 +22,7 @@ training process        daemon
 :class:`TellRound`      ``Waiting``. What a round did, for status and metrics
 ======================  =========================================================================================
 
-Anything else is refused with a :class:`~pulsenet.local.protocol.LocalRefusal`, and the connection closes.
+Anything else is refused with a :class:`pulsenet.local.protocol.LocalRefusal`, and the connection closes.
 """
 
 from __future__ import annotations

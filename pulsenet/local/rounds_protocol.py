@@ -41,7 +41,7 @@ contribution is one. Orders that later ones make void are dropped, not given out
 has stepped, a second :class:`GoOn`. So each order is about the state that the process holds.
 
 Anything else, such as a memory of the wrong size, an order answered that was not given, or a blob that was not put, is
-refused with a :class:`~pulsenet.local.protocol.LocalRefusal`, and the connection closes.
+refused with a :class:`pulsenet.local.protocol.LocalRefusal`, and the connection closes.
 """
 
 from __future__ import annotations

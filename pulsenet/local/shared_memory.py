@@ -1,6 +1,6 @@
 """Weights in shared memory: sealed snapshots from a training process, and regions the daemon lends.
 
-A *region* holds the tensors of one :class:`~pulsenet.tensors.params.ParameterTable` in its dense layout.
+A *region* holds the tensors of one :class:`pulsenet.tensors.params.ParameterTable` in its dense layout.
 A *snapshot* is a memfd its maker filled with ``pwrite`` and then sealed for good: nobody, its maker
 included, can change, shrink or grow it, so the reader uses it in place, without a copy. A *lent* region
 is one its owner still changes through a mapping made before sealing; all others can only read it.

@@ -258,7 +258,7 @@ def find_extras_due(
     """Return the second ways to the version just committed that are due: skips first, they are quickly made.
 
     Args:
-        is_aligned: As in :func:`~pulsenet.chain.retention.is_anchor_due`.
+        is_aligned: As in :func:`pulsenet.chain.retention.is_anchor_due`.
     """
     bases = due_skip_bases(state.version, state.unbroken_from)
     # Where numbers were left out, the version may have come by a skip from that base already.

@@ -24,7 +24,7 @@ FIRST_NUMBER = 1
 
 
 class Leadership(Protocol):
-    """What a publisher asks of this node's :class:`~pulsenet.node.coordinator.Coordinator`."""
+    """What a publisher asks of this node's :class:`pulsenet.node.coordinator.Coordinator`."""
 
     @property
     def term(self) -> int:

@@ -55,7 +55,7 @@ def encode_blob(
 def decode_blob(
     blob: bytes, table: ParameterTable, theta: Sequence[FP32s], *, is_dense: bool, run_blocks: RunBlocks = map
 ) -> Contribution:
-    """Return the contribution in a blob; what it says still has to pass :func:`~pulsenet.outer.checks.find_fault`.
+    """Return the contribution in a blob; what it says still has to pass :func:`pulsenet.outer.checks.find_fault`.
 
     Args:
         blob: All of it; its state root must be that of ``theta``, which the caller knows and compares.

@@ -42,18 +42,18 @@ class OuterMaths(Protocol):
     """The operations of a round on numpy arrays, wherever they are computed."""
 
     def gate(self, theta: FP32s, local: FP32s, residual: FP32s) -> Entries:
-        """Return the entries that pass, as :func:`~pulsenet.outer.gate.gate_entries`."""
+        """Return the entries that pass, as :func:`pulsenet.outer.gate.gate_entries`."""
 
     def settle(self, residual: FP32s, theta: FP32s, local: FP32s, sent: Entries, scale: np.float32) -> FP32s:
-        """Return the residual after a counted round, as :func:`~pulsenet.outer.residual.settle_counted`."""
+        """Return the residual after a counted round, as :func:`pulsenet.outer.residual.settle_counted`."""
 
     def mean(self, contributions: dict[bytes, Counted], element_count: int) -> FP32s:
-        """Return the dense mean, as :func:`~pulsenet.outer.reduce.reduce_mean`."""
+        """Return the dense mean, as :func:`pulsenet.outer.reduce.reduce_mean`."""
 
     def step(
         self, theta: FP32s, momentum: FP32s, gradient: FP32s, learning_rate: np.float32, momentum_factor: np.float32
     ) -> tuple[FP32s, FP32s]:
-        """Return theta and momentum after :func:`~pulsenet.outer.optimizer.step_nesterov`."""
+        """Return theta and momentum after :func:`pulsenet.outer.optimizer.step_nesterov`."""
 
 
 class NumpyMaths:

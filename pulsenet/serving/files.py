@@ -65,7 +65,7 @@ LOCK_NAME: Final = ".lock"
 
 
 class FilesEngine:
-    """An :class:`~pulsenet.serving.engine.Engine` whose weights are files. One process may write a directory.
+    """An :class:`pulsenet.Engine` whose weights are files. One process may write a directory.
 
     Args:
         directory: Where versions appear; made if it is missing. What an earlier process left is taken over if it is

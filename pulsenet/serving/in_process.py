@@ -34,7 +34,7 @@ from pulsenet.tensors.params import ParameterTable
 
 
 class InProcessEngine:
-    """An :class:`~pulsenet.serving.engine.Engine` over a ``torch.nn.Module``, such as a transformers model.
+    """An :class:`pulsenet.Engine` over a ``torch.nn.Module``, such as a transformers model.
 
     Args:
         model: Its tensors must have the names, dtypes and shapes of the published ones, wrapper prefixes apart.

@@ -26,14 +26,14 @@ REPLY_SIZE_BYTES_MAX: Final = 1 << 20
 
 
 class SglangEngine:
-    """An :class:`~pulsenet.serving.engine.Engine` that serves by an SGLang server on this machine.
+    """An :class:`pulsenet.Engine` that serves by an SGLang server on this machine.
 
     SGLang does not give its weights back, so what is checked is the files' root and the label that SGLang reports. A
     server that was restarted, or loaded by somebody else, has another label and is loaded in full.
 
     Args:
         url: Such as ``http://127.0.0.1:30000``.
-        directory: As in :class:`~pulsenet.serving.files.FilesEngine`; SGLang must reach it under the same path.
+        directory: As in :class:`pulsenet.FilesEngine`; SGLang must reach it under the same path.
         companions: The model directory whose configuration and tokenizer go beside every version.
         api_key: SGLang's ``--admin-api-key``, or ``--api-key`` if there is no other.
         timeout_seconds: For one request.

@@ -34,7 +34,7 @@ _SINGLE: Final = {"pp_size": "pipeline stages", "dp_size": "replicas", "nnodes":
 
 
 class SglangPatchEngine(VllmEngine):
-    """An :class:`~pulsenet.serving.engine.Engine` that patches a running SGLang in place, two-phase.
+    """An :class:`pulsenet.Engine` that patches a running SGLang in place, two-phase.
 
     SGLang must run on this machine and as this user, with
     ``--custom-weight-loader pulsenet.serving.sglang_hook.load_weights`` and a model directory as ``--model-path``.
@@ -62,7 +62,7 @@ class SglangPatchEngine(VllmEngine):
 
 
 class SglangControl:
-    """What :class:`~pulsenet.serving.vllm.control.Control` promises, of an SGLang server.
+    """What :class:`pulsenet.serving.vllm.control.Control` promises, of an SGLang server.
 
     Args:
         url: Of the server.
@@ -139,7 +139,7 @@ class SglangControl:
         return self._routes.label()
 
     def reload(self, place: Path | None) -> None:
-        """:class:`~pulsenet.serving.sglang.SglangEngine` does that."""
+        """:class:`pulsenet.serving.SglangEngine` does that."""
         raise UnavailableError("an SGLang that cannot be patched is kept current by SglangEngine")
 
     def checksums(self) -> object:

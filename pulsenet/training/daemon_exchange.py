@@ -107,7 +107,7 @@ class _RunSilentError(UnavailableError):
 
 
 class DaemonExchange:
-    """An :class:`~pulsenet.training.exchange.Exchange` over a trainer daemon. Make one with :func:`join_rounds`.
+    """An :class:`pulsenet.training.Exchange` over a trainer daemon. Make one with :func:`join_rounds`.
 
     Args:
         client: Reaches the daemon; owned by this object.
@@ -171,7 +171,7 @@ class DaemonExchange:
 
     @property
     def settings(self) -> OuterSettings:
-        """See :class:`~pulsenet.training.exchange.Exchange`, as below."""
+        """See :class:`pulsenet.training.Exchange`, as below."""
         return self._settings
 
     def open(self, table: ParameterTable, self_test: Digest, state: StateView) -> None:
@@ -414,7 +414,7 @@ def join_rounds(
         run: Name of the run; the daemon's data directory is found by it.
         data_dir: The daemon's ``--data-dir``, if it was given one.
         publish: Whether each round's weights become the run's next version, where this node coordinates the run.
-        compute_dtype: As in :func:`~pulsenet.training.publisher.attach_publisher`, for those versions.
+        compute_dtype: As in :func:`pulsenet.attach_publisher`, for those versions.
         keep: As there.
         spool_directory: Where the encoded contributions of a round lie while it is stepped.
         order_seconds: How long to wait without any order before ``UnavailableError``.

@@ -73,7 +73,7 @@ logger = logging.getLogger(__name__)
 
 
 class DaemonMixer:
-    """A :class:`~pulsenet.training.mixer.Mixer` over a trainer daemon. Make one with :func:`join_mixing`.
+    """A :class:`pulsenet.training.Mixer` over a trainer daemon. Make one with :func:`join_mixing`.
 
     Args:
         client: Reaches the daemon; owned by this object.
@@ -131,7 +131,7 @@ class DaemonMixer:
 
     @property
     def settings(self) -> MixingSettings:
-        """See :class:`~pulsenet.training.mixer.Mixer`, as below."""
+        """See :class:`pulsenet.training.Mixer`, as below."""
         return self._settings
 
     @property
@@ -424,7 +424,7 @@ def join_mixing(
         run: Name of the run; the daemon's data directory is found by it.
         data_dir: The daemon's ``--data-dir``, if it was given one.
         publish: Whether each round's weights become the run's next version, where this node coordinates the run.
-        compute_dtype: As in :func:`~pulsenet.training.publisher.attach_publisher`, for those versions.
+        compute_dtype: As in :func:`pulsenet.attach_publisher`, for those versions.
         keep: As there.
         locate_seconds: How long to ask at the beginning where the run is, before this trainer begins alone.
         reconnect_seconds: How long one round waits for a daemon that is away.

@@ -108,7 +108,7 @@ class RoundResult:
     """Moves from the contribution's own round on, to be made one by one as they are yielded: asking for the next says
     that the one before is done. Empty if ``deferred``, or if nobody's contribution could be counted.
 
-    Asking for a further one may raise :class:`~pulsenet.errors.UnavailableError`; those before are then done."""
+    Asking for a further one may raise :class:`pulsenet.errors.UnavailableError`; those before are then done."""
     reason: str = ""
     """Stable code, if not counted."""
     inner_steps: int = 1
@@ -138,7 +138,7 @@ class StateView(Protocol):
 class Exchange(Protocol):
     """How one trainer meets the others. One instance a trainer; calls come from one thread.
 
-    Every method may raise :class:`~pulsenet.errors.UnavailableError`; the same call may then be made again.
+    Every method may raise :class:`pulsenet.errors.UnavailableError`; the same call may then be made again.
     """
 
     @property

@@ -306,7 +306,7 @@ class LocalMember:
 
     @property
     def settings(self) -> OuterSettings:
-        """See :class:`~pulsenet.training.exchange.Exchange`, as below."""
+        """See :class:`pulsenet.training.Exchange`, as below."""
         return self._swarm.settings
 
     def open(self, table: ParameterTable, self_test: Digest, state: StateView) -> None:

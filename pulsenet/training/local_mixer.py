@@ -266,7 +266,7 @@ class LocalMixer:
         self.versions: list[tuple[int, bool, dict[str, torch.Tensor]]] = []
         """What was published: rounds, whether all members hold it, and the weights."""
         self.publishes = False
-        """See :class:`~pulsenet.training.mixer.Mixer`, as below."""
+        """See :class:`pulsenet.training.Mixer`, as below."""
 
     @property
     def settings(self) -> MixingSettings:

@@ -1,4 +1,4 @@
-"""The seam between :class:`~pulsenet.training.gossip_optimizer.GossipOptimizer` and whatever averages vectors.
+"""The seam between :class:`pulsenet.GossipOptimizer` and whatever averages vectors.
 
 The training process holds the outer iterate z, the momentum v and the inner steps' weights theta. A mixer is handed
 vectors and gives means back; what it cannot get in time it leaves out. Nothing here raises because others are away:

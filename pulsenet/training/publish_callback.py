@@ -5,7 +5,7 @@
     publisher = pulsenet.attach_publisher()
     trainer = Trainer(model, args, callbacks=[PublishCallback(publisher)], ...)
 
-In a run with rounds the coordinator publishes: take :class:`~pulsenet.training.callback.OuterCallback` there.
+In a run with rounds the coordinator publishes: take :class:`pulsenet.OuterCallback` there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PublishCallback(TrainerCallback):  # type: ignore[misc]
     callback, because every rank takes part in gathering sharded weights.
 
     Args:
-        publisher: From :func:`~pulsenet.training.publisher.attach_publisher`; the caller closes it.
+        publisher: From :func:`pulsenet.attach_publisher`; the caller closes it.
         wait: Train on only when a version is committed. Without it the inferencers may sample a step longer from the
             weights before, and a version that was not begun when the next one comes is left out.
         timeout_seconds: With ``wait``, how long at most.

@@ -71,7 +71,7 @@ class Publisher:
 
     Args:
         client: Connection to the daemon; ``None`` on ranks that only take part in gathering sharded tensors.
-        compute_dtype: As in :func:`~pulsenet.training.snapshot.take_snapshot`.
+        compute_dtype: As in :func:`pulsenet.training.take_snapshot`.
         keep: As there.
         on_progress: Called after each tensor is copied, in the thread that publishes.
         device_baseline: As in :func:`attach_publisher`.

@@ -28,7 +28,7 @@ NO_ROOT: Final = Digest(bytes(32))
 
 
 class Stepper:
-    """The outer state, the round it is in, and its root; a :class:`~pulsenet.training.exchange.StateView`.
+    """The outer state, the round it is in, and its root; a :class:`pulsenet.training.exchange.StateView`.
 
     Args:
         masters: What the inner optimizer steps.

@@ -69,7 +69,7 @@ class TrlRollouts:
     Under ``torch.distributed`` every rank calls it; rank 0 asks for all of them.
 
     Args:
-        publisher: From :func:`~pulsenet.training.publisher.attach_publisher`; the caller closes it.
+        publisher: From :func:`pulsenet.attach_publisher`; the caller closes it.
         staleness_max: Samples that began with weights further behind the newest version are asked for again; ``None``
             uses all. The node's ``--max-staleness`` drops them before they are handed over.
         timeout_seconds: Gives up when no sample that can be used came for so long.

@@ -80,11 +80,11 @@ def test_references_in_docstrings_lead_somewhere() -> None:
 def leads_somewhere(target: str) -> bool:
     """Return whether sources define what a dotted name says; read, because some need packages of their own."""
     words = target.split(".")[1:]
-    for count in range(len(words), 0, -1):
+    for count in range(len(words), -1, -1):
         place = PACKAGE.joinpath(*words[:count])
         path = place.with_suffix(".py") if place.with_suffix(".py").exists() else place / "__init__.py"
         if path.exists():
-            return all(
-                re.search(rf"^\s*(?:class |def |async def )?{word}\b", path.read_text(), re.M) for word in words[count:]
-            )
+            source = path.read_text()
+            starts = r"^\s*(?:class |def |async def |\")?"
+            return all(re.search(rf"{starts}{word}\b", source, re.MULTILINE) for word in words[count:])
     return False

@@ -38,7 +38,7 @@ class Answer:
     bins: Digest
     """As :func:`name_bins` returns it."""
     data: bytes = b""
-    """As :func:`~pulsenet.outer.mixing.disagreement.encode_probe` returns it."""
+    """As :func:`pulsenet.outer.mixing.disagreement.encode_probe` returns it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ def step_mixed(
 ) -> FP32s:
     """Return the next outer iterate: ``v = mu * v + D; z = x - lr * (D + mu * v)``, each operation rounded by itself.
 
-    It is :func:`~pulsenet.outer.optimizer.step_nesterov` taken from what was mixed, not from the own iterate.
+    It is :func:`pulsenet.outer.optimizer.step_nesterov` taken from what was mixed, not from the own iterate.
 
     Args:
         mixed: Of one tensor, flat: the mean of the outer iterates as far as it arrived (x).

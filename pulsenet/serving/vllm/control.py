@@ -37,7 +37,7 @@ class EngineAsleepError(UnavailableError):
 class Control(Protocol):
     """What the node asks of an engine besides orders to its ranks.
 
-    Every method raises :class:`~pulsenet.errors.UnavailableError` when the engine does not do it.
+    Every method raises :class:`pulsenet.errors.UnavailableError` when the engine does not do it.
     """
 
     @property

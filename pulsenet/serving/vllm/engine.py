@@ -1,4 +1,4 @@
-"""A running vLLM as an :class:`~pulsenet.serving.engine.Engine`: the node's side of every transaction.
+"""A running vLLM as an :class:`pulsenet.Engine`: the node's side of every transaction.
 
 Runs beside the engine, in the node's process or a user's own; needs neither torch nor vLLM.
 """

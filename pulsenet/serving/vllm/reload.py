@@ -42,7 +42,7 @@ PROBE_SECONDS: Final = 1.0
 
 
 class ReloadEngine:
-    """An :class:`~pulsenet.serving.engine.Engine` that lets vLLM load each version as a whole.
+    """An :class:`pulsenet.Engine` that lets vLLM load each version as a whole.
 
     Args:
         control: vLLM's control routes.

@@ -68,7 +68,7 @@ class Watchdog:
 
     Args:
         servant: The rank's hands.
-        resume: Lets the engine at a URL go on; raises a :class:`~pulsenet.errors.PulsenetError` if it does not.
+        resume: Lets the engine at a URL go on; raises a :class:`pulsenet.errors.PulsenetError` if it does not.
     """
 
     def __init__(self, servant: RankServant, resume: Callable[[str], None] = resume_vllm) -> None:
