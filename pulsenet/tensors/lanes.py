@@ -115,14 +115,7 @@ def _differences(typing_context: Any, old: Any, new: Any, start: Any) -> Any:
 def _find_differences(old: Any, new: Any, start: Any) -> Any:
     if old.layout == new.layout == "C":
         return lambda old, new, start: _differences(old, new, start)
-
-    def look(old: Any, new: Any, start: Any) -> Any:
-        mask = np.uint64(0)
-        for lane in range(LANE_COUNT):
-            mask |= np.uint64(old[start + lane] != new[start + lane]) << np.uint64(lane)
-        return mask
-
-    return look
+    return find_differences
 
 
 @_as_instructions
