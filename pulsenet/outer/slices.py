@@ -109,7 +109,6 @@ def sum_all_slices(
     summer = _Summer(parts, table, theta, header, settings, run_blocks, sections=None)
     for slice_index in range(header.slice_count):
         yield slice_index, summer.write(slice_index, None)
-    summer.finish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +156,8 @@ class _Summer:
         records = run_in_batches(self._run_blocks, self._work, jobs, self._weigh)
         return write_slice(self._table, records, header, totals)
 
-    def finish(self) -> None:
-        """Read every contribution to its end: only then its records count."""
-        assert next(self._jobs(self._blocks.block_count + 1), None) is None
-
     def _jobs(self, stop_block: int) -> Iterator[_Job]:
+        """Yield the blocks before ``stop_block``; with the last one every contribution was read to its end."""
         if self._waiting is None:
             self._waiting = [next(source, None) for source in self._sources]
         waiting = self._waiting

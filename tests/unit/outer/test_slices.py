@@ -19,7 +19,7 @@ from pulsenet.outer.flush import FlushPlan
 from pulsenet.outer.gate import gate_entries
 from pulsenet.outer.reduce import Counted, reduce_mean, reduce_median, reduce_trimmed
 from pulsenet.outer.settings import Algorithm, Combination, OuterSettings
-from pulsenet.outer.slices import SlicePart, compute_trim_count, read_slices, sum_slice
+from pulsenet.outer.slices import SlicePart, compute_trim_count, read_slices, sum_all_slices, sum_slice
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
 from pulsenet.wire.sections import SectionCutter, find_slice_chunks
 
@@ -151,6 +151,42 @@ def test_the_bytes_depend_on_nothing_but_the_contributions() -> None:
         parts = {key: SlicePart(cut_part(blobs[key], 1, 3), members[key][1]) for key in members}
         pieces = sum_slice(parts, table, theta, header=header, settings=OuterSettings(), run_blocks=pool.map)
         assert b"".join(pieces) == first[1]
+
+
+def sum_all(
+    table: ParameterTable,
+    theta: list[np.ndarray],
+    members: dict[bytes, tuple[Contribution, np.float32]],
+    outer: OuterSettings,
+    slice_count: int,
+    *,
+    tail: bytes = b"",
+) -> list[tuple[int, bytes]]:
+    parts = {
+        key: SlicePart([b"".join(encode_blob(given, table, theta)), tail], scale)
+        for key, (given, scale) in members.items()
+    }
+    header = SliceHeader(table.digest, ROOT, 4, 0, slice_count)
+    slices = sum_all_slices(parts, table, theta, header=header, settings=outer)
+    return [(place, b"".join(pieces)) for place, pieces in slices]
+
+
+@pytest.mark.parametrize("counts", [[50, 30, 1], [0, 16, 0], [0], []])
+@pytest.mark.parametrize("outer", SETTINGS[:4])
+@pytest.mark.parametrize("slice_count", [1, 3, 9])
+def test_whoever_sums_all_slices_at_once_writes_what_their_owners_would(
+    counts: list[int], outer: OuterSettings, slice_count: int
+) -> None:
+    table, theta, members = make_round(counts, 4, is_dense=outer.is_dense, seed=3)
+    owners = make_slices(table, theta, members, outer, slice_count)
+    assert sum_all(table, theta, members, outer, slice_count) == list(enumerate(owners))
+
+
+@pytest.mark.parametrize("counts", [[50, 30, 1], [0, 16, 0], [0], []])
+def test_a_contribution_that_goes_on_after_its_last_section_is_in_no_sum(counts: list[int]) -> None:
+    table, theta, members = make_round(counts, 2, is_dense=False, seed=3)
+    with pytest.raises(RemoteProtocolError, match="patch-trailing"):
+        sum_all(table, theta, members, OuterSettings(), 3, tail=b"x")
 
 
 def test_positions_whose_entries_cancel_are_kept() -> None:
