@@ -17,6 +17,7 @@ from pulsenet.wire.chunks import (
     compute_list_size_bytes_max,
     join_chunks,
     open_chunk_list,
+    split_digests,
 )
 
 SIZE = 16
@@ -135,6 +136,15 @@ def test_a_list_is_opened_only_under_its_name_and_signed_size() -> None:
     assert len(data) <= compute_list_size_bytes_max(40)
     assert compute_list_size_bytes_max(0) == 24
     assert compute_list_size_bytes_max(1 << 40) == 24 + 36 * limits.CHUNK_LIST_ENTRIES_MAX
+
+
+def test_digests_of_a_list_come_in_order_so_many_at_a_time() -> None:
+    chunk_list, _ = cut(bytes(range(5 * SIZE)) + bytes(range(SIZE)))
+    digests = [digest for _, digest in chunk_list.entries]
+    assert digests[5] == digests[0]
+    assert list(split_digests(chunk_list.encode(), 4)) == [digests[:4], digests[4:]]
+    assert list(split_digests(chunk_list.encode(), 6)) == [digests]
+    assert list(split_digests(cut(b"")[0].encode(), 4)) == []
 
 
 def test_noise_in_any_order_assembles_the_same_blob_a_chk_1() -> None:

@@ -103,8 +103,10 @@ def test_a_broken_message_names_what_is_broken(payload: bytes, code: str) -> Non
 
 
 def test_the_buffer_never_holds_more_than_a_frame() -> None:
-    """A-CHK-7: memory stays flat."""
+    """A-CHK-7: memory stays flat, and what is held is told."""
     decoder = FrameDecoder()
     for _ in range(3):
         assert decoder.feed(STREAM * 50) == MESSAGES * 50
-    assert len(decoder._buffer) == 0
+        assert decoder.buffered_size_bytes == 0
+    decoder.feed(STREAM[:-1])
+    assert decoder.buffered_size_bytes == len(encode_message(MESSAGES[-1])) - 1

@@ -120,6 +120,22 @@ def test_slices_of_means_put_together_are_the_mean(slice_count: int, gate: bool)
         assert values[place].tobytes() == whole.tobytes()
 
 
+def test_a_block_that_no_part_names_is_in_no_mean() -> None:
+    job_table = table_of(mixing_gate=True)
+    header = header_of(job_table)
+    none = [Entries(place, np.empty(0, np.uint32), np.empty(0, np.float32)) for place in (1, 2)]
+    parts = {
+        key: [Entries(0, np.array([index], np.uint32), np.array([2.0], np.float32)), *none]
+        for key, index in ((b"a", 1), (b"b", 9))
+    }
+    blobs = {key: [b"".join(encode_part(job_table, entries, header=header))] for key, entries in parts.items()}
+    mean = b"".join(combine_parts(blobs, job_table, header=header))
+    received = list(decode_part([mean], job_table, header=replace(header, contributor_count=2)))
+    # Of blocks of 4 elements that from 4 to 8 lies between.
+    found = [(entries.indices.tolist(), entries.value_bits.view(np.float32).tolist()) for entries in received]
+    assert found == [([1], [1.0]), ([9], [1.0])]
+
+
 def test_a_lost_slice_leaves_own_values() -> None:
     job_table = table_of(Job.MIX1)
     entries = {b"a": draw_entries(job_table, 0), b"b": draw_entries(job_table, 1)}
