@@ -13,7 +13,8 @@ from pulsenet.codec.sections import count_pad_bytes, find_slice_sections
 from pulsenet.codec.stream import END_OF_RECORDS
 from pulsenet.codec.varint import VarintParser
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
-from pulsenet.wire.chunks import Chunk, ChunkCutter, ChunkList
+from pulsenet.outer.mixing.payload import MAGIC as MIXING_MAGIC
+from pulsenet.wire.chunks import Chunk, ChunkCutter, ChunkList, GrowingCutter
 
 _HEAD_NUMBERS: Final = 2
 """Numbers after the first byte of a record, and of a section's end."""
@@ -59,7 +60,7 @@ def find_slice_range(chunk_list: ChunkList, slice_index: int, slice_count: int) 
 
 
 class BlobCutter:
-    """Cuts any blob of the rounds as the specification says: a contribution at its sections, others every MiB."""
+    """Cuts any blob of the rounds as the specification says (section 5), by what it begins with."""
 
     def __init__(self) -> None:
         self._head = b""
@@ -93,8 +94,10 @@ class BlobCutter:
         return self._cutter.chunk_list
 
     def _begin(self) -> list[Chunk]:
-        is_contribution = self._head.startswith(MAGIC)
-        self._cutter = SectionCutter(HEADER_SIZE_BYTES) if is_contribution else ChunkCutter()
+        if self._head.startswith(MAGIC):
+            self._cutter = SectionCutter(HEADER_SIZE_BYTES)
+        else:
+            self._cutter = GrowingCutter() if self._head.startswith(MIXING_MAGIC) else ChunkCutter()
         return self._cutter.feed(self._head)
 
 

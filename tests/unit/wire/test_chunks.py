@@ -14,6 +14,7 @@ from pulsenet.wire.chunks import (
     ChunkAssembler,
     ChunkCutter,
     ChunkList,
+    GrowingCutter,
     compute_list_size_bytes_max,
     join_chunks,
     open_chunk_list,
@@ -51,6 +52,22 @@ def test_the_nominal_chunk_size_is_the_default() -> None:
     cutter = ChunkCutter()
     chunks = cutter.feed(bytes(limits.CHUNK_SIZE_BYTES + 1)) + cutter.finish()
     assert [len(data) for _, data in chunks] == [limits.CHUNK_SIZE_BYTES, 1]
+
+
+@pytest.mark.parametrize("step", [65_537, 1 << 20])
+def test_chunks_that_grow_are_short_where_little_lies_before_them(step: int) -> None:
+    blob = random.Random(1).randbytes(1 << 20) * 70
+    cutter = GrowingCutter()
+    chunks = [chunk for start in range(0, len(blob), step) for chunk in cutter.feed(blob[start : start + step])]
+    chunks += cutter.finish()
+    assert b"".join(data for _, data in chunks) == blob
+    place, seen = 0, []
+    for size, _ in cutter.chunk_list.entries[:-1]:
+        assert size == max(1 << 16, min(1 << (place // 64).bit_length() - 1, limits.CHUNK_SIZE_BYTES) if place else 0)
+        place += size
+        seen.append(size)
+    assert seen == sorted(seen)
+    assert set(seen) == {1 << bits for bits in range(16, 21)}
 
 
 def test_an_empty_blob_is_an_empty_list_and_has_a_name() -> None:

@@ -159,6 +159,14 @@ def test_any_blob_is_cut_as_it_must_be(small_blocks: None, piece_size: int) -> N
             assert cutter.chunk_list == expected
         else:
             assert all(size == limits.CHUNK_SIZE_BYTES for size, _ in cutter.chunk_list.entries[:-1])
+    mixed, cutter = b"PLSM" + bytes(300_000), BlobCutter()
+    chunks = [
+        chunk
+        for start in range(0, len(mixed), 1 + piece_size)
+        for chunk in cutter.feed(mixed[start:][: 1 + piece_size])
+    ]
+    chunks += cutter.finish()
+    assert [len(data) for _, data in chunks] == [1 << 16] * 4 + [300_004 - (4 << 16)]
     broken = BlobCutter()
     broken.feed(contribution[:-1])
     with pytest.raises(LocalProtocolError):
