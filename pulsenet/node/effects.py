@@ -397,9 +397,9 @@ Effect = (
 EXECUTION_ORDER: dict[type[Effect], int] = {
     StoreRecord: 0,
     StoreChunkList: 0,
-    StoreChunk: 0,
     SaveState: 0,
     Commit: 0,
+    StoreChunk: 1,
     StoreAnchor: 1,
     EncodeSkip: 1,
     EncodeSnapshot: 1,

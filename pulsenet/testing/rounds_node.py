@@ -262,13 +262,13 @@ class RoundsNode:
 
     def _execute_all(self, machine: str, effects: list[Effect]) -> None:
         for effect in sorted(effects, key=lambda effect: EXECUTION_ORDER[type(effect)]):
+            if self.is_full and isinstance(effect, StoreChunk):
+                self._world.schedule(self, machine, StoreFailed(effect.digest, "enospc"))
+                continue
             if self.is_full and EXECUTION_ORDER[type(effect)] == 0:
                 # As the daemon's driver does: nothing is done any more that comes after what was not stored.
-                digest = effect.digest if isinstance(effect, StoreChunk) else None
-                self._world.schedule(self, machine, StoreFailed(digest, "enospc"))
-                if digest is None:
-                    return
-                continue
+                self._world.schedule(self, machine, StoreFailed(None, "enospc"))
+                return
             self._execute(machine, effect)
 
     def deliver_to_all(self, event: Event) -> None:

@@ -130,7 +130,7 @@ class Bench:
             assert chunk is not None
             sent += size_bytes
             time.sleep(max(0.0, started + sent / bytes_per_second - time.monotonic()))
-            self.store.put_chunk(digest, chunk)
+            self.store.put_chunks({digest: chunk})
         transferred = time.monotonic() - started
         answer = self.mirror.apply_hop(manifest)
         assert isinstance(answer, HopApplied), answer

@@ -283,10 +283,10 @@ class Swarm:
 
 
 @contextmanager
-def open_swarm() -> Iterator[Swarm]:
-    """Lend a swarm and leave nothing of it behind."""
+def open_swarm(parent: Path = Path("/tmp")) -> Iterator[Swarm]:
+    """Lend a swarm and leave nothing of it behind; everything is kept below ``parent``."""
     # Not below pytest's directory: socket paths are short.
-    directory = Path(tempfile.mkdtemp(prefix="pulse-", dir="/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="pulse-", dir=parent))
     swarm = Swarm(directory)
     open_swarms.append(swarm)
     try:

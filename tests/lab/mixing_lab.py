@@ -27,6 +27,8 @@ GOODPUT_SECONDS: Final = 8.0
 """How long plain TCP takes at the link's nominal speed when that is measured."""
 SEND_BUFFER_SIZE_BYTES: Final = 65_536
 """Less than a hundredth of what a trainer hands over, as a kernel's megabytes are where gigabytes travel."""
+MEMORY: Final = Path("/dev/shm")
+"""Where the nodes live: all of them together would wait for one disk, of which a trainer has one for itself."""
 WAIT_SECONDS: Final = 2400.0
 SHOWN: Final = ("round_index", "mix1_count", "mix2_count", "mix1_reason", "mix2_reason", "blocked_seconds")
 """Of each round, for whoever looks into a measurement."""
@@ -80,7 +82,7 @@ def measure(case: Case) -> Measured:
     """Run trainers over links of one speed and return how they spent their time."""
     link = Link(up_mbps=case.mbps, down_mbps=case.mbps, send_buffer_size_bytes=SEND_BUFFER_SIZE_BYTES)
     links = [link for _ in range(case.trainers)]
-    with Lab(links) as lab, open_swarm() as swarm:
+    with Lab(links) as lab, open_swarm(MEMORY) as swarm:
         goodput_mbps = measure_goodput(lab, case.mbps)
         nodes = start_nodes(lab, swarm, case)
         logs = [swarm.directory / f"{node.name}.reports" for node in nodes]

@@ -216,7 +216,7 @@ def copy_blob(source: Store, target: Store, blob_id: Digest) -> None:
     for _, digest in target.missing_chunks(blob_id):
         chunk = source.chunk(digest)
         assert chunk is not None
-        target.put_chunk(digest, chunk)
+        target.put_chunks({digest: chunk})
 
 
 def run_quickly(work: Callable[[], Awaitable[Answer]]) -> Answer:

@@ -91,7 +91,7 @@ def test_a_leaked_key_is_revoked_and_the_run_goes_on_where_the_owner_says(
     data = b"weights that took hours to fetch"
     chunk_list = ChunkList(((len(data), compute_digest(data)),))
     away.store.put_chunk_list(chunk_list.blob_id, chunk_list.encode())
-    away.store.put_chunk(compute_digest(data), data)
+    away.store.put_chunks({compute_digest(data): data})
 
     # The thief runs ahead: nothing can follow the greatest number there is.
     for machine in (home, away):

@@ -32,7 +32,7 @@ def chunk_list(store: Store) -> ChunkList:
     held = ChunkList(tuple((len(part), compute_digest(part)) for part in PARTS))
     store.put_chunk_list(held.blob_id, held.encode())
     for part in PARTS:
-        store.put_chunk(compute_digest(part), part)
+        store.put_chunks({compute_digest(part): part})
     return held
 
 

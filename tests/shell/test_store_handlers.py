@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from pulsenet.chain.signing import encode_signed, record_digest
 from pulsenet.errors import StorageError
-from pulsenet.ids import compute_digest
+from pulsenet.ids import Digest, compute_digest
 from pulsenet.node.effects import Release, SaveState, StoreChunk, StoreChunkList, StoreRecord
 from pulsenet.node.events import ChunkStored, StoreFailed
 from pulsenet.wire.chunks import ChunkList
@@ -90,6 +91,36 @@ def test_a_chunk_the_disk_refuses_is_named_and_stops_nothing_else(scene: Scene) 
     assert not scene.store.has_chunk(DIGEST)
     scene.disk.is_full = False
     assert scene.execute(StoreChunk(DIGEST, DATA)) == [ChunkStored(DIGEST)]
+
+
+def test_chunks_that_come_together_are_kept_together_and_each_is_answered(scene: Scene) -> None:
+    parts = {compute_digest(bytes([value])): bytes([value]) for value in range(9)}
+    refused = compute_digest(b"refused")
+    posted: list[Any] = []
+    calls: list[int] = []
+    keep = scene.store.put_chunks
+
+    def put_chunks(chunks: Mapping[Digest, bytes]) -> dict[Digest, StorageError]:
+        calls.append(len(chunks))
+        failed = keep({digest: data for digest, data in chunks.items() if digest != refused})
+        return failed | {digest: StorageError("full", "enospc") for digest in chunks if digest == refused}
+
+    scene.store.put_chunks = put_chunks  # type: ignore[method-assign]
+
+    async def order() -> None:
+        store = scene.table[StoreChunk]
+        chunks = [StoreChunk(digest, data) for digest, data in {**parts, refused: b"refused"}.items()]
+        async with asyncio.TaskGroup() as tasks:
+            for chunk in chunks:
+                tasks.create_task(store(chunk, posted.append))  # type: ignore[arg-type]
+            await asyncio.sleep(0)
+            # Ordered when the chunks are not written yet, and done after them.
+            tasks.create_task(scene.table[Release]((Release((LIST.blob_id,), ())), posted.append))  # type: ignore[arg-type]
+
+    asyncio.run(order())
+    assert calls == [1, 9]  # what comes while one is written waits for it and then goes together
+    assert posted == [*(ChunkStored(digest) for digest in parts), StoreFailed(refused, "enospc")]
+    assert all(scene.store.chunk(digest) == data for digest, data in parts.items())
 
 
 def test_a_record_or_state_the_disk_refuses_is_the_drivers_to_handle(scene: Scene, run: Any) -> None:

@@ -135,7 +135,7 @@ def test_blobs_records_and_the_newest_head_are_served(node: Node, run: Any) -> N
     node.trust.accept_head(news.head, run.now_ms)
     node.store.put_record(news.manifest)
     node.store.put_chunk_list(LIST.blob_id, LIST.encode())
-    node.store.put_chunk(DIGEST, DATA)
+    node.store.put_chunks({DIGEST: DATA})
     assert node.ask(GetHead()) == [HeadReply(encode_signed(news.head))]
     assert node.ask(GetRecords((record_digest(news.manifest),))) == [RecordsReply((encode_signed(news.manifest),))]
     encoded = LIST.encode()
@@ -148,7 +148,7 @@ def test_blobs_records_and_the_newest_head_are_served(node: Node, run: Any) -> N
 @pytest.mark.parametrize("request_type", ["list", "chunk"])
 def test_what_a_peer_reads_stays_until_it_is_through(node: Node, request_type: str) -> None:
     node.store.put_chunk_list(LIST.blob_id, LIST.encode())
-    node.store.put_chunk(DIGEST, DATA)
+    node.store.put_chunks({DIGEST: DATA})
     node.ask(GetChunkList(LIST.blob_id, 0) if request_type == "list" else GetChunks((DIGEST,)))
     node.store.release((LIST.blob_id,), (), node.now)
     assert node.store.is_complete(LIST.blob_id)
@@ -159,7 +159,7 @@ def test_what_a_peer_reads_stays_until_it_is_through(node: Node, request_type: s
 @pytest.mark.parametrize("asked", [GetChunkList(LIST.blob_id, 0), GetHoldings(LIST.blob_id)])
 def test_asking_once_a_minute_what_a_released_blob_consists_of_does_not_keep_it(node: Node, asked: Message) -> None:
     node.store.put_chunk_list(LIST.blob_id, LIST.encode())
-    node.store.put_chunk(DIGEST, DATA)
+    node.store.put_chunks({DIGEST: DATA})
     node.ask(GetChunks((DIGEST,)))
     node.store.release((LIST.blob_id,), (), node.now)
     released_at = node.now
@@ -193,7 +193,7 @@ def test_looking_at_many_chunks_takes_a_small_share_of_the_time_however_often_pe
     nothing, all_of_it = (HoldingsReply(LIST.blob_id, held, b"\x00") for held in (b"\x00", b"\x80"))
     assert node.ask(*[GetHoldings(LIST.blob_id)] * 50) == [nothing] * 50
     assert counting.count == 1
-    node.store.put_chunk(DIGEST, DATA)
+    node.store.put_chunks({DIGEST: DATA})
     node.now += TELL_PAUSE_RATIO
     assert node.ask(*[GetHoldings(LIST.blob_id)] * 50) == [all_of_it] * 50
     assert counting.count == 2
@@ -202,7 +202,7 @@ def test_looking_at_many_chunks_takes_a_small_share_of_the_time_however_often_pe
 def test_what_is_not_held_is_not_leased(node: Node) -> None:
     node.ask(GetChunks((DIGEST,)), GetChunkList(LIST.blob_id, 0))
     node.store.put_chunk_list(LIST.blob_id, LIST.encode())
-    node.store.put_chunk(DIGEST, DATA)
+    node.store.put_chunks({DIGEST: DATA})
     node.store.release((LIST.blob_id,), (), node.now)
     assert not node.store.has_chunk(DIGEST)
 

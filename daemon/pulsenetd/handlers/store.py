@@ -31,6 +31,9 @@ class StoreHandlers:
         self._store = store
         self._thread = thread
         self._monotonic = monotonic
+        self._due: list[tuple[StoreChunk, Post]] = []
+        """Chunks to be written."""
+        self._writing = asyncio.Lock()
 
     def table(self) -> dict[type[Effect], Handler]:
         """Return the handlers by effect."""
@@ -46,13 +49,17 @@ class StoreHandlers:
         await self._run(lambda: self._store.put_record(effect.record))
 
     async def _store_chunk(self, effect: StoreChunk, post: Post) -> None:
-        try:
-            await self._run(lambda: self._store.put_chunk(effect.digest, effect.data))
-        except StorageError as error:
-            # One chunk that cannot be kept takes nothing else of the call with it.
-            post(StoreFailed(effect.digest, error.reason))
-        else:
-            post(ChunkStored(effect.digest))
+        self._due.append((effect, post))
+        async with self._writing:
+            # All that came while others were written go together, by whoever's turn it is first.
+            due, self._due = self._due, []
+            if not due:
+                return
+            chunks = {each.digest: each.data for each, _ in due}
+            failed = await asyncio.get_running_loop().run_in_executor(self._thread, self._store.put_chunks, chunks)
+        for each, answer in due:
+            error = failed.get(each.digest)
+            answer(ChunkStored(each.digest) if error is None else StoreFailed(each.digest, error.reason))
 
     async def _store_chunk_list(self, effect: StoreChunkList, post: Post) -> None:
         await self._run(lambda: self._store.put_chunk_list(effect.blob_id, effect.data))
@@ -63,7 +70,9 @@ class StoreHandlers:
     async def _release(self, effect: Release, post: Post) -> None:
         now = self._monotonic()
         try:
-            await self._run(lambda: self._store.release(effect.blob_ids, effect.record_digests, now))
+            # Not before chunks that came earlier: written afterwards, they would belong to nothing.
+            async with self._writing:
+                await self._run(lambda: self._store.release(effect.blob_ids, effect.record_digests, now))
         except StorageError as error:
             # What stays takes room and harms nothing; a later release, or the next start, lets it go.
             logger.warning("what is no longer needed could not be deleted: %s", error)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 from pulsenet import limits
 from pulsenet.ids import DIGEST_SIZE_BYTES, Digest, compute_digest
@@ -16,8 +18,12 @@ from pulsenetd.storage.disk import (
     describe_os_error,
     make_directory,
     read_regular,
-    write_durably,
+    write_whole,
 )
+
+SYNC_THREADS: Final = 8
+"""Files made durable at a time: a file system does many in the time of one (measured on ext4: 160 files of 64 KiB one
+after the other in 2.4 s, by 8 threads in 0.2 s)."""
 
 
 class ChunkFiles:
@@ -36,6 +42,8 @@ class ChunkFiles:
         self.damaged_count = 0
         """Files deleted because their bytes did not match their name."""
         self._damaged: set[Digest] = set()
+        self._unsynced: set[Digest] = set()
+        """Chunks that a power cut may still take."""
 
     def take_damaged(self) -> set[Digest]:
         """Return the chunks found damaged or gone since the last call."""
@@ -51,6 +59,7 @@ class ChunkFiles:
         """
         make_directory(self._disk, self._root)
         try:
+            self._make_folders()
             for path in self._root.glob(f"*/*{PARTIAL_SUFFIX}"):
                 self._disk.remove(path)
             for path in self._root.glob("*/*"):
@@ -67,6 +76,14 @@ class ChunkFiles:
                     self._sizes[digest] = size_bytes
         except OSError as error:
             raise describe_os_error("read", self._root, error) from error
+
+    def _make_folders(self) -> None:
+        """Make all that chunks will lie in: made one by one, each would be waited for until it is durable."""
+        missing = [path for path in (self._root / f"{first:02x}" for first in range(256)) if not path.is_dir()]
+        for path in missing:
+            path.mkdir(mode=0o700)
+        if missing:
+            self._disk.sync_directory(self._root)
 
     def __contains__(self, digest: Digest) -> bool:
         return digest in self._sizes
@@ -88,23 +105,19 @@ class ChunkFiles:
         """Return the size of a held chunk's file, or ``None``."""
         return self._sizes.get(digest)
 
-    def put(self, digest: Digest, data: bytes, *, sync_directory: bool = True) -> None:
-        """Keep a chunk whose digest the caller has checked; one already held is left alone.
-
-        Args:
-            digest: BLAKE3 of ``data``.
-            data: The chunk.
-            sync_directory: False inside a batch that ends with :meth:`sync`.
+    def write(self, digest: Digest, data: bytes) -> None:
+        """Keep a chunk whose digest the caller has checked; it is durable after :meth:`sync`. One held is left alone.
 
         Raises:
-            StorageError: The disk refused.
+            StorageError: The disk refused; nothing of it stays.
         """
         if self.get(digest) is not None:
             return
         path = self._path(digest)
         make_directory(self._disk, path.parent)
-        write_durably(self._disk, path, data, sync_directory=sync_directory)
+        write_whole(self._disk, path, data)
         with self._has_changed:
+            self._unsynced.add(digest)
             self._sizes[digest] = len(data)
             self._has_changed.notify_all()
 
@@ -120,12 +133,35 @@ class ChunkFiles:
             self._has_changed.notify_all()
 
     def sync(self, digests: Iterable[Digest]) -> None:
-        """Make the names of chunks written without ``sync_directory`` durable."""
-        for directory in sorted({self._path(digest).parent for digest in digests}):
-            try:
-                self._disk.sync_directory(directory)
-            except OSError as error:
-                raise describe_os_error("sync", directory, error) from error
+        """Make chunks that were written durable, many at a time.
+
+        Raises:
+            StorageError: The disk refused; none of those that were not durable before stays.
+        """
+        with self._lock:
+            due = [digest for digest in digests if digest in self._unsynced]
+        if not due:
+            return
+        paths = [self._path(digest) for digest in due]
+        directories = sorted({path.parent for path in paths})
+        try:
+            self._sync_all(self._disk.fsync, paths)
+            self._sync_all(self._disk.sync_directory, directories)
+        except OSError as error:
+            for digest in due:
+                self.remove(digest)
+            raise describe_os_error("write", self._root, error) from error
+        with self._lock:
+            self._unsynced.difference_update(due)
+
+    @staticmethod
+    def _sync_all(sync: Callable[[Path], None], paths: list[Path]) -> None:
+        if len(paths) == 1:
+            sync(paths[0])
+            return
+        with ThreadPoolExecutor(min(SYNC_THREADS, len(paths))) as threads:
+            for _ in threads.map(sync, paths):
+                pass
 
     def get(self, digest: Digest) -> bytes | None:
         """Return a chunk's verified bytes, or ``None`` if it is not held or was damaged (and is now deleted).
@@ -169,6 +205,7 @@ class ChunkFiles:
     def _forget(self, digest: Digest) -> None:
         with self._lock:
             self._sizes.pop(digest, None)
+            self._unsynced.discard(digest)
 
     def _path(self, digest: Digest) -> Path:
         name = digest.hex()

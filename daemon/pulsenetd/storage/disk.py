@@ -124,30 +124,45 @@ class Disk:
         """Called once a database transaction is durable."""
 
 
-def write_durably(disk: Disk, path: Path, data: Data, *, sync_directory: bool = True) -> None:
+def write_durably(disk: Disk, path: Path, data: Data) -> None:
     """Put ``data`` at ``path`` so that after a crash it is whole or absent.
 
     Args:
         disk: Does the steps.
         path: Final name; its directory exists.
         data: The whole content.
-        sync_directory: False when the caller syncs the directory itself after a batch.
 
     Raises:
         StorageError: The system refused a step; no temporary file stays behind.
     """
+    _write(disk, path, data, is_durable=True)
+    try:
+        disk.sync_directory(path.parent)
+    except OSError as error:
+        raise describe_os_error("write", path, error) from error
+
+
+def write_whole(disk: Disk, path: Path, data: Data) -> None:
+    """Put ``data`` at ``path``, whole for whoever reads it, but not durable: after a power cut it may be anything.
+
+    Raises:
+        StorageError: As :func:`write_durably`.
+    """
+    _write(disk, path, data, is_durable=False)
+
+
+def _write(disk: Disk, path: Path, data: Data, *, is_durable: bool) -> None:
     partial = path.with_name(f"{path.name}.{os.getpid()}-{next(_partial_numbers)}{PARTIAL_SUFFIX}")
     try:
         try:
             disk.write(partial, data)
-            disk.fsync(partial)
+            if is_durable:
+                disk.fsync(partial)
             disk.rename(partial, path)
         except OSError:
             # A full disk must get its space back: the next try may be smaller.
             disk.remove(partial)
             raise
-        if sync_directory:
-            disk.sync_directory(path.parent)
     except OSError as error:
         raise describe_os_error("write", path, error) from error
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,13 +190,24 @@ class Store:
         data = self.chunk_list_bytes(blob_id)
         return None if data is None else ChunkList.decode(data)
 
-    def put_chunk(self, digest: Digest, data: bytes) -> None:
-        """Keep a chunk whose digest the caller has checked, durable on return.
+    def put_chunks(self, chunks: Mapping[Digest, bytes]) -> dict[Digest, StorageError]:
+        """Keep chunks whose digests the caller has checked, durable on return; many take little longer than one.
 
-        Raises:
-            StorageError: The disk refused; nothing half-written stays.
+        Returns:
+            Why which were not kept; nothing half-written stays of them.
         """
-        self._chunks.put(digest, data)
+        failed: dict[Digest, StorageError] = {}
+        for digest, data in chunks.items():
+            try:
+                self._chunks.write(digest, data)
+            except StorageError as error:
+                failed[digest] = error
+        kept = [digest for digest in chunks if digest not in failed]
+        try:
+            self._chunks.sync(kept)
+        except StorageError as error:
+            failed |= dict.fromkeys(kept, error)
+        return failed
 
     def has_chunk(self, digest: Digest) -> bool:
         """Return whether a chunk is held (its bytes are checked when they are read)."""
@@ -490,7 +501,7 @@ class BlobWriter:
                 # Referenced before it is written: deleting another blob must not take it away.
                 self._store._add_references([digest])
                 self._held.add(digest)
-                self._chunks.put(digest, data, sync_directory=False)
+                self._chunks.write(digest, data)
 
     def _let_go(self) -> None:
         held, self._held = self._held, set()

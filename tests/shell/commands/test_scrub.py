@@ -23,7 +23,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     store = Store.open(directory)
     chunk_list = ChunkList(((len(DATA), compute_digest(DATA)),))
     store.put_chunk_list(chunk_list.blob_id, chunk_list.encode())
-    store.put_chunk(compute_digest(DATA), DATA)
+    store.put_chunks({compute_digest(DATA): DATA})
     store.close()
     return directory
 

@@ -25,7 +25,7 @@ def node(tmp_path: Path) -> Path:
     chunk_list = ChunkList(entries)
     store.put_chunk_list(chunk_list.blob_id, chunk_list.encode())
     for data in DATA:
-        store.put_chunk(compute_digest(data), data)
+        store.put_chunks({compute_digest(data): data})
     store.close()
     return directory
 

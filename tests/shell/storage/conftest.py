@@ -288,7 +288,7 @@ def copy_blob(source: Store, target: Store, manifest: Manifest) -> None:
     for _, digest in target.missing_chunks(manifest.blob_id):
         chunk = source.chunk(digest)
         assert chunk is not None
-        target.put_chunk(digest, chunk)
+        target.put_chunks({digest: chunk})
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from pathlib import Path
 
@@ -17,8 +18,8 @@ DATA = b"some chunk"
 DIGEST = compute_digest(DATA)
 
 
-def open_chunks(root: Path) -> ChunkFiles:
-    chunks = ChunkFiles(root, Disk())
+def open_chunks(root: Path, disk: Disk | None = None) -> ChunkFiles:
+    chunks = ChunkFiles(root, disk or Disk())
     chunks.scan()
     return chunks
 
@@ -28,7 +29,7 @@ def path_of(root: Path) -> Path:
 
 
 def test_a_chunk_survives_a_restart(tmp_path: Path) -> None:
-    open_chunks(tmp_path).put(DIGEST, DATA)
+    open_chunks(tmp_path).write(DIGEST, DATA)
     again = open_chunks(tmp_path)
     assert DIGEST in again
     assert again.get(DIGEST) == DATA
@@ -47,27 +48,27 @@ def test_an_absent_chunk_is_none_and_deleting_it_is_no_error(tmp_path: Path) -> 
 def test_damaged_bytes_are_deleted_never_served(tmp_path: Path, damage: bytes) -> None:
     """A-DSK-2: short, zero-filled and flipped files are caught by their digest."""
     chunks = open_chunks(tmp_path)
-    chunks.put(DIGEST, DATA)
+    chunks.write(DIGEST, DATA)
     path_of(tmp_path).write_bytes(damage)
     assert chunks.get(DIGEST) is None
     assert DIGEST not in chunks
     assert chunks.damaged_count == 1
     assert not path_of(tmp_path).exists()
-    chunks.put(DIGEST, DATA)
+    chunks.write(DIGEST, DATA)
     assert chunks.get(DIGEST) == DATA
 
 
 def test_putting_a_chunk_again_repairs_a_damaged_file(tmp_path: Path) -> None:
     chunks = open_chunks(tmp_path)
-    chunks.put(DIGEST, DATA)
+    chunks.write(DIGEST, DATA)
     path_of(tmp_path).write_bytes(bytes(len(DATA)))
-    chunks.put(DIGEST, DATA)
+    chunks.write(DIGEST, DATA)
     assert chunks.get(DIGEST) == DATA
 
 
 def test_a_file_deleted_behind_our_back_is_absent(tmp_path: Path) -> None:
     chunks = open_chunks(tmp_path)
-    chunks.put(DIGEST, DATA)
+    chunks.write(DIGEST, DATA)
     path_of(tmp_path).unlink()
     assert chunks.get(DIGEST) is None
     assert DIGEST not in chunks
@@ -75,7 +76,7 @@ def test_a_file_deleted_behind_our_back_is_absent(tmp_path: Path) -> None:
 
 def test_an_unreadable_file_is_a_storage_error(tmp_path: Path) -> None:
     chunks = open_chunks(tmp_path)
-    chunks.put(DIGEST, DATA)
+    chunks.write(DIGEST, DATA)
     path_of(tmp_path).unlink()
     path_of(tmp_path).mkdir()
     with pytest.raises(StorageError, match="EISDIR"):
@@ -101,7 +102,7 @@ def test_scanning_deletes_partials_and_giants_and_ignores_strangers(tmp_path: Pa
 
 def test_what_became_no_chunk_file_is_never_read_to_its_end(tmp_path: Path) -> None:
     chunks = open_chunks(tmp_path)
-    chunks.put(DIGEST, DATA)
+    chunks.write(DIGEST, DATA)
     path_of(tmp_path).unlink()
     path_of(tmp_path).symlink_to("/dev/zero")
     assert chunks.get(DIGEST) is None
@@ -112,18 +113,55 @@ def test_what_became_no_chunk_file_is_never_read_to_its_end(tmp_path: Path) -> N
     assert not path_of(tmp_path).is_symlink()
 
 
-def test_a_batch_is_synced_by_directory(tmp_path: Path) -> None:
-    chunks = open_chunks(tmp_path)
-    items = [bytes([value]) for value in range(20)]
-    for data in items:
-        chunks.put(compute_digest(data), data, sync_directory=False)
-    chunks.sync(compute_digest(data) for data in items)
+class CountingDisk(Disk):
+    """Says what was made durable, and refuses to where told."""
+
+    def __init__(self) -> None:
+        self.synced: list[str] = []
+        self.refused: set[str] = set()
+
+    def fsync(self, path: Path) -> None:
+        if path.name in self.refused:
+            raise OSError(errno.EIO, "refused")
+        self.synced.append(path.name)
+
+    def sync_directory(self, path: Path) -> None:
+        if path.name in self.refused:
+            raise OSError(errno.EIO, "refused")
+        self.synced.append(path.name)
+
+
+def test_chunks_are_made_durable_together_and_once(tmp_path: Path) -> None:
+    disk = CountingDisk()
+    chunks = open_chunks(tmp_path, disk)
+    disk.synced.clear()
+    items = {compute_digest(bytes([value])): bytes([value]) for value in range(20)}
+    for digest, data in items.items():
+        chunks.write(digest, data)
+    assert disk.synced == []
+    chunks.sync(items)
+    assert sorted(disk.synced) == sorted({*(d.hex() for d in items), *(d.hex()[:2] for d in items)})
+    chunks.sync(items)
+    assert len(disk.synced) == len(items) + len({digest.hex()[:2] for digest in items})
     assert len(open_chunks(tmp_path)) == 20
 
 
-def test_a_failed_sync_is_a_storage_error(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="ENOENT"):
-        open_chunks(tmp_path).sync([DIGEST])
+@pytest.mark.parametrize("refused", ["file", "folder"])
+def test_of_chunks_that_cannot_be_made_durable_nothing_stays(tmp_path: Path, refused: str) -> None:
+    disk = CountingDisk()
+    chunks = open_chunks(tmp_path, disk)
+    kept, lost = compute_digest(b"kept"), compute_digest(b"lost")
+    chunks.write(kept, b"kept")
+    chunks.sync([kept])
+    chunks.write(lost, b"lost")
+    disk.refused = {lost.hex() if refused == "file" else lost.hex()[:2]}
+    with pytest.raises(StorageError, match="EIO"):
+        chunks.sync([kept, lost])
+    assert (chunks.get(kept), chunks.get(lost)) == (b"kept", None)
+    disk.refused.clear()
+    chunks.write(lost, b"lost")
+    chunks.sync([lost])
+    assert chunks.get(lost) == b"lost"
 
 
 def test_who_waits_for_a_chunk_is_told_when_it_is_kept_or_given_up(tmp_path: Path) -> None:
@@ -137,7 +175,7 @@ def test_who_waits_for_a_chunk_is_told_when_it_is_kept_or_given_up(tmp_path: Pat
     waiting[0].join(0.05)
     assert waiting[0].is_alive()
     chunks.wake()
-    chunks.put(DIGEST, DATA)
+    chunks.write(DIGEST, DATA)
     waiting[0].join(10)
     assert outcomes == [True]
     chunks.remove(DIGEST)

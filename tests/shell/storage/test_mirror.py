@@ -101,7 +101,7 @@ def arrive(reader: Inferencer, node: Any, kit: Any, manifest: Any) -> None:
     reader.store.put_chunk_list(manifest.blob_id, node.store.chunk_list_bytes(manifest.blob_id))
     reader.mirror.prepare(manifest)
     for _, digest in reader.store.missing_chunks(manifest.blob_id):
-        reader.store.put_chunk(digest, node.store.chunk(digest))
+        reader.store.put_chunks({digest: node.store.chunk(digest)})
 
 
 def spool_count(reader: Inferencer) -> int:

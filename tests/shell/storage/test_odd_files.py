@@ -118,7 +118,7 @@ def test_a_chunk_that_became_something_else_while_the_node_runs_is_not_waited_fo
     store = Store.open(node)
     data = bytes(1_000)
     digest = compute_digest(data)
-    store.put_chunk(digest, data)
+    store.put_chunks({digest: data})
     path = node / "chunks" / digest.hex()[:2] / digest.hex()
     path.unlink()
     if put is put_link:

@@ -45,7 +45,7 @@ class Arrival:
 
     def let_in(self, index: int, data: bytes | None = None) -> None:
         digest = self.missing[index][1]
-        self.store.put_chunk(digest, self.upstream.chunk(digest) if data is None else data)
+        self.store.put_chunks({digest: self.upstream.chunk(digest) if data is None else data})
 
     def spool_count(self) -> int:
         return len(list(self.spool_directory.iterdir()))

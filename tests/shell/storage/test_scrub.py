@@ -58,7 +58,7 @@ def test_damage_is_deleted_named_and_can_be_fetched_again(store: Store, kit: Any
     assert set(store.take_damaged_blobs()) == {lack.blob_id for lack in report.lacks}
     assert store.take_damaged_blobs() == []
     for digest in (first[0], second[1], second[2]):
-        store.put_chunk(digest, originals[digest] or b"")
+        store.put_chunks({digest: originals[digest] or b""})
     assert scrub(store).is_whole
 
 

@@ -157,7 +157,7 @@ def test_a_damaged_chunk_is_found_on_reading_and_can_be_fetched_again(store: Sto
     assert caught.value.reason == "damaged"
     assert store.missing_chunks(blob_id) == [(MEBIBYTE, first)]
     assert store.usage().damaged_count == 1
-    store.put_chunk(first, data[:MEBIBYTE])
+    store.put_chunks({first: data[:MEBIBYTE]})
     assert b"".join(store.read_blob(blob_id)) == data
 
 
@@ -168,7 +168,7 @@ def test_damage_is_found_in_all_of_a_blob_at_once(store: Store) -> None:
     entries = store.chunk_list(blob_id).entries  # type: ignore[union-attr]
     for read in (store.read_blob(blob_id), store.read_arriving_blob(blob_id, lambda: True)):
         for position in (0, 2):
-            store.put_chunk(entries[position][1], data[position * MEBIBYTE : (position + 1) * MEBIBYTE])
+            store.put_chunks({entries[position][1]: data[position * MEBIBYTE : (position + 1) * MEBIBYTE]})
             chunk_file(store, entries[position][1]).write_bytes(bytes(MEBIBYTE))
         with pytest.raises(StorageError, match="missing or damaged"):
             list(read)
@@ -363,8 +363,8 @@ def test_what_was_encoded_but_never_committed_is_gone_at_the_next_start(tmp_path
     commit_manifest(store, kit, committed, 1)
     fetched = ChunkList(((7, compute_digest(b"fetched")),))
     store.put_chunk_list(fetched.blob_id, fetched.encode())
-    store.put_chunk(compute_digest(b"fetched"), b"fetched")
-    store.put_chunk(compute_digest(b"stray"), b"stray")
+    store.put_chunks({compute_digest(b"fetched"): b"fetched"})
+    store.put_chunks({compute_digest(b"stray"): b"stray"})
     store.close()
     again = Store.open(tmp_path)
     assert again.is_complete(committed)
@@ -381,7 +381,7 @@ def test_a_fetch_goes_on_where_it_was_and_its_chunks_are_checked_again(tmp_path:
     store = Store.open(tmp_path)
     store.put_chunk_list(chunk_list.blob_id, chunk_list.encode())
     for part in parts[:4]:
-        store.put_chunk(compute_digest(part), part)
+        store.put_chunks({compute_digest(part): part})
     path = chunk_file(store, compute_digest(parts[2]))
     path.write_bytes(bytes(MEBIBYTE))
     store.close()
@@ -389,7 +389,7 @@ def test_a_fetch_goes_on_where_it_was_and_its_chunks_are_checked_again(tmp_path:
     missing = [digest for _, digest in again.missing_chunks(chunk_list.blob_id)]
     assert missing == [compute_digest(parts[index]) for index in (2, 4, 5, 6, 7)]
     for digest in missing:
-        again.put_chunk(digest, next(part for part in parts if compute_digest(part) == digest))
+        again.put_chunks({digest: next(part for part in parts if compute_digest(part) == digest)})
     assert b"".join(again.read_blob(chunk_list.blob_id)) == b"".join(parts)
     again.close()
 
@@ -399,7 +399,7 @@ def test_a_short_chunk_of_a_whole_blob_is_found_at_the_start(tmp_path: Path) -> 
     chunk_list = ChunkList(((5, compute_digest(b"whole")),))
     store = Store.open(tmp_path)
     store.put_chunk_list(chunk_list.blob_id, chunk_list.encode())
-    store.put_chunk(compute_digest(b"whole"), b"whole")
+    store.put_chunks({compute_digest(b"whole"): b"whole"})
     chunk_file(store, compute_digest(b"whole")).write_bytes(b"who")
     store.close()
     again = Store.open(tmp_path)
