@@ -101,7 +101,6 @@ class Candidacy:
         draw: Chance, for jitter.
         courier: Whom messages can be sent to.
         ballot: What was promised before.
-        now: When this life began.
     """
 
     def __init__(
@@ -114,7 +113,6 @@ class Candidacy:
         courier: Courier,
         *,
         ballot: Ballot,
-        now: float,
     ) -> None:
         self._trust = trust
         self._ledger = ledger
@@ -126,13 +124,22 @@ class Candidacy:
         """What this key promised; whoever changes it saves it in the same breath."""
         self.shown: Stored | None = None
         """A newer receipt than its own that another authority stored and showed."""
-        # After a restart the lease given before is counted anew.
-        self._lease_until = now + LEASE_SECONDS if ballot.voted_for not in (None, peer_id) else now
         self._votes: dict[PeerId, tuple[bytes, float]] = {}
         self._led_term = 0
-        self._renewed_at = now
         self._term_seen = ballot.term
-        self._stand_at = 0.0
+        self.began_at: float | None = None
+        """When this life of the node began."""
+        self._lease_until = self._renewed_at = self._stand_at = 0.0
+
+    def begin(self, now: float) -> None:
+        """The node's life has begun; only the first call counts."""
+        if self.began_at is not None:
+            return
+        self.began_at = now
+        # After a restart the lease given before is counted anew.
+        has_voted = self.ballot.voted_for not in (None, self._peer_id)
+        self._lease_until = now + LEASE_SECONDS if has_voted else now
+        self._renewed_at = now
         self._put_off_standing(self._lease_until)
 
     # What others may ask

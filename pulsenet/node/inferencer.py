@@ -16,6 +16,7 @@ from pulsenet.chain.signing import decode_signed
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId, Version
+from pulsenet.node.courier import Courier
 from pulsenet.node.effects import (
     ApplyHop,
     Count,
@@ -25,7 +26,6 @@ from pulsenet.node.effects import (
     Log,
     PrepareHop,
     Release,
-    SetTimer,
 )
 from pulsenet.node.engine_swap import EngineSwap
 from pulsenet.node.events import (
@@ -54,6 +54,7 @@ from pulsenet.node.route import Router
 from pulsenet.node.shelf import Shelf
 from pulsenet.node.sources import Sources
 from pulsenet.node.store_trouble import StoreTrouble
+from pulsenet.node.timer import Timer
 
 
 class Phase(StrEnum):
@@ -155,8 +156,9 @@ class Inferencer:
         self._draw = draw
         self._have_of = have_of
         self._sources = Sources(draw)
-        self._records = RecordsFetcher(self._sources, self._take_request_id)
-        self._fetcher = Fetcher(self._sources, self._take_request_id, index, peer_id)
+        take_request_id = Courier().take_request_id
+        self._records = RecordsFetcher(self._sources, take_request_id)
+        self._fetcher = Fetcher(self._sources, take_request_id, index, peer_id)
         self._news = News(trust, index, self._jitter)
         self._router = Router(*(held or (None, None)))
         self._engine = EngineSwap(engine_version, self._sources.backoff_seconds)
@@ -171,8 +173,7 @@ class Inferencer:
         self._seen: tuple[object, ...] = ()
         self._wanted: tuple[Digest, ...] = ()
         self._wants_key: tuple[object, ...] = ()
-        self._request_count = 0
-        self._timer_at: float | None = None
+        self._timer = Timer()
 
     # What the node's other parts ask
 
@@ -205,8 +206,7 @@ class Inferencer:
 
     def handle(self, event: Event, now: float, now_ms: int) -> list[Effect]:
         """Take in one event; see :class:`pulsenet.node.machine.Machine`."""
-        if self._timer_at is not None and now >= self._timer_at:
-            self._timer_at = None
+        self._timer.note(now)
         effects = self._take(event, now, now_ms)
         if self._store_trouble.take_due(now):
             self._news.save_again()
@@ -479,21 +479,13 @@ class Inferencer:
             self._engine.next_wake(now),
             self._reporter.next_wake(now),
             self._store_trouble.next_wake(now),
-            self._hop_retry_at if self._hop_retry_at > now else None,
+            self._hop_retry_at,
         ]
-        at = min((wake for wake in wakes if wake is not None), default=None)
-        if at is None or at == self._timer_at:
-            return []
-        self._timer_at = at
-        return [SetTimer(at)]
+        return self._timer.wake_next(wakes, now)
 
     def _move(self, step: Step) -> None:
         assert (self._phase, step) in TRANSITIONS, (self._phase, step)
         self._phase = TRANSITIONS[self._phase, step]
-
-    def _take_request_id(self) -> int:
-        self._request_count += 1
-        return self._request_count
 
     def _jitter(self, seconds: float) -> float:
         return seconds * (0.75 + self._draw(1024) / 2048)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pulsenet.chain.trust import Trust
 from pulsenet.ids import PeerId
-from pulsenet.node.effects import Effect, SetTimer
+from pulsenet.node.courier import Courier
+from pulsenet.node.effects import Effect
 from pulsenet.node.events import Event, ForkProofSeen, HeadSeen, PeerConnected, PeerLost, StoreFailed
 from pulsenet.node.fetch import StoreIndex
 from pulsenet.node.machine import Draw
@@ -16,6 +17,7 @@ from pulsenet.node.news import News
 from pulsenet.node.records_fetch import RecordsArrived, RecordsFetcher
 from pulsenet.node.sources import Sources
 from pulsenet.node.store_trouble import StoreTrouble
+from pulsenet.node.timer import Timer
 from pulsenet.wire.messages import GetRecords
 
 
@@ -34,16 +36,15 @@ class Listener:
         self._draw = draw
         self._index = index
         self._sources = Sources(draw)
-        self._records = RecordsFetcher(self._sources, self._take_request_id)
+        take_request_id = Courier().take_request_id
+        self._records = RecordsFetcher(self._sources, take_request_id)
         self._news = News(trust, index, self._jitter, own=peer_id)
         self._store_trouble = StoreTrouble()
-        self._request_count = 0
-        self._timer_at: float | None = None
+        self._timer = Timer()
 
     def handle(self, event: Event, now: float, now_ms: int) -> list[Effect]:
         """Take in one event; see :class:`pulsenet.node.machine.Machine`."""
-        if self._timer_at is not None and now >= self._timer_at:
-            self._timer_at = None
+        self._timer.note(now)
         effects = self._take(event, now, now_ms)
         if self._store_trouble.take_due(now):
             self._news.save_again()
@@ -87,15 +88,7 @@ class Listener:
 
     def _set_timer(self, now: float) -> list[Effect]:
         wakes = [self._records.next_wake(now), self._news.next_wake(now), self._store_trouble.next_wake(now)]
-        at = min((wake for wake in wakes if wake is not None), default=None)
-        if at is None or at == self._timer_at:
-            return []
-        self._timer_at = at
-        return [SetTimer(at)]
-
-    def _take_request_id(self) -> int:
-        self._request_count += 1
-        return self._request_count
+        return self._timer.wake_next(wakes, now)
 
     def _jitter(self, seconds: float) -> float:
         return seconds * (0.75 + self._draw(1024) / 2048)

@@ -31,8 +31,3 @@ class Machine(Protocol):
             now_ms: Unix time in milliseconds, corrected by the node's clock offset.
         """
         ...
-
-
-def sooner(pending: float | None, at: float) -> float:
-    """Return the time to wake at, if one may be set already: what is put off must not put off what is due before."""
-    return at if pending is None else min(pending, at)

@@ -12,13 +12,15 @@ from pulsenet.chain.records import Have, Manifest
 from pulsenet.chain.signing import decode_signed
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest, PeerId, short
-from pulsenet.node.effects import Effect, Log, SetTimer, ShowToMachines
+from pulsenet.node.courier import Courier
+from pulsenet.node.effects import Effect, Log, ShowToMachines
 from pulsenet.node.events import BlobDamaged, BlobLost, ChunkStored, Event, PeerConnected, PeerLost
 from pulsenet.node.fetch import Fetcher, StoreIndex
 from pulsenet.node.list_fetch import BlobWant
 from pulsenet.node.machine import Draw
 from pulsenet.node.published import PublishedState
 from pulsenet.node.sources import Sources
+from pulsenet.node.timer import Timer
 from pulsenet.wire.schema import decode_value
 
 MEND_SECONDS = 60.0
@@ -52,12 +54,12 @@ class Mender:
         self._find_state = find_state
         self._have_of = have_of
         self._sources = Sources(draw)
-        self._fetcher = Fetcher(self._sources, self._take_request_id, index)
+        take_request_id = Courier().take_request_id
+        self._fetcher = Fetcher(self._sources, take_request_id, index)
         self._lacking = dict.fromkeys(lacking, float("-inf"))
         """Blobs to mend, and since when nothing came of them."""
         self._is_lost: set[Digest] = set()
-        self._request_count = 0
-        self._timer_at: float | None = None
+        self._timer = Timer()
 
     @property
     def lacking(self) -> tuple[Digest, ...]:
@@ -66,8 +68,7 @@ class Mender:
 
     def handle(self, event: Event, now: float, now_ms: int) -> list[Effect]:
         """Take in one event; see :class:`pulsenet.node.machine.Machine`."""
-        if self._timer_at is not None and now >= self._timer_at:
-            self._timer_at = None
+        self._timer.note(now)
         effects = self._take(event, now)
         if self._lacking:
             effects += self._mend(now)
@@ -139,15 +140,7 @@ class Mender:
     def _set_timer(self, now: float) -> list[Effect]:
         waits = [since + MEND_SECONDS for blob_id, since in self._lacking.items() if blob_id not in self._is_lost]
         wakes = [*waits, self._fetcher.next_wake(now)] if self._lacking else []
-        at = min((wake for wake in wakes if wake is not None), default=None)
-        if at is None or at == self._timer_at:
-            return []
-        self._timer_at = at
-        return [SetTimer(at)]
-
-    def _take_request_id(self) -> int:
-        self._request_count += 1
-        return self._request_count
+        return self._timer.wake_next(wakes, now)
 
 
 def _name(manifest: Manifest) -> str:

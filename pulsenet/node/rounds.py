@@ -7,14 +7,12 @@ receipts alone, one after another, so a restart at any time goes on from the las
 
 from __future__ import annotations
 
-from pulsenet.chain.ledger import LEDGER_KEY, FinalReceipt, Ledger
+from pulsenet.chain.ledger import FinalReceipt, Ledger
 from pulsenet.chain.records import StateAnchor
 from pulsenet.chain.round_settings import RoundSettings
 from pulsenet.chain.signing import Sign, decode_signed, encode_signed, record_digest, seal
 from pulsenet.chain.trust import Trust
-from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId
-from pulsenet.node.courier import Courier
 from pulsenet.node.effects import (
     Count,
     Effect,
@@ -24,12 +22,9 @@ from pulsenet.node.effects import (
     Report,
     RestoreState,
     RunInnerSteps,
-    SaveState,
-    SetTimer,
     ShowToMachines,
     StoreContribution,
     StoreRecord,
-    StrikePeer,
 )
 from pulsenet.node.events import (
     AggregateApplied,
@@ -40,24 +35,23 @@ from pulsenet.node.events import (
     Event,
     InnerStepsDone,
     PeerConnected,
-    PeerLost,
     ReceiptSeen,
     ReplyReceived,
     RestoreFailed,
     StateLost,
     StateReached,
     StateRestored,
-    StoreFailed,
     TermSeen,
     TrainingAttached,
     TrainingLost,
 )
 from pulsenet.node.fetch import StoreIndex
 from pulsenet.node.gathering import Gathering
-from pulsenet.node.machine import Draw, sooner
+from pulsenet.node.ledger_machine import LedgerMachine
+from pulsenet.node.machine import Draw
 from pulsenet.node.own_work import OwnWork, make_contribution
 from pulsenet.node.rounds_contact import Contact
-from pulsenet.node.rounds_news import store_learnt, take_rounds
+from pulsenet.node.rounds_news import take_rounds
 from pulsenet.node.rounds_phase import Phase, Step, follow
 from pulsenet.node.rounds_report import make_report
 from pulsenet.wire.messages import RoundsReply
@@ -72,7 +66,7 @@ EXTENSIONS_MAX = 2
 """While no coordinator is heard of, a round's inner steps go on for at most this many times their number."""
 
 
-class Rounds:
+class Rounds(LedgerMachine):
     """The machine of a trainer.
 
     Args:
@@ -99,11 +93,9 @@ class Rounds:
         *,
         own: bytes | None = None,
     ) -> None:
-        self._trust = trust
-        self._ledger = ledger
+        super().__init__(trust, ledger)
         self._peer_id = peer_id
         self._sign = sign
-        self._courier = Courier()
         self._contact = Contact(ledger, peer_id, draw, self._courier)
         self._gathering = Gathering(trust, ledger, peer_id, sign, draw, index, self._courier)
         self._own = OwnWork(peer_id, self._settings.missed_rounds_max, own)
@@ -119,8 +111,6 @@ class Rounds:
         """When this node, which its own records say is cut off, stops hoping for others'."""
         self._bad_anchors: set[Digest] = set()
         self._retry_at = 0.0
-        self._is_unsaved = False
-        self._timer_at: float | None = None
         self._told: Report | None = None
 
     @property
@@ -138,32 +128,13 @@ class Rounds:
         """Root of the state it holds; ``None`` while it holds none."""
         return self._state_root
 
-    def handle(self, event: Event, now: float, now_ms: int) -> list[Effect]:
-        """Take in one event; see :class:`pulsenet.node.machine.Machine`."""
-        if self._timer_at is not None and now >= self._timer_at:
-            self._timer_at = None
-        effects = self._gathering.handle(event, now)
-        if isinstance(event, StoreFailed) and event.digest is None:
-            # Nothing may be said that is not stored: whatever comes next begins with storing all of it again.
-            self._is_unsaved = True
-            self._timer_at = sooner(self._timer_at, now + RETRY_SECONDS)
-            return [Count("rejected", event.reason), SetTimer(self._timer_at)]
-        try:
-            effects += self._take(event, now)
-        except (RemoteProtocolError, TrustError) as error:
-            effects += [*store_learnt(self._ledger), Count("rejected", error.code)]
-            source = getattr(event, "source", None) or getattr(event, "peer_id", None)
-            if isinstance(error, RemoteProtocolError) and source is not None:
-                effects.append(StrikePeer(source, error.code))
-        return effects + self._go_on(now)
+    def _fetch(self, event: Event, now: float) -> list[Effect]:
+        return self._gathering.handle(event, now)
 
     def _take(self, event: Event, now: float) -> list[Effect]:
         match event:
-            case PeerConnected(peer_id):
-                self._courier.connected.add(peer_id)
+            case PeerConnected():
                 self._contact.poll_soon(now)
-            case PeerLost(peer_id):
-                self._courier.connected.discard(peer_id)
             case TermSeen(votes, source):
                 self._ledger.accept_mandate(votes)
                 self._contact.note_heard(source, now)
@@ -352,16 +323,12 @@ class Rounds:
         effects += self._send_contribution(now)
         waits = self._phase in (Phase.JOINING, Phase.PENDING) or self._awaits_news_until is not None
         known = self._trust.descriptor
-        effects += self._contact.poll(now, from_round_index=self._poll_from, is_waiting=waits, descriptor=known)
-        if self._is_unsaved:
-            self._is_unsaved = False
-            effects += [StoreRecord(signed) for signed in self._ledger.records()]
-            effects += [self._own.save(), SaveState(LEDGER_KEY, self._ledger.save()), *self._order_again()]
-            effects.append(ShowToMachines(self._state_event))
-            self._told = None
-        if self._ledger.is_changed:
-            effects.append(SaveState(LEDGER_KEY, self._ledger.save()))
-        return effects + self._report(now) + self._set_timer(now)
+        asked = self._contact.poll(now, from_round_index=self._poll_from, is_waiting=waits, descriptor=known)
+        return effects + asked
+
+    def _store_again(self) -> list[Effect]:
+        self._told = None
+        return [self._own.save(), *self._order_again(), ShowToMachines(self._state_event)]
 
     def _note_alone(self, now: float) -> None:
         """Notice that the own records lead on only from later, where nobody is there who might have more."""
@@ -482,11 +449,6 @@ class Rounds:
         told, self._told = self._told, report
         return [] if report == told else [report]
 
-    def _set_timer(self, now: float) -> list[Effect]:
-        times = [self._gathering.next_wake(now), self._contact.next_wake(now)]
-        times += [self._retry_at, self._alone_until, self._awaits_news_until]
-        at = min((time for time in times if time is not None and time > now), default=None)
-        if at is None or at == self._timer_at:
-            return []
-        self._timer_at = at
-        return [SetTimer(at)]
+    def _wakes(self, now: float) -> list[float | None]:
+        contact_at = self._contact.next_wake(now)
+        return [self._gathering.next_wake(now), contact_at, self._retry_at, self._alone_until, self._awaits_news_until]

@@ -20,6 +20,7 @@ from pulsenet.chain.signing import Sign, Verify, encode_signed, record_digest
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId, Version
+from pulsenet.node.courier import Courier
 from pulsenet.node.draft import Draft, Encoding, draft_extra, draft_version
 from pulsenet.node.effects import (
     Commit,
@@ -31,8 +32,6 @@ from pulsenet.node.effects import (
     Log,
     RefuseSnapshot,
     Release,
-    SendRequest,
-    SetTimer,
     StoreAnchor,
 )
 from pulsenet.node.events import (
@@ -66,6 +65,7 @@ from pulsenet.node.published import (
 from pulsenet.node.scribe import Scribe
 from pulsenet.node.speaker import Speaker
 from pulsenet.node.succession import Standing, Succession
+from pulsenet.node.timer import Timer
 from pulsenet.node.trainer_phase import TRANSITIONS, Phase
 from pulsenet.node.trainer_report import make_report
 from pulsenet.node.turns import Leadership, Turns
@@ -130,8 +130,8 @@ class Trainer:
         self._learn_until: float | None = None
         self._started_ms = 0
         self._encode_at_min = float("-inf")
-        self._timer_at: float | None = None
-        self._request_count = 0
+        self._timer = Timer()
+        self._courier = Courier()
 
     @property
     def phase(self) -> Phase:
@@ -156,8 +156,7 @@ class Trainer:
         if self._learn_until is None:
             self._learn_until = now + self._learn_seconds
             self._started_ms = now_ms
-        if self._timer_at is not None and now >= self._timer_at:
-            self._timer_at = None
+        self._timer.note(now)
         effects: list[Effect] = []
         if self._turns is not None:
             self._turns.note(event)
@@ -172,8 +171,7 @@ class Trainer:
         elif isinstance(event, BlobLost):
             self._take_loss(event.blob_id)
         elif isinstance(event, PeerConnected):
-            self._request_count += 1
-            effects.append(SendRequest(self._request_count, event.peer_id, GetHead(), limits.REQUEST_OPEN_SECONDS_MAX))
+            effects.append(self._courier.send(event.peer_id, GetHead()))
         return effects + self._go_on(now, now_ms)
 
     # News
@@ -494,7 +492,4 @@ class Trainer:
         if self._phase is Phase.IDLE and self._waiting is not None:
             times.append(self._encode_at_min)
         at = min((time for time in times if time is not None), default=None)
-        if at is None or at == self._timer_at:
-            return []
-        self._timer_at = at
-        return [SetTimer(max(at, now))]
+        return self._timer.wake_at(None if at is None else max(at, now))

@@ -6,22 +6,19 @@ is signed for rounds that most trainers have not begun, and only where the one b
 
 from __future__ import annotations
 
-from collections.abc import Set
 from typing import Final
 
 from pulsenet import limits
-from pulsenet.chain.ledger import LEDGER_KEY, Ledger
+from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.records import Roster
 from pulsenet.chain.rosters import Rosters
-from pulsenet.chain.signing import Sign, decode_signed, encode_signed, seal
+from pulsenet.chain.signing import Sign, encode_signed, seal
 from pulsenet.chain.trust import Trust
-from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import PeerId
-from pulsenet.node.candidacy import Candidacy, decode_ballot
-from pulsenet.node.courier import Courier
-from pulsenet.node.effects import Count, Effect, Log, SaveState, SetTimer, ShowToMachines
-from pulsenet.node.events import Event, PeerConnected, PeerLost, StoreFailed, TermSeen, VoteSeen
-from pulsenet.node.machine import Draw, sooner
+from pulsenet.node.authority import Authority
+from pulsenet.node.effects import Count, Effect, Log, ShowToMachines
+from pulsenet.node.events import Event
+from pulsenet.node.machine import Draw
 from pulsenet.node.mixing.events import (
     MastersTold,
     PresenceEnded,
@@ -31,9 +28,7 @@ from pulsenet.node.mixing.events import (
     RosterSeen,
 )
 from pulsenet.node.mixing.measuring import Measuring
-from pulsenet.node.verdicts import Verdicts
 from pulsenet.outer.mixing.settings import MixingSettings
-from pulsenet.wire.messages import PushTerm
 
 PRESENT_SECONDS: Final = 30.0
 """A trainer that was not heard of for so long is not listed any more."""
@@ -47,11 +42,9 @@ FIND_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 2.0
 """How long a change lasts before a roster follows it."""
 
-STORE_RETRY_SECONDS: Final = 5.0
 
-
-class Convener:
-    """The machine of an authority.
+class Convener(Authority):
+    """The machine of an authority in a run that mixes.
 
     Args:
         trust: The run's rules; shared with the node's other machines.
@@ -79,16 +72,9 @@ class Convener:
         *,
         ballot: bytes | None = None,
     ) -> None:
-        self._trust = trust
-        self._ledger = ledger
+        super().__init__(trust, ledger, peer_id, sign, draw, ballot)
         self._rosters = rosters
         self._settings = settings
-        self._peer_id = peer_id
-        self._sign = sign
-        self._draw = draw
-        self._courier = Courier()
-        self._ballot = decode_ballot(ballot)
-        self._candidacy: Candidacy | None = None
         self._present: dict[PeerId, tuple[int, float]] = {}
         self.measuring = Measuring(trust, rosters, settings, self.is_leading)
         """What it knows of how far apart trainers are."""
@@ -96,58 +82,9 @@ class Convener:
         self._led_since = 0.0
         self._number = 0
         self._changed_at: float | None = None
-        self._is_unsaved = False
-        self._timer_at: float | None = None
-        self.verdicts = Verdicts()
-        """What became of items that were pushed here."""
 
-    @property
-    def term(self) -> int:
-        """The newest term whose coordinator is known here; 0 before the first."""
-        return 0 if self._ledger.mandate is None else self._ledger.mandate.term
-
-    def is_leading(self, now: float) -> bool:
-        """Say whether this node is the coordinator now: only then may it publish versions of the run."""
-        return self._candidacy is not None and self._candidacy.is_leading(now)
-
-    def handle(self, event: Event, now: float, now_ms: int) -> list[Effect]:
-        """Take in one event; see :class:`pulsenet.node.machine.Machine`."""
-        candidacy = self._candidacy
-        if candidacy is None:
-            common = (self._trust, self._ledger, self._peer_id, self._sign, self._draw, self._courier)
-            candidacy = self._candidacy = Candidacy(*common, ballot=self._ballot, now=now)
-        if self._timer_at is not None and now >= self._timer_at:
-            self._timer_at = None
-        if isinstance(event, StoreFailed):
-            # Nothing may be said that is not stored: whatever comes next begins with storing all of it again.
-            self._is_unsaved = True
-            self._timer_at = sooner(self._timer_at, now + STORE_RETRY_SECONDS)
-            return [Count("rejected", event.reason), SetTimer(self._timer_at)]
-        effects: list[Effect] = []
-        try:
-            effects += self._take(candidacy, event, now)
-        except (RemoteProtocolError, TrustError) as error:
-            effects.append(Count("rejected", error.code))
-            self.verdicts.note(event, error.code)
-        return effects + self._go_on(candidacy, now)
-
-    def _take(self, candidacy: Candidacy, event: Event, now: float) -> list[Effect]:
+    def _take_more(self, event: Event, now: float) -> list[Effect]:
         match event:
-            case PeerConnected(peer_id):
-                self._courier.connected.add(peer_id)
-                if candidacy.is_leading(now) and self._ledger.mandate is not None:
-                    return [self._courier.send(peer_id, PushTerm(self._ledger.mandate.votes))]
-            case PeerLost(peer_id):
-                self._courier.connected.discard(peer_id)
-            case VoteSeen(record, _):
-                signed = decode_signed(record)
-                given = self._trust.accept_vote(signed)
-                effects, refusal = candidacy.take_vote(given, signed.signers[0], record, now)
-                self.verdicts.note(event, refusal)
-                return effects
-            case TermSeen(votes, source):
-                if source == self._ledger.accept_mandate(votes).coordinator:
-                    candidacy.note_coordinator(now)
             case PresenceSeen(peer_id, round_index):
                 self._note_present(peer_id, round_index, now)
             case PresenceEnded():
@@ -175,48 +112,42 @@ class Convener:
 
     # What follows
 
-    def _go_on(self, candidacy: Candidacy, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        descriptor = self._trust.descriptor
-        assert descriptor is not None
+    def _go_on(self, now: float) -> list[Effect]:
         for peer_id in [key for key, (_, at) in self._present.items() if now - at > PRESENT_SECONDS]:
             del self._present[peer_id]
-        is_ready = self._peer_id in self._present
-        effects += candidacy.stand_if_due(now, is_ready=is_ready)
-        if is_ready:
+        effects = self._candidacy.stand_if_due(now, is_ready=self._is_ready)
+        if self._is_ready:
             # Whoever renews keeps others from standing: a training process may be gone for good.
-            effects += candidacy.renew_if_due(now)
-            if candidacy.is_leading(now):
-                effects += self._convene(candidacy, set(descriptor.trainers), now)
-        if self._is_unsaved:
-            self._is_unsaved = False
-            effects += [candidacy.save(), SaveState(LEDGER_KEY, self._ledger.save())]
-        if self._ledger.is_changed:
-            effects.append(SaveState(LEDGER_KEY, self._ledger.save()))
-        effects += self.measuring.update(now)
-        return effects + self._set_timer(candidacy, now, is_ready=is_ready)
+            effects += self._candidacy.renew_if_due(now)
+            if self.is_leading(now):
+                effects += self._convene(now)
+        return effects + self.measuring.update(now)
 
-    def _convene(self, candidacy: Candidacy, listed: Set[PeerId], now: float) -> list[Effect]:
+    @property
+    def _is_ready(self) -> bool:
+        return self._peer_id in self._present
+
+    def _convene(self, now: float) -> list[Effect]:
         """Sign a roster, if one is due."""
-        if self._led_term != candidacy.ballot.term:
-            self._led_term, self._led_since, self._number = candidacy.ballot.term, now, 0
+        descriptor, term = self._trust.descriptor, self._candidacy.ballot.term
+        assert descriptor is not None
+        if self._led_term != term:
+            self._led_term, self._led_since, self._number = term, now, 0
             self.measuring.begin_term()
-        if now < self._led_since + FIND_SECONDS and not listed <= set(self._present):
+        if now < self._led_since + FIND_SECONDS and not set(descriptor.trainers) <= set(self._present):
             return []
-        subset = self.measuring.find_subset()
-        if subset is None or not self._choose_members():
+        subset, members = self.measuring.find_subset(), self._choose_members()
+        if subset is None or not members:
             return []
-        members = self._choose_members()
         front = self._find_front()
         first_round = self._find_first_round(members, subset, front, now)
         if first_round is None:
             return []
-        assert self._trust.descriptor is not None
         self._number, self._changed_at = self._number + 1, None
         probe_round, distance_bits = self._rosters.measured or (None, None)
         roster = Roster(
             run_id=self._trust.run_id,
-            revision=self._trust.descriptor.revision,
+            revision=descriptor.revision,
             term=self._led_term,
             number=self._number,
             first_round=first_round,
@@ -262,15 +193,10 @@ class Convener:
         told = sorted(round_index for round_index, _ in self._present.values())
         return told[len(told) // 2] if told else 0
 
-    def _set_timer(self, candidacy: Candidacy, now: float, *, is_ready: bool) -> list[Effect]:
-        times = [candidacy.next_wake(now, is_ready=is_ready)]
-        times.append(self.measuring.next_wake())
+    def _wakes(self, now: float) -> list[float | None]:
+        times = [self._candidacy.next_wake(now, is_ready=self._is_ready), self.measuring.next_wake()]
         times += [at + PRESENT_SECONDS + 0.001 for _, at in self._present.values()]
-        if is_ready and candidacy.is_leading(now):
+        if self._is_ready and self.is_leading(now):
             times.append(self._led_since + FIND_SECONDS)
             times.append(None if self._changed_at is None else self._changed_at + SETTLE_SECONDS)
-        at = min((time for time in times if time is not None and time > now), default=None)
-        if at is None or at == self._timer_at:
-            return []
-        self._timer_at = at
-        return [SetTimer(at)]
+        return times

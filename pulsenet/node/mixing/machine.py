@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pulsenet.chain.ledger import LEDGER_KEY, Ledger
+from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.records import Share, ShareKind
 from pulsenet.chain.rosters import KnownRoster, Rosters
 from pulsenet.chain.rules import STATE_JOB
@@ -17,11 +17,11 @@ from pulsenet.chain.signing import Sign, decode_signed, record_digest
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId
-from pulsenet.node.courier import Courier
-from pulsenet.node.effects import Count, Effect, Release, Report, SaveState, SetTimer, ShowToMachines, StrikePeer
-from pulsenet.node.events import Event, PeerConnected, PeerLost, ReplyReceived, RequestFailed, StoreFailed, TermSeen
+from pulsenet.node.effects import Count, Effect, Release, Report, ShowToMachines
+from pulsenet.node.events import Event, PeerConnected, ReplyReceived, RequestFailed, TermSeen
 from pulsenet.node.fetch import StoreIndex
-from pulsenet.node.machine import Draw, sooner
+from pulsenet.node.ledger_machine import LedgerMachine
+from pulsenet.node.machine import Draw
 from pulsenet.node.mixing.asking import Asking
 from pulsenet.node.mixing.blobs import Blobs
 from pulsenet.node.mixing.contact import RosterContact
@@ -57,16 +57,13 @@ from pulsenet.outer.mixing.settings import Job, MixingSettings
 from pulsenet.wire.messages import GetShares, RosterReply, SharesReply
 from pulsenet.wire.schema import decode_value
 
-STORE_RETRY_SECONDS: Final = 5.0
-"""Wait after the disk refused, before everything is stored again."""
-
 FIRST_ROSTER_SECONDS: Final = 15.0
 ROSTER_SECONDS: Final = 3.0
 """How long the opening of a round waits for a roster that names it: the first one ever, and later ones. One that did
 not come is not waited for again."""
 
 
-class Mixing:
+class Mixing(LedgerMachine):
     """The machine of a trainer in a run whose algorithm is ``gossip``.
 
     Args:
@@ -97,11 +94,12 @@ class Mixing:
         *,
         journal: bytes | None = None,
     ) -> None:
-        self._trust, self._ledger, self._rosters, self._settings = trust, ledger, rosters, settings
+        super().__init__(trust, ledger)
+        self._rosters, self._settings = rosters, settings
         self._peer_id = peer_id
         self._journal = Journal(journal)
         rosters.restore(self._journal.stored_rosters)
-        courier = self._courier = Courier()
+        courier = self._courier
         self._reach = Reach(courier)
         self._contact = RosterContact(ledger, peer_id, draw, courier)
         self._inbox, self._outbox = Inbox(), Outbox(courier)
@@ -125,9 +123,7 @@ class Mixing:
         """The state this node offers, and its round."""
         self._state_ordered: int | None = None
         self._heard_late: list[Effect] = []
-        self._is_unsaved = False
         self._started: StartMixing | None = None
-        self._timer_at: float | None = None
         self._reported: Report | None = None
         self._serving = Serving(self._journal, settings)
         self.verdicts = Verdicts()
@@ -160,34 +156,19 @@ class Mixing:
             return SharesReply(self.round_index if is_there else None, 0, True, ())
         return self._serving.reply(request, asker, self._works, self._before, self._state, is_attached=is_there)
 
-    def handle(self, event: Event, now: float, now_ms: int) -> list[Effect]:
-        """Take in one event; see :class:`pulsenet.node.machine.Machine`."""
-        if self._timer_at is not None and now >= self._timer_at:
-            self._timer_at = None
-        effects = self._blobs.handle(event, now)
-        if isinstance(event, StoreFailed) and event.digest is None:
-            # Nothing may be said that is not stored: whatever comes next begins with storing all of it again.
-            self._is_unsaved = True
-            self._timer_at = sooner(self._timer_at, now + STORE_RETRY_SECONDS)
-            return [Count("rejected", event.reason), SetTimer(self._timer_at)]
-        try:
-            effects += self._take(event, now)
-        except (RemoteProtocolError, TrustError) as error:
-            effects.append(Count("rejected", error.code))
-            source = getattr(event, "source", None) or getattr(event, "peer_id", None)
-            if isinstance(error, RemoteProtocolError) and source is not None:
-                effects.append(StrikePeer(source, error.code))
-            self.verdicts.note(event, error.code)
-        return effects + self._go_on(now)
+    def _fetch(self, event: Event, now: float) -> list[Effect]:
+        self._reach.handle(event, now)
+        return self._blobs.handle(event, now)
+
+    def _note_refusal(self, event: Event, error: RemoteProtocolError | TrustError) -> list[Effect]:
+        self.verdicts.note(event, error.code)
+        return super()._note_refusal(event, error)
 
     def _take(self, event: Event, now: float) -> list[Effect]:
-        self._reach.handle(event, now)
         match event:
             case PeerConnected(peer_id):
                 self._debts.note_connected(peer_id)
                 self._contact.ask_soon(now)
-            case PeerLost():
-                pass
             case TermSeen(votes, _):
                 self._ledger.accept_mandate(votes)
                 self._contact.ask_soon(now)
@@ -422,8 +403,10 @@ class Mixing:
             effects += self._asking.ask(self._works, now)
             effects += self._order_state()
             effects += self._prober.pump(self._journal.round_index, now)
-        effects += self._save()
-        return effects + self._report() + self._set_timer(now)
+        records = self._rosters.records()
+        if self._journal.is_changed or records != self._journal.stored_rosters:
+            effects.append(self._journal.save(records))
+        return effects
 
     def _order_state(self) -> list[Effect]:
         """Have z stored for joiners, once a round at most, if one asked and nothing newer is offered."""
@@ -433,17 +416,9 @@ class Mixing:
         self._state_ordered = round_index
         return [StoreState()]
 
-    def _save(self) -> list[Effect]:
-        effects: list[Effect] = []
-        records = self._rosters.records()
-        if self._is_unsaved or self._journal.is_changed or records != self._journal.stored_rosters:
-            effects.append(self._journal.save(records))
-        if self._is_unsaved or self._ledger.is_changed:
-            effects.append(SaveState(LEDGER_KEY, self._ledger.save()))
-        if self._is_unsaved:
-            self._is_unsaved, self._reported = False, None
-            effects += self._order_again()
-        return effects
+    def _store_again(self) -> list[Effect]:
+        self._reported = None
+        return [self._journal.save(self._rosters.records()), *self._order_again()]
 
     def _order_again(self) -> list[Effect]:
         """Return every order that may have been lost behind something that the disk refused."""
@@ -458,7 +433,7 @@ class Mixing:
                 effects.append(work.result)
         return effects
 
-    def _report(self) -> list[Effect]:
+    def _report(self, now: float) -> list[Effect]:
         phase = "idle" if self._attached is None else "waiting"
         if self._joining is not None and self._joining.started is None:
             phase = "joining"
@@ -472,7 +447,7 @@ class Mixing:
         self._reported = report
         return [report]
 
-    def _set_timer(self, now: float) -> list[Effect]:
+    def _wakes(self, now: float) -> list[float | None]:
         times = [self._blobs.next_wake(now), self._outbox.next_wake(now), self._debts.next_wake(now)]
         times += [work.next_wake(now) for work in self._works.values()]
         times.append(self._asking.next_wake(self._works, now))
@@ -482,11 +457,7 @@ class Mixing:
             times.append(self._opening[1])
         if self._joining is not None:
             times.append(self._joining.next_wake(now))
-        at = min((time for time in times if time is not None and time > now), default=None)
-        if at is None or at == self._timer_at:
-            return []
-        self._timer_at = at
-        return [SetTimer(at)]
+        return times
 
 
 def _blob_of(record: bytes) -> Digest:

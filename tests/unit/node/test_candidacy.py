@@ -52,8 +52,8 @@ class Bench:
             lambda count: 0,
             self.courier,
             ballot=ballot or Ballot(),
-            now=0.0,
         )
+        self.candidacy.begin(0.0)
 
     def ask(self, rank: int, term: int, now: float, newest: Stored | None = None) -> tuple[list[Effect], str]:
         """Let an authority ask for a vote."""

@@ -13,7 +13,7 @@ from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.ids import compute_digest
 from pulsenet.limits import VOTE_RENEW_SECONDS
 from pulsenet.node.candidacy import BALLOT_KEY, decode_ballot
-from pulsenet.node.coordinator import FIND_SECONDS, STORE_RETRY_SECONDS, Coordinator
+from pulsenet.node.coordinator import FIND_SECONDS, Coordinator
 from pulsenet.node.effects import (
     EXECUTION_ORDER,
     CheckContribution,
@@ -37,6 +37,7 @@ from pulsenet.node.events import (
     TimerFired,
     VoteSeen,
 )
+from pulsenet.node.ledger_machine import STORE_RETRY_SECONDS
 from pulsenet.testing.fakes import FakeStore
 from pulsenet.testing.toy_training import write_blob
 from pulsenet.wire.messages import PushContribution, PushReceipt, PushVote

@@ -31,11 +31,10 @@ from pulsenet.node.events import (
     PeerLost,
     ReceiptSeen,
     ReplyReceived,
-    StoreFailed,
     TermSeen,
     TimerFired,
 )
-from pulsenet.node.onlooker import STORE_RETRY_SECONDS, Onlooker
+from pulsenet.node.onlooker import Onlooker
 from pulsenet.node.rounds_contact import POLL_SECONDS
 from pulsenet.testing.fakes import FakeStore
 from pulsenet.wire.messages import GetRounds, Refusal, RoundsReply
@@ -185,18 +184,6 @@ def test_a_busy_peer_is_asked_later(bench: Bench) -> None:
     assert of_type(bench.tell(TimerFired()), SendRequest) == []
     bench.now = 40.0
     assert len(of_type(bench.tell(TimerFired()), SendRequest)) == 1
-
-
-def test_a_full_disk_is_counted_and_everything_stored_again(bench: Bench) -> None:
-    signed = bench.final(0)
-    bench.reply(signed)
-    bench.store = FakeStore()
-    effects = bench.tell(StoreFailed(None, "enospc"))
-    assert effects == [Count("rejected", "enospc"), SetTimer(STORE_RETRY_SECONDS)]
-    bench.now = STORE_RETRY_SECONDS
-    bench.tell(TimerFired())
-    assert bench.store.record(record_digest(signed)) is not None
-    assert LEDGER_KEY in bench.store.state
 
 
 def restore(bench: Bench) -> Ledger:

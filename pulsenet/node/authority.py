@@ -1,0 +1,99 @@
+"""What every authority does, whatever the outer algorithm: it votes, stands, and knows whose term it is."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from pulsenet.chain.ledger import Ledger
+from pulsenet.chain.signing import Sign, decode_signed
+from pulsenet.chain.trust import Trust
+from pulsenet.errors import RemoteProtocolError, TrustError
+from pulsenet.ids import PeerId
+from pulsenet.node.candidacy import Candidacy, decode_ballot
+from pulsenet.node.effects import Effect
+from pulsenet.node.events import Event, PeerConnected, TermSeen, VoteSeen
+from pulsenet.node.ledger_machine import LedgerMachine
+from pulsenet.node.machine import Draw
+from pulsenet.node.verdicts import Verdicts
+from pulsenet.wire.messages import PushTerm
+
+
+class Authority(LedgerMachine):
+    """The machine of an authority; what it does in its own term is its subclass's.
+
+    Args:
+        trust: The run's rules; shared with the node's other machines.
+        ledger: Whose term it is; shared likewise.
+        peer_id: This node's key.
+        sign: Signs with that key.
+        draw: Chance.
+        ballot: What was last saved under ``BALLOT_KEY``.
+
+    Raises:
+        StorageError: the ballot is damaged: this key must not vote.
+    """
+
+    def __init__(
+        self, trust: Trust, ledger: Ledger, peer_id: PeerId, sign: Sign, draw: Draw, ballot: bytes | None
+    ) -> None:
+        super().__init__(trust, ledger)
+        self._peer_id = peer_id
+        self._sign = sign
+        saved = decode_ballot(ballot)
+        self._candidacy = Candidacy(trust, ledger, peer_id, sign, draw, self._courier, ballot=saved)
+        self.verdicts = Verdicts()
+        """What became of items that were pushed here."""
+
+    @property
+    def term(self) -> int:
+        """The newest term whose coordinator is known here; 0 before the first."""
+        return 0 if self._ledger.mandate is None else self._ledger.mandate.term
+
+    def is_leading(self, now: float) -> bool:
+        """Say whether this node is the coordinator now: only then may it publish versions of the run."""
+        return self._candidacy.is_leading(now)
+
+    def handle(self, event: Event, now: float, now_ms: int) -> list[Effect]:
+        """Take in one event; see :class:`pulsenet.node.machine.Machine`."""
+        self._candidacy.begin(now)
+        return super().handle(event, now, now_ms)
+
+    def _take(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case PeerConnected(peer_id):
+                if self.is_leading(now) and self._ledger.mandate is not None:
+                    return [self._courier.send(peer_id, PushTerm(self._ledger.mandate.votes))]
+            case VoteSeen():
+                return self._take_vote(event, now)
+            case TermSeen(votes, source):
+                self._take_term(votes, source, now)
+            case _:
+                return self._take_more(event, now)
+        return []
+
+    @abstractmethod
+    def _take_more(self, event: Event, now: float) -> list[Effect]:
+        """Take in an event that is not about votes and terms; see :meth:`_take`."""
+
+    def _take_vote(self, event: VoteSeen, now: float) -> list[Effect]:
+        signed = decode_signed(event.record)
+        given = self._trust.accept_vote(signed)
+        effects, refusal = self._candidacy.take_vote(given, signed.signers[0], event.record, now)
+        self.verdicts.note(event, refusal)
+        return effects + self._explain(refusal, event.source)
+
+    def _explain(self, refusal: str, candidate: PeerId) -> list[Effect]:
+        """Tell a candidate what it lacks, if that is why it was refused a vote."""
+        return []
+
+    def _take_term(self, votes: tuple[bytes, ...], source: PeerId | None, now: float) -> None:
+        if source == self._ledger.accept_mandate(votes).coordinator:
+            self._candidacy.note_coordinator(now)
+
+    def _note_refusal(self, event: Event, error: RemoteProtocolError | TrustError) -> list[Effect]:
+        # Whoever it came from is struck by the node's other machine, which hears the same.
+        self.verdicts.note(event, error.code)
+        return []
+
+    def _store_again(self) -> list[Effect]:
+        return [self._candidacy.save()]
