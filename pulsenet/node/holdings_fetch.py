@@ -9,8 +9,9 @@ from pulsenet import limits
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.effects import Count, Effect, SendRequest, StrikePeer
-from pulsenet.node.events import Event, ReplyReceived, RequestDone, RequestFailed
+from pulsenet.node.events import Event, ReplyReceived
 from pulsenet.node.picker import Picker, check_reply
+from pulsenet.node.requests import OpenRequest, OpenRequests
 from pulsenet.node.sources import Sources
 from pulsenet.wire.messages import GetHoldings, Refusal
 
@@ -26,8 +27,6 @@ PEERS_MAX = 24
 """Blobs asked about at a time, and peers asked about each."""
 
 TIMEOUT_SECONDS = limits.REQUEST_OPEN_SECONDS_MAX
-GRACE_SECONDS = 10.0
-"""If the shell stays silent this long after its own deadline, a question is given up here."""
 
 
 @dataclass(slots=True)
@@ -38,13 +37,6 @@ class _Question:
     ask_at: float = 0.0
     request_id: int | None = None
     is_answered: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    peer_id: PeerId
-    blob_id: Digest
-    gives_up_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +60,8 @@ class HoldingsFetcher:
         self._take_request_id = take_request_id
         self._pickers: dict[Digest, Picker] = {}
         self._questions: dict[tuple[PeerId, Digest], _Question] = {}
-        self._requests: dict[int, _Request] = {}
+        self._requests: OpenRequests[Digest] = OpenRequests()
+        """Requests under way, and the blob that each asks about."""
 
     def set_blobs(self, pickers: Mapping[Digest, Picker]) -> None:
         """Replace the blobs that are asked about, most urgent first."""
@@ -82,26 +75,27 @@ class HoldingsFetcher:
 
     def handle(self, event: Event, now: float) -> tuple[list[Effect], Missing | None]:
         """Take in an event about one of our questions; anything else is ignored."""
-        match event:
-            case ReplyReceived(request_id, _, reply) if request_id in self._requests:
-                return self._take_reply(self._end(request_id), reply, now)
-            case RequestFailed(request_id) | RequestDone(request_id) if request_id in self._requests:
-                self._fail(self._end(request_id), now)
-                return [], None
+        request = self._requests.end(event)
+        if request is None:
+            return [], None
+        self._free(request)
+        if isinstance(event, ReplyReceived):
+            return self._take_reply(request, event.reply, now)
+        self._fail(request, now)
         return [], None
 
     def lose_peer(self, peer_id: PeerId) -> None:
         """Forget a peer that is gone."""
-        for request_id in [rid for rid, request in self._requests.items() if request.peer_id == peer_id]:
-            del self._requests[request_id]
+        self._requests.end_of(peer_id)
         self._questions = {key: question for key, question in self._questions.items() if key[0] != peer_id}
         for picker in self._pickers.values():
             picker.forget(peer_id)
 
     def pump(self, targets: Callable[[Digest], Iterable[PeerId]], now: float) -> list[Effect]:
         """Ask whoever is due; ``targets`` names the peers to ask about a blob, most promising first."""
-        for request_id in [rid for rid, request in self._requests.items() if request.gives_up_at <= now]:
-            self._fail(self._end(request_id), now)
+        for request in self._requests.end_overdue(now):
+            self._free(request)
+            self._fail(request, now)
         effects: list[Effect] = []
         for blob_id in self._pickers:
             for peer_id in list(targets(blob_id))[:PEERS_MAX]:
@@ -112,22 +106,23 @@ class HoldingsFetcher:
 
     def next_wake(self, targets: Callable[[Digest], Iterable[PeerId]], now: float) -> float | None:
         """Return the earliest later time at which somebody is due."""
-        times = [request.gives_up_at for request in self._requests.values()]
+        times = [self._requests.next_wake(now)]
         for blob_id in self._pickers:
             for peer_id in list(targets(blob_id))[:PEERS_MAX]:
                 question = self._questions.get((peer_id, blob_id))
                 if question is not None and question.request_id is None:
                     times.append(question.ask_at)
-        return min((at for at in times if at > now), default=None)
+        return min((at for at in times if at is not None and at > now), default=None)
 
     def _ask(self, peer_id: PeerId, blob_id: Digest, question: _Question, now: float) -> Effect:
-        request_id = self._take_request_id()
-        question.request_id = request_id
-        self._requests[request_id] = _Request(peer_id, blob_id, now + TIMEOUT_SECONDS + GRACE_SECONDS)
-        return SendRequest(request_id, peer_id, GetHoldings(blob_id), TIMEOUT_SECONDS)
+        request = SendRequest(self._take_request_id(), peer_id, GetHoldings(blob_id), TIMEOUT_SECONDS)
+        question.request_id = request.request_id
+        return self._requests.add(request, blob_id, now)
 
-    def _take_reply(self, request: _Request, reply: object, now: float) -> tuple[list[Effect], Missing | None]:
-        peer_id, blob_id = request.peer_id, request.blob_id
+    def _take_reply(
+        self, request: OpenRequest[Digest], reply: object, now: float
+    ) -> tuple[list[Effect], Missing | None]:
+        peer_id, blob_id = request.peer_id, request.about
         question, picker = self._questions.get((peer_id, blob_id)), self._pickers.get(blob_id)
         source = self._sources.get(peer_id)
         if question is None or picker is None or source is None:
@@ -152,11 +147,11 @@ class HoldingsFetcher:
         question.is_answered = True
         return [], None
 
-    def _fail(self, request: _Request, now: float) -> None:
+    def _fail(self, request: OpenRequest[Digest], now: float) -> None:
         self._sources.note_failure(request.peer_id, now)
-        question = self._questions.get((request.peer_id, request.blob_id))
+        question = self._questions.get((request.peer_id, request.about))
         if question is not None:
-            self._put_off(question, request.blob_id, now, is_news=False)
+            self._put_off(question, request.about, now, is_news=False)
 
     def _put_off(self, question: _Question, blob_id: Digest, now: float, *, is_news: bool) -> None:
         question.wait_seconds = ASK_SECONDS_MIN if is_news else min(question.wait_seconds * 1.5, ASK_SECONDS_MAX)
@@ -164,9 +159,8 @@ class HoldingsFetcher:
         entries = 0 if picker is None else picker.entry_count
         question.ask_at = now + self._sources.jitter(question.wait_seconds + entries / ENTRIES_PER_SECOND)
 
-    def _end(self, request_id: int) -> _Request:
-        request = self._requests.pop(request_id)
-        question = self._questions.get((request.peer_id, request.blob_id))
-        if question is not None and question.request_id == request_id:
+    def _free(self, request: OpenRequest[Digest]) -> None:
+        """Nobody is asked any more what a request that is over asked."""
+        question = self._questions.get((request.peer_id, request.about))
+        if question is not None and question.request_id == request.request_id:
             question.request_id = None
-        return request

@@ -18,6 +18,7 @@ from pulsenet.chain.trust import Trust
 from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import PeerId, Version
 from pulsenet.node.address_book import AddressBook
+from pulsenet.node.courier import Courier
 from pulsenet.node.doubles import Doubles
 from pulsenet.node.effects import (
     AnnounceHave,
@@ -28,7 +29,6 @@ from pulsenet.node.effects import (
     Report,
     SaveState,
     SendRequest,
-    SetTimer,
     ShowToMachines,
     StrikePeer,
 )
@@ -45,6 +45,8 @@ from pulsenet.node.events import (
 from pulsenet.node.gossip import Gossip, blame
 from pulsenet.node.machine import Draw
 from pulsenet.node.neighbours import Link, choose_neighbours
+from pulsenet.node.requests import OpenRequests
+from pulsenet.node.timer import Timer
 from pulsenet.wire.messages import (
     ExchangeHave,
     GetHead,
@@ -160,10 +162,10 @@ class Mesh:
         self._ask_head_at = float("-inf")
         self._asked_head = b""
         """The answer to a question: to hear it shows nothing about who pushes."""
-        self._requests: dict[int, tuple[PeerId, float]] = {}
-        self._head_requests: set[int] = set()
-        self._request_count = 0
-        self._timer_at: float | None = None
+        self._courier = Courier()
+        self._requests: OpenRequests[bool] = OpenRequests()
+        """Requests under way, and of each whether it asks a neighbour for the head."""
+        self._timer = Timer()
 
     # What the node's other parts ask
 
@@ -228,8 +230,7 @@ class Mesh:
 
     def handle(self, event: Event, now: float, now_ms: int) -> list[Effect]:
         """Take in one event; see :class:`pulsenet.node.machine.Machine`."""
-        if self._timer_at is not None and now >= self._timer_at:
-            self._timer_at = None
+        self._timer.note(now)
         return self._take(event, now, now_ms) + self._go_on(now, now_ms)
 
     # News
@@ -299,11 +300,9 @@ class Mesh:
         return effects
 
     def _take_reply(self, event: ReplyReceived | RequestFailed, now: float, now_ms: int) -> list[Effect]:
-        asked = self._requests.pop(event.request_id, None)
-        is_asked_head = event.request_id in self._head_requests
-        self._head_requests.discard(event.request_id)
+        asked = self._requests.end(event)
         link = self._links.get(event.peer_id)
-        if asked is None or asked[0] != event.peer_id:
+        if asked is None or asked.peer_id != event.peer_id:
             return []
         if isinstance(event, RequestFailed):
             if link is not None:
@@ -312,11 +311,11 @@ class Mesh:
         reply = event.reply
         if isinstance(reply, HaveReply):
             if link is not None:
-                link.rtt_seconds = now - asked[1]
+                link.rtt_seconds = now - asked.sent_at
             for peer in reply.neighbours:
                 self._book.learn(peer.peer_id, peer.addresses)
             return [] if reply.have is None else self._take_have(reply.have, event.peer_id, now, now_ms)
-        if isinstance(reply, HeadReply) and is_asked_head:
+        if isinstance(reply, HeadReply) and asked.about:
             return self._take_asked_head(reply.head, event.peer_id)
         if isinstance(reply, PushReply | Refusal):
             if link is not None:
@@ -358,9 +357,8 @@ class Mesh:
         if asks_at is None or now < asks_at:
             return []
         self._ask_head_at = now + ASK_HEAD_SECONDS * (0.5 + self._draw(1_000) / 1_000)
-        request = self._send(self._neighbours[self._draw(len(self._neighbours))], GetHead(), now)
-        self._head_requests.add(request.request_id)
-        return [request]
+        asked = self._neighbours[self._draw(len(self._neighbours))]
+        return [self._send(asked, GetHead(), now, asks_head=True)]
 
     def _asks_head_at(self) -> float | None:
         newest = self._trust.head_record
@@ -420,12 +418,9 @@ class Mesh:
         for peer_id in [peer_id for peer_id, told in self._haves.items() if told.heard_at < limit]:
             del self._haves[peer_id]
         # The shell answers every request; should it fail to, a push must not stay under way for ever.
-        overdue = now - 2 * limits.REQUEST_OPEN_SECONDS_MAX
-        for request_id in [request_id for request_id, (_, sent_at) in self._requests.items() if sent_at < overdue]:
-            peer_id, _ = self._requests.pop(request_id)
-            self._head_requests.discard(request_id)
-            if peer_id in self._links:
-                self._links[peer_id].fail_push(request_id, now, self._draw)
+        for request in self._requests.end_overdue(now):
+            if request.peer_id in self._links:
+                self._links[request.peer_id].fail_push(request.request_id, now, self._draw)
 
     def _save_book(self) -> list[Effect]:
         encoded = self._book.encode()
@@ -434,10 +429,8 @@ class Mesh:
         self._saved_book = encoded
         return [SaveState(BOOK_KEY, encoded)]
 
-    def _send(self, peer_id: PeerId, message: Message, now: float) -> SendRequest:
-        self._request_count += 1
-        self._requests[self._request_count] = (peer_id, now)
-        return SendRequest(self._request_count, peer_id, message, limits.REQUEST_OPEN_SECONDS_MAX)
+    def _send(self, peer_id: PeerId, message: Message, now: float, *, asks_head: bool = False) -> SendRequest:
+        return self._requests.add(self._courier.send(peer_id, message), asks_head, now)
 
     def _link_of(self, source: PeerId | None) -> Link | None:
         return None if source is None else self._links.get(source)
@@ -460,11 +453,7 @@ class Mesh:
         if self._needs_peers() and self._book.dialling_count < DIALS_MAX:
             dial_at = self._book.next_dial_at(self._links)
             times += [] if dial_at is None else [dial_at]
-        at = max(min(times), now)
-        if at == self._timer_at:
-            return []
-        self._timer_at = at
-        return [SetTimer(at)]
+        return self._timer.wake_at(max(min(times), now))
 
 
 def _holds(have: Have, wanted: Version | CatalogueEntry) -> bool:

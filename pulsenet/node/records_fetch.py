@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pulsenet import limits
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.effects import Effect, SendRequest, StrikePeer
-from pulsenet.node.events import Event, ReplyReceived, RequestDone, RequestFailed
+from pulsenet.node.events import Event, ReplyReceived
+from pulsenet.node.requests import OpenRequest, OpenRequests
 from pulsenet.node.sources import Claim, Source, Sources
 from pulsenet.wire.messages import GetDescriptors, GetEpochs, GetHead, GetRecords, HeadReply, RecordsReply, Refusal
 
@@ -24,9 +25,6 @@ NEEDS_MAX = 64
 
 RECORD_TIMEOUT_SECONDS = limits.REQUEST_OPEN_SECONDS_MAX
 """Records are small: a source that takes longer is given up for another."""
-
-GRACE_SECONDS = 10.0
-"""If the shell stays silent this long after its own deadline, a request is given up here."""
 
 NO_KEY = Digest(b"")
 """Misses are remembered per need here, not in the table of sources."""
@@ -53,13 +51,6 @@ class _Pending:
     """Sources asked since the last lap over all of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    pending: _Pending
-    peer_id: PeerId
-    gives_up_at: float
-
-
 class RecordsFetcher:
     """Pure machine; shares its sources and request ids with the other fetchers of its owner."""
 
@@ -67,7 +58,7 @@ class RecordsFetcher:
         self._sources = sources
         self._take_request_id = take_request_id
         self._pending: dict[Need, _Pending] = {}
-        self._requests: dict[int, _Request] = {}
+        self._requests: OpenRequests[_Pending] = OpenRequests()
 
     def set_needs(self, needs: Mapping[Need, PeerId | None]) -> None:
         """Replace the needs; each maps to the source to ask first. Those that stay keep their state."""
@@ -79,23 +70,26 @@ class RecordsFetcher:
 
     def handle(self, event: Event, now: float) -> tuple[list[Effect], RecordsArrived | None]:
         """Take in an event about one of our requests; anything else is ignored."""
-        match event:
-            case ReplyReceived(request_id, peer_id, reply) if request_id in self._requests:
-                return self._take_reply(self._end(request_id).pending, peer_id, reply, now)
-            # Done without a reply is no better than failed: the source did not answer as asked.
-            case RequestFailed(request_id) | RequestDone(request_id) if request_id in self._requests:
-                self._sources.note_failure(self._end(request_id).peer_id, now)
+        request = self._requests.end(event)
+        if request is None:
+            return [], None
+        self._free(request)
+        if isinstance(event, ReplyReceived):
+            return self._take_reply(request.about, event.peer_id, event.reply, now)
+        # Done without a reply is no better than failed: the source did not answer as asked.
+        self._sources.note_failure(request.peer_id, now)
         return [], None
 
     def lose_peer(self, peer_id: PeerId) -> None:
         """End every request to a peer that is gone; its needs are asked of others."""
-        for request_id in [rid for rid, request in self._requests.items() if request.peer_id == peer_id]:
-            self._end(request_id)
+        for request in self._requests.end_of(peer_id):
+            self._free(request)
 
     def pump(self, now: float) -> list[Effect]:
         """Ask for every need that has no request in flight and is due."""
-        for request_id in [rid for rid, request in self._requests.items() if request.gives_up_at <= now]:
-            self._sources.note_failure(self._end(request_id).peer_id, now)
+        for request in self._requests.end_overdue(now):
+            self._free(request)
+            self._sources.note_failure(request.peer_id, now)
         effects: list[Effect] = []
         for pending in self._pending.values():
             if pending.request_id is not None or pending.retry_at > now:
@@ -103,23 +97,19 @@ class RecordsFetcher:
             source = self._choose(pending, now)
             if source is None:
                 continue
-            request_id = self._take_request_id()
-            pending.request_id = request_id
+            sent = SendRequest(self._take_request_id(), source.peer_id, pending.need, RECORD_TIMEOUT_SECONDS)
+            pending.request_id = sent.request_id
             pending.asked.add(source.peer_id)
             source.requests_in_flight += 1
-            gives_up_at = now + RECORD_TIMEOUT_SECONDS + GRACE_SECONDS
-            self._requests[request_id] = _Request(pending, source.peer_id, gives_up_at)
-            effects.append(SendRequest(request_id, source.peer_id, pending.need, RECORD_TIMEOUT_SECONDS))
+            effects.append(self._requests.add(sent, pending, now))
         return effects
 
     def next_wake(self, now: float) -> float | None:
         """Return the earliest later time at which :meth:`pump` may find something to do."""
-        times = [request.gives_up_at for request in self._requests.values()]
         idle = [pending for pending in self._pending.values() if pending.request_id is None]
+        times = [self._requests.next_wake(now), self._sources.next_retry_at(now) if idle else None]
         times += [pending.retry_at for pending in idle]
-        source_at = self._sources.next_retry_at(now) if idle else None
-        times += [] if source_at is None else [source_at]
-        return min((at for at in times if at > now), default=None)
+        return min((at for at in times if at is not None and at > now), default=None)
 
     def _choose(self, pending: _Pending, now: float) -> Source | None:
         ready = self._sources.candidates(NO_KEY, now, lambda source: Claim.UNKNOWN)
@@ -133,13 +123,12 @@ class RecordsFetcher:
             return None
         return next(iter(hinted or fresh), None)
 
-    def _end(self, request_id: int) -> _Request:
-        request = self._requests.pop(request_id)
-        request.pending.request_id = None
+    def _free(self, request: OpenRequest[_Pending]) -> None:
+        """The need and the source of a request that is over have none under way."""
+        request.about.request_id = None
         source = self._sources.get(request.peer_id)
         if source is not None:
             source.requests_in_flight = max(source.requests_in_flight - 1, 0)
-        return request
 
     def _take_reply(
         self, pending: _Pending, peer_id: PeerId, reply: object, now: float

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from pulsenet import limits
 from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.records import Descriptor
 from pulsenet.ids import PeerId
@@ -13,6 +12,7 @@ from pulsenet.node.effects import Effect, ShowToMachines
 from pulsenet.node.events import ReplyReceived, RequestFailed
 from pulsenet.node.machine import Draw
 from pulsenet.node.mixing.events import PresenceSeen
+from pulsenet.node.requests import OpenRequests
 from pulsenet.wire.messages import GetRoster
 
 PRESENCE_SECONDS: Final = 10.0
@@ -40,7 +40,7 @@ class RosterContact:
         self._ask_at = 0.0
         self._asked_at = -ASK_SECONDS
         self._whom: PeerId | None = None
-        self._requests: dict[int, float] = {}
+        self._requests: OpenRequests[None] = OpenRequests()
 
     def ask_now(self, now: float) -> None:
         """Tell at once: a round opens."""
@@ -53,7 +53,7 @@ class RosterContact:
 
     def is_ours(self, event: ReplyReceived | RequestFailed) -> bool:
         """Say whether an answer is to one of our questions, and stop waiting for it."""
-        return self._requests.pop(event.request_id, None) is not None
+        return self._requests.end(event) is not None
 
     def poll(self, now: float, round_index: int | None, descriptor: Descriptor | None) -> list[Effect]:
         """Return the question, if one is due.
@@ -65,8 +65,7 @@ class RosterContact:
         """
         if now < self._ask_at:
             return []
-        for request_id in [request for request, until in self._requests.items() if until <= now]:
-            del self._requests[request_id]
+        self._requests.end_overdue(now)
         mandate = self._ledger.mandate
         coordinator = None if mandate is None else mandate.coordinator
         effects: list[Effect] = []
@@ -94,6 +93,4 @@ class RosterContact:
         return self._ask_at if self._ask_at > now else None
 
     def _ask(self, peer_id: PeerId, round_index: int | None, now: float) -> list[Effect]:
-        request = self._courier.send(peer_id, GetRoster(round_index))
-        self._requests[request.request_id] = now + 2 * limits.REQUEST_OPEN_SECONDS_MAX
-        return [request]
+        return [self._requests.add(self._courier.send(peer_id, GetRoster(round_index)), None, now)]

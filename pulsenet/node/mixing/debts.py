@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from pulsenet import limits
 from pulsenet.chain.records import Share, ShareKind
 from pulsenet.chain.signing import decode_signed
 from pulsenet.ids import PeerId
 from pulsenet.node.courier import Courier
 from pulsenet.node.effects import Count, Effect
-from pulsenet.node.events import Event, ReplyReceived, RequestFailed
+from pulsenet.node.events import Event, ReplyReceived
 from pulsenet.node.mixing.effects import Debt
 from pulsenet.node.mixing.events import DebtName
 from pulsenet.node.mixing.journal import Exchange, Journal, Stand
+from pulsenet.node.requests import OpenRequests
 from pulsenet.outer.mixing.settings import Job
 from pulsenet.wire.messages import GetShares, SharesReply
 from pulsenet.wire.schema import decode_value
@@ -34,7 +34,7 @@ class Debts:
         self._journal = journal
         self._courier = courier
         self._ask_at: dict[tuple[int, int], float] = {}
-        self._requests: dict[int, tuple[Exchange, float]] = {}
+        self._requests: OpenRequests[Exchange] = OpenRequests()
 
     def owed(self, job: Job) -> tuple[Debt, ...]:
         """Return what the next vector of a job is to be given."""
@@ -60,11 +60,12 @@ class Debts:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in an answer to one of our questions; anything else is ignored."""
-        if not isinstance(event, ReplyReceived | RequestFailed) or event.request_id not in self._requests:
+        request = self._requests.end(event)
+        if request is None:
             return []
-        exchange, _ = self._requests.pop(event.request_id)
+        exchange = request.about
         self._ask_at[exchange.round_index, exchange.job] = now + ASK_SECONDS
-        if isinstance(event, RequestFailed) or not isinstance(event.reply, SharesReply):
+        if not isinstance(event, ReplyReceived) or not isinstance(event.reply, SharesReply):
             return []
         if self._journal.exchange(exchange.round_index, exchange.job) != exchange:
             return []
@@ -93,18 +94,16 @@ class Debts:
             is_over: Of the jobs of the open round, which have their result.
             open_round: That round.
         """
-        for request_id in [key for key, (_, until) in self._requests.items() if until <= now]:
-            del self._requests[request_id]
-        asked = {(exchange.round_index, exchange.job) for exchange, _ in self._requests.values()}
+        self._requests.end_overdue(now)
+        asked = {(request.about.round_index, request.about.job) for request in self._requests}
         effects: list[Effect] = []
         doubtful = self._doubtful(is_over, open_round)
         for exchange in doubtful:
             key = (exchange.round_index, exchange.job)
             if key in asked or now < self._ask_at.get(key, 0.0) or exchange.partner not in self._courier.connected:
                 continue
-            request = self._courier.send(exchange.partner, GetShares(exchange.round_index, exchange.job, 0))
-            self._requests[request.request_id] = (exchange, now + 2 * limits.REQUEST_OPEN_SECONDS_MAX)
-            effects.append(request)
+            question = GetShares(exchange.round_index, exchange.job, 0)
+            effects.append(self._requests.add(self._courier.send(exchange.partner, question), exchange, now))
         keys = {(exchange.round_index, exchange.job) for exchange in doubtful}
         self._ask_at = {key: at for key, at in self._ask_at.items() if key in keys}
         return effects

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pulsenet import limits
 from pulsenet.chain.records import Share, ShareKind
 from pulsenet.chain.rosters import Rosters
 from pulsenet.chain.rules import STATE_JOB, compute_encoded_size_bytes_max
@@ -15,11 +14,12 @@ from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.courier import Courier
 from pulsenet.node.effects import Count, Effect, StrikePeer
-from pulsenet.node.events import Event, ReplyReceived, RequestFailed
+from pulsenet.node.events import Event, ReplyReceived
 from pulsenet.node.mixing.blobs import Blobs
 from pulsenet.node.mixing.contact import RosterContact
 from pulsenet.node.mixing.effects import StartMixing
 from pulsenet.node.mixing.work import Wants, name_of
+from pulsenet.node.requests import OpenRequests
 from pulsenet.outer.mixing.settings import Job
 from pulsenet.wire.messages import GetShares, SharesReply
 from pulsenet.wire.schema import decode_value
@@ -91,7 +91,7 @@ class Joining:
         self._element_count = element_count
         self._began_at = now
         self._ask_at: dict[PeerId, float] = {}
-        self._requests: dict[int, tuple[PeerId, float]] = {}
+        self._requests: OpenRequests[None] = OpenRequests()
         self._rounds: dict[PeerId, int | None] = {}
         self._offers: dict[PeerId, _Offer] = {}
         self._bad: set[tuple[Digest, ...]] = set()
@@ -103,11 +103,12 @@ class Joining:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in an answer to one of our questions; anything else is ignored."""
-        if not isinstance(event, ReplyReceived | RequestFailed) or event.request_id not in self._requests:
+        request = self._requests.end(event)
+        if request is None:
             return []
-        peer_id, _ = self._requests.pop(event.request_id)
+        peer_id = request.peer_id
         self._ask_at[peer_id] = now + ASK_SECONDS
-        if isinstance(event, RequestFailed) or not isinstance(event.reply, SharesReply):
+        if not isinstance(event, ReplyReceived) or not isinstance(event.reply, SharesReply):
             return []
         try:
             self._take_reply(peer_id, event.reply, now)
@@ -206,18 +207,16 @@ class Joining:
         return min(at for at in times if at > now)
 
     def _ask(self, now: float) -> list[Effect]:
-        for request_id in [key for key, (_, until) in self._requests.items() if until <= now]:
-            del self._requests[request_id]
-        asked = {peer_id for peer_id, _ in self._requests.values()}
+        self._requests.end_overdue(now)
+        asked = {request.peer_id for request in self._requests}
         effects: list[Effect] = []
         for peer_id in sorted(self._courier.connected & self._trainers()):
             if peer_id in asked or now < self._ask_at.get(peer_id, 0.0):
                 continue
             offer = self._offers.get(peer_id)
             start = len(offer.shares) if offer is not None and not offer.is_complete else 0
-            request = self._courier.send(peer_id, GetShares(None, STATE_JOB, start))
-            self._requests[request.request_id] = (peer_id, now + 2 * limits.REQUEST_OPEN_SECONDS_MAX)
-            effects.append(request)
+            question = GetShares(None, STATE_JOB, start)
+            effects.append(self._requests.add(self._courier.send(peer_id, question), None, now))
         return effects
 
     def _choose(self, now: float) -> _Offer | None:

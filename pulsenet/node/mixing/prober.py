@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from pulsenet import limits
 from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.records import Probe
 from pulsenet.chain.rosters import Rosters
@@ -13,8 +12,9 @@ from pulsenet.chain.trust import Trust
 from pulsenet.ids import PeerId
 from pulsenet.node.courier import Courier
 from pulsenet.node.effects import Count, Effect, ShowToMachines
-from pulsenet.node.events import Event, ReplyReceived, RequestFailed
+from pulsenet.node.events import Event, ReplyReceived
 from pulsenet.node.mixing.events import ProbeMade, ProbeSeen
+from pulsenet.node.requests import OpenRequests
 from pulsenet.outer.mixing.pairing import choose_probers
 from pulsenet.outer.mixing.settings import MixingSettings
 from pulsenet.wire.messages import PushProbe, PushReply
@@ -57,7 +57,7 @@ class Prober:
         self._record: bytes | None = None
         self._round_index = -1
         self._send_at = 0.0
-        self._request: tuple[int, float] | None = None
+        self._requests: OpenRequests[None] = OpenRequests()
 
     def is_asked(self, round_index: int) -> bool:
         """Say whether this node answers the probe of a round."""
@@ -84,15 +84,14 @@ class Prober:
             scores=event.scores if len(event.scores) == 4 * len(known.roster.subset) else b"",
         )
         self._record = encode_signed(seal(probe, self._sign, self._peer_id))
-        self._round_index, self._send_at, self._request = event.round_index, now, None
+        self._round_index, self._send_at, self._requests = event.round_index, now, OpenRequests()
         return [Count("probes", "answered")]
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in an event about our push; anything else is ignored."""
-        is_ours = isinstance(event, ReplyReceived | RequestFailed) and self._request is not None
-        if not is_ours or self._request is None or event.request_id != self._request[0]:  # type: ignore[union-attr]
+        if self._requests.end(event) is None:
             return []
-        self._request, self._send_at = None, now + RESEND_SECONDS
+        self._send_at = now + RESEND_SECONDS
         if isinstance(event, ReplyReceived) and isinstance(event.reply, PushReply):
             if event.reply.reason not in NOT_YET:
                 self._record = None
@@ -116,13 +115,10 @@ class Prober:
         if mandate.coordinator == self._peer_id:
             record, self._record = self._record, None
             return [ShowToMachines(ProbeSeen(record, self._peer_id))]
-        if self._request is not None and now >= self._request[1]:
-            self._request = None
-        if self._request is not None or now < self._send_at or mandate.coordinator not in self._courier.connected:
+        self._requests.end_overdue(now)
+        if self._requests or now < self._send_at or mandate.coordinator not in self._courier.connected:
             return []
-        request = self._courier.send(mandate.coordinator, PushProbe(self._record))
-        self._request = (request.request_id, now + 2 * limits.REQUEST_OPEN_SECONDS_MAX)
-        return [request]
+        return [self._requests.add(self._courier.send(mandate.coordinator, PushProbe(self._record)), None, now)]
 
     def next_wake(self, now: float) -> float | None:
         """Return when the next push is due."""

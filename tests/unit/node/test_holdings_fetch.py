@@ -13,13 +13,13 @@ from pulsenet.node.holdings_fetch import (
     ASK_SECONDS_MAX,
     ASK_SECONDS_MIN,
     BLOBS_MAX,
-    GRACE_SECONDS,
     PEERS_MAX,
     TIMEOUT_SECONDS,
     HoldingsFetcher,
     Missing,
 )
 from pulsenet.node.picker import Picker
+from pulsenet.node.requests import GRACE_SECONDS
 from pulsenet.node.sources import Sources
 from pulsenet.wire.messages import GetHoldings, HeadReply, HoldingsReply, Message, Refusal
 

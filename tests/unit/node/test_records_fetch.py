@@ -10,13 +10,13 @@ from pulsenet.ids import Digest, PeerId
 from pulsenet.node.effects import Effect, SendRequest, StrikePeer
 from pulsenet.node.events import ReplyReceived, RequestDone, RequestFailed
 from pulsenet.node.records_fetch import (
-    GRACE_SECONDS,
     NEEDS_MAX,
     RECORD_TIMEOUT_SECONDS,
     Need,
     RecordsArrived,
     RecordsFetcher,
 )
+from pulsenet.node.requests import GRACE_SECONDS
 from pulsenet.node.sources import Sources
 from pulsenet.wire.messages import (
     Ack,
