@@ -117,7 +117,7 @@ def _gate_loop(
             corrected[i] = value
             value = tile_theta[i] - value
             moved[i] = value if value == value else nan
-        _compare_casts(theta_bits[start:end], moved_bits[: end - start], differs)
+        _compare_casts(theta_bits[start:end], moved_bits, differs)
         for i in range(end - start):
             # Written always and counted only if sent: no branch to mispredict, and count <= start + i.
             out_indices[count] = start + i

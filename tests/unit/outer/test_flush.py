@@ -44,6 +44,10 @@ def test_turns_spread_over_rounds_by_block_number() -> None:
     assert list_turns(plan, 4) == [(0, 0, 10), (0, 20, 25), (3, 0, 1)]
     assert list_turns(plan, 5) == [(0, 10, 20), (2, 0, 10)]
     assert plan.of(0, 4).mantissa_bits == 3
+    plan = FlushPlan(TABLE, OuterSettings(flush_interval=3))
+    assert list_turns(plan, 6) == [(0, 0, 10), (2, 0, 10)]
+    assert list_turns(plan, 7) == [(0, 10, 20), (3, 0, 1)]
+    assert list_turns(plan, 8) == [(0, 20, 25)]
 
 
 def test_without_an_interval_nothing_passes_whole() -> None:

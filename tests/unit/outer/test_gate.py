@@ -5,10 +5,11 @@ from pulsenet import limits
 from pulsenet.errors import LocalProtocolError
 from pulsenet.outer.flush import TensorFlush, cut_values
 from pulsenet.outer.gate import correct_delta, correct_delta_twin, find_sent, gate_entries, gate_entries_twin
+from pulsenet.tensors.bf16 import cast_to_bf16_bits_twin
 
 SPECIAL_BITS = [
     0x00000000, 0x80000000, 0x00000001, 0x807FFFFF, 0x00800000, 0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F800000,
-    0xFF800000, 0x7FC00000, 0xFFC00001, 0x7F800001,
+    0xFF800000, 0x7FC00000, 0xFFC00001, 0x7F800001, 0x7FC10000,
 ]  # fmt: skip
 
 
@@ -37,6 +38,24 @@ def test_the_gate_compares_bits_so_a_change_of_zeros_sign_is_sent() -> None:
     assert entries.tensor_index == 3
     assert entries.indices is not None
     assert entries.indices.tolist() == [1]
+
+
+def test_weights_on_and_beside_ties_pass_where_their_casts_differ() -> None:
+    highs, lows = range(0x3F80, 0x3F84), (0, 1, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xFFFF)
+    bits = np.array([high << 16 | low for high in highs for low in lows], np.uint32)
+    theta, moved = (np.ascontiguousarray(grid).ravel().view(np.float32) for grid in np.meshgrid(bits, bits))
+    # Within a factor of two of each other, so the difference is exact.
+    entries = gate_entries(theta, theta, theta - moved, tensor_index=0)
+    assert entries.indices is not None
+    expected = np.flatnonzero(cast_to_bf16_bits_twin(theta) != cast_to_bf16_bits_twin(moved))
+    assert entries.indices.tolist() == expected.tolist()
+
+
+def test_both_ends_of_a_tensor_are_gated() -> None:
+    theta = np.ones(5, np.float32)
+    entries = gate_entries(theta, values(2.0, 1.0, 1.0, 1.0, 2.0), np.zeros(5, np.float32), tensor_index=0)
+    assert entries.indices is not None
+    assert entries.indices.tolist() == [0, 4]
 
 
 def test_residual_joins_the_delta_in_fp32() -> None:

@@ -25,12 +25,15 @@ def test_counted_and_held_make_up_what_was_sent_exactly(scale: float) -> None:
     counted, held = split_scaled(values, np.float32(scale))
     assert np.array_equal(counted.astype(np.float64) + held.astype(np.float64), values.astype(np.float64))
     assert np.array_equal(counted + held, values)
+    exact = values.astype(np.float64) * float(np.float32(scale))
+    assert (np.abs(counted - exact) <= np.abs(values) * 2.0**-23 + 2.0**-149).all()
 
 
-def test_nothing_is_held_of_an_unclipped_contribution() -> None:
-    counted, held = split_scaled(np.array([3e-6, -1.0], np.float32), np.float32(1.0))
-    assert held.view(np.uint32).tolist() == [0, 0]
-    assert counted.tolist() == np.array([3e-6, -1.0], np.float32).tolist()
+def test_an_unclipped_contribution_counts_as_it_is_and_nothing_is_held() -> None:
+    values = np.array([3e-6, -1.0, -0.0, np.inf], np.float32)
+    counted, held = split_scaled(values, np.float32(1.0))
+    assert held.view(np.uint32).tolist() == [0, 0, 0, 0]
+    assert counted.view(np.uint32).tolist() == values.view(np.uint32).tolist()
 
 
 @pytest.mark.parametrize("mantissa_bits", [0, 1, 7, 23])
