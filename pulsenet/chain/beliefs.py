@@ -121,15 +121,10 @@ class Beliefs:
 
         Its publisher then signs it anew (the digest stays) or opens the next epoch.
         """
-        if not self._epochs:
-            return self._descriptors.newest is not None
-        return self._is_endorsed(self._epochs[-1][1])
-
-    def _is_endorsed(self, signed: SignedRecord) -> bool:
         descriptor = self._descriptors.newest
-        if descriptor is None:
-            return False
-        signers = set(signed.signers)
+        if descriptor is None or not self._epochs:
+            return descriptor is not None
+        signers = set(self._epochs[-1][1].signers)
         return may_open_epoch(descriptor, signers) and signers <= {*descriptor.owners, *descriptor.authorities}
 
     @property
@@ -143,11 +138,11 @@ class Beliefs:
         return None if self._head is None else self._head[1]
 
     @property
-    def head_in_force(self) -> bool:
-        """Whether the newest head is of the epoch in force and its signer is still an authority."""
-        if self._head is None:
-            return False
-        return self._head[0].version.epoch == self.epoch and self.may_publish(self._head[1].signers[0])
+    def head_in_force(self) -> Head | None:
+        """The newest head, if it is of the epoch in force and its signer is still an authority."""
+        if self._head is None or not self.may_publish(self._head[1].signers[0]):
+            return None
+        return self._head[0] if self._head[0].version.epoch == self.epoch else None
 
     @property
     def catalogue(self) -> Catalogue | None:
@@ -162,8 +157,9 @@ class Beliefs:
     @property
     def catalogue_is_current(self) -> bool:
         """Whether the catalogue held is the one the newest head names."""
-        if self._head is None or self._catalogue is None:
+        if self._catalogue is None:
             return False
+        assert self._head is not None
         return record_digest(self._catalogue[1]) == self._head[0].catalogue_digest
 
     @property
@@ -182,7 +178,8 @@ class Beliefs:
 
     def stale(self, now_ms: int) -> bool:
         """Whether nothing in force says what the newest version is (CASES A-AUTH-5)."""
-        return not self.head_in_force or self._head is None or now_ms >= self._head[0].valid_until_ms
+        head = self.head_in_force
+        return head is None or now_ms >= head.valid_until_ms
 
     def is_kept(self, version: Version) -> bool:
         """Whether no epoch record cut this version out of the history."""

@@ -187,16 +187,15 @@ class Ledger:
     def reply(self, round_index: int) -> RoundsReply:
         """Answer ``GetRounds``."""
         receipts: list[bytes] = []
-        size_bytes = 0
-        known = [index for index in self._finals if index >= round_index]
-        for index in range(min(known, default=0), max(known, default=-1) + 1):
-            if index not in self._finals or len(receipts) == limits.ROUND_RECEIPTS_PER_REPLY_MAX:
-                break
+        room_bytes = REPLY_SIZE_BYTES_MAX
+        index = min((index for index in self._finals if index >= round_index), default=round_index)
+        while index in self._finals and len(receipts) < limits.ROUND_RECEIPTS_PER_REPLY_MAX:
             data = encode_signed(self._finals[index].signed)
-            size_bytes += len(data)
-            if receipts and size_bytes > REPLY_SIZE_BYTES_MAX:
+            if len(data) > room_bytes:
                 break
             receipts.append(data)
+            room_bytes -= len(data)
+            index += 1
         return RoundsReply(
             round_index=self.next_round_index,
             votes=() if self._mandate is None else self._mandate.votes,

@@ -37,14 +37,11 @@ def plan_route(
     Raises:
         UnavailableError: no hops of the catalogue lead to ``target``; the message says what is missing.
     """
-    start = None if held is not None and _is_cut_off(held, held_root, catalogue) else held
-    if start == target:
-        return ()
+    start = None if _is_cut_off(held, held_root, catalogue) else held
     outgoing: dict[Version | None, list[CatalogueEntry]] = defaultdict(list)
     for entry in catalogue.entries:
-        if entry.manifest_digest in avoid or not _leads_forward(entry):
-            continue
-        outgoing[entry.base_version].append(entry)
+        if entry.manifest_digest not in avoid and _leads_forward(entry):
+            outgoing[entry.base_version].append(entry)
     route = _search(start, target, outgoing)
     if route is None:
         raise UnavailableError(_explain(start, target, catalogue, outgoing))
@@ -56,7 +53,7 @@ def compute_route_size_bytes(route: Route) -> int:
     return sum(entry.encoded_size_bytes for entry in route)
 
 
-def _is_cut_off(held: Version, held_root: Digest | None, catalogue: Catalogue) -> bool:
+def _is_cut_off(held: Version | None, held_root: Digest | None, catalogue: Catalogue) -> bool:
     if held_root is None:
         return False
     roots = {entry.root for entry in catalogue.entries if entry.version == held}
@@ -83,18 +80,18 @@ def _search(
     order = len(queue)
     while queue:
         size_bytes, hop_count, _, version = heapq.heappop(queue)
-        if version is not None and version == target:
-            return _walk_back(version, start, arrived_by)
+        if version == target:
+            return _walk_back(target, start, arrived_by)
         if (size_bytes, hop_count) > best[version]:
-            continue
+            continue  # a cheaper way was found meanwhile, and has gone on already
         for entry in outgoing.get(version, ()):
             cost = (size_bytes + entry.encoded_size_bytes, hop_count + 1)
-            if entry.version > target or cost >= best.get(entry.version, (cost[0], cost[1] + 1)):
-                continue
-            best[entry.version] = cost
-            arrived_by[entry.version] = entry
-            heapq.heappush(queue, (*cost, order, entry.version))
-            order += 1
+            known = best.get(entry.version)
+            if known is None or cost < known:
+                best[entry.version] = cost
+                arrived_by[entry.version] = entry
+                heapq.heappush(queue, (*cost, order, entry.version))
+                order += 1
     return None
 
 

@@ -134,8 +134,8 @@ class Trust(Beliefs):
         self._check_epoch(head.version, head.epoch_digest)
         self._refuse_fork(head, signed)
         self._check_not_older(head.version)
-        newest = self.head
-        if newest is not None and self.head_in_force:
+        newest = self.head_in_force
+        if newest is not None:
             if head.version == newest.version and head.issued_at_ms <= newest.issued_at_ms:
                 return newest
             self._check_term(head, newest, signed.signers[0])
@@ -159,9 +159,9 @@ class Trust(Beliefs):
             RemoteProtocolError: ``decode`` or ``schema``.
         """
         descriptor = self._descriptors.require()
-        head = self.head
+        head = self.head_in_force
         digest = record_digest(signed)
-        if head is None or not self.head_in_force or digest != head.catalogue_digest:
+        if head is None or digest != head.catalogue_digest:
             raise TrustError("mismatch", f"catalogue {short(digest)} is not the one the newest head names")
         if expected is not None and digest != expected:
             raise TrustError("mismatch", f"catalogue {short(digest)} is not {short(expected)}")
@@ -183,8 +183,10 @@ class Trust(Beliefs):
         """
         descriptor = self._descriptors.require()
         digest = record_digest(signed)
-        is_head = self.head_in_force and self._head is not None and digest == self._head[0].manifest_digest
-        signers = None if is_head or digest in self._entries else descriptor.authorities
+        head = self.head_in_force
+        if head is not None and head.manifest_digest != digest:
+            head = None
+        signers = None if head is not None or digest in self._entries else descriptor.authorities
         manifest = open_record(Manifest, signed, self._verify, run_id=self.run_id, signers=signers)
         self._check_revision(manifest.revision)
         if manifest.version.epoch > self.epoch:
@@ -192,10 +194,8 @@ class Trust(Beliefs):
         if not self.is_kept(manifest.version):
             raise TrustError("rollback", f"version {manifest.version} was cut from the history")
         self._refuse_fork(manifest, signed)
-        if is_head and self._head is not None:
-            named = (self._head[0].version, self._head[0].root)
-            if (manifest.version, manifest.root) != named:
-                raise TrustError("mismatch", f"the head names {named[0]}, its manifest {manifest.version}")
+        if head is not None and (manifest.version, manifest.root) != (head.version, head.root):
+            raise TrustError("mismatch", f"the head names {head.version}, its manifest {manifest.version}")
         entry = self._entries.get(digest)
         if entry is not None and entry != entry_of(manifest, digest):
             raise TrustError("mismatch", f"the catalogue says otherwise about manifest {short(digest)}")

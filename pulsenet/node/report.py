@@ -40,7 +40,7 @@ class Standing:
         cls, trust: Trust, *, phase: str, reason: str, applied: Version | None, mirror: Version | None
     ) -> Standing:
         """Return where the machine is, given what it believes of the run."""
-        return cls(phase, reason, applied, mirror, trust.head, trust.head_in_force, trust.fork is not None)
+        return cls(phase, reason, applied, mirror, trust.head, trust.head_in_force is not None, trust.fork is not None)
 
 
 class Reporter:

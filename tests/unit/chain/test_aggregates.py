@@ -88,13 +88,13 @@ def test_a_statement_about_another_receipt_is_refused(
     bench: Bench, names: tuple[bytes, ...], changes: dict[str, Any]
 ) -> None:
     bench.finish()
-    with pytest.raises(TrustError, match="mismatch"):
+    with pytest.raises(TrustError, match=r"^mismatch:"):
         bench.ledger.accept_aggregate(bench.sign(*names, **changes))
     assert bench.ledger.aggregate(0) is None
 
 
 def test_a_statement_counts_from_authorities_about_what_is_final(bench: Bench) -> None:
-    with pytest.raises(TrustError, match="mismatch"):
+    with pytest.raises(TrustError, match=r"^mismatch:"):
         bench.ledger.accept_aggregate(bench.sign(b"a", b"b", b"c"))
     bench.finish()
     with pytest.raises(TrustError, match="untrusted"):

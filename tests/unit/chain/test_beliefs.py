@@ -108,3 +108,58 @@ def test_a_state_of_another_format_is_not_restored(run: Any, full: Trust, real_v
     assert saved.count(b"\xa6format\x01") == 1
     with pytest.raises(StorageError, match="format 2"):
         Trust.restore(saved.replace(b"\xa6format\x01", b"\xa6format\x02"), run.run_id, real_verify)
+
+
+def test_before_the_genesis_nobody_is_refused_and_nothing_counts(run: Any, real_verify: Any) -> None:
+    empty = Beliefs(run.run_id, real_verify)
+    head, signer = run.head(1), run.publisher.peer_id
+    assert empty.number_max == 0
+    assert empty.admits(signer)
+    assert empty.binds(head, signer)
+    assert not empty.epoch_is_endorsed
+
+
+def test_of_several_epochs_the_newest_is_in_force(run: Any) -> None:
+    trust = run.trust()
+    first, second = run.epoch(1, 5), run.epoch(2, 9, kept_version=Version(1, 8))
+    trust.accept_epoch(run.sign(first, run.owner))
+    signed = run.sign(second, run.publisher, run.second)
+    trust.accept_epoch(signed)
+    assert (trust.epoch, trust.epoch_record, trust.epoch_digest) == (2, second, record_digest(signed))
+
+
+@pytest.mark.parametrize("signers", [("owner",), ("owner", "publisher", "second"), ("publisher", "second")])
+def test_an_epoch_stays_endorsed_while_all_its_signers_do(run: Any, signers: tuple[str, ...]) -> None:
+    trust = run.trust()
+    trust.accept_epoch(run.sign(run.epoch(1, 5), run.publisher, run.second))
+    trust.accept_epoch(run.sign(run.epoch(2, 9), *(getattr(run, name) for name in signers)))
+    assert trust.epoch_is_endorsed
+    trust.accept_descriptor(run.revise(run.genesis, run.descriptor, authorities=(run.second.peer_id,)))
+    assert trust.epoch_is_endorsed is ("publisher" not in signers)
+
+
+def test_too_few_signers_that_stay_endorse_nothing(run: Any) -> None:
+    trust = run.trust()
+    trust.accept_epoch(run.sign(run.epoch(1, 5), run.publisher, run.second))
+    more = tuple(sorted(key.peer_id for key in (run.publisher, run.second, run.trainer, run.stranger)))
+    trust.accept_descriptor(run.revise(run.genesis, run.descriptor, authorities=more))
+    assert not trust.epoch_is_endorsed
+
+
+def test_a_head_of_a_revoked_key_binds_until_the_owners_order(run: Any) -> None:
+    trust = run.trust()
+    revoked, stays = run.publisher.peer_id, run.second.peer_id
+    trust.accept_epoch(run.sign(run.epoch(1, 5), run.owner))
+    trust.accept_descriptor(run.revise(run.genesis, run.descriptor, authorities=(stays,)))
+    trust.accept_epoch(run.sign(run.epoch(2, 9, revision=1), run.second))
+    assert trust.binds(run.head(7), revoked), "no owner said where to go on"
+    trust.accept_epoch(run.sign(run.epoch(3, 12, revision=1), run.owner))
+    assert not trust.binds(run.head(7), revoked)
+    assert trust.binds(run.head(7), stays)
+    assert trust.binds(run.head(7, revision=1), revoked)
+
+
+def test_an_empty_state_of_another_run_is_not_restored(run: Any, make_run: Any, real_verify: Any) -> None:
+    other = Beliefs(make_run(name="other").run_id, real_verify)
+    with pytest.raises(StorageError, match="of format 1 and run"):
+        Beliefs.restore(other.save(), run.run_id, real_verify)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ from pulsenet.chain.ledger import ANCHORS_KEPT, Ledger
 from pulsenet.chain.outcome import outcome_of
 from pulsenet.chain.records import Contribution, Member, Receipt, SignedRecord, StateAnchor, Vote
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
+from pulsenet.chain.trust import Trust
 from pulsenet.errors import RemoteProtocolError, StorageError, TrustError
 from pulsenet.ids import Digest, compute_digest
+from pulsenet.wire.messages import RoundsReply
+from pulsenet.wire.schema import decode_value, encode_value
 
 
 def digest(text: str) -> Digest:
@@ -313,3 +317,202 @@ def test_a_record_that_is_gone_is_said_to_be(rounds: Rounds) -> None:
 
 def test_a_contribution_is_no_receipt(rounds: Rounds) -> None:
     assert code_of(lambda: rounds.ledger.accept_final(rounds.contribution(0))) == "wrong-type"
+
+
+def saved(ledger: Ledger) -> Ledger:
+    """Let what changed be saved, so that the next change shows."""
+    assert ledger.is_changed
+    ledger.save()
+    assert not ledger.is_changed
+    return ledger
+
+
+def test_what_changes_the_ledger_is_to_be_saved_and_what_is_no_news_is_not(rounds: Rounds) -> None:
+    ledger = rounds.ledger
+    assert not ledger.is_changed
+    for change in (
+        lambda: ledger.accept_mandate(rounds.votes()),
+        lambda: ledger.accept_contribution(rounds.contribution(0)),
+        lambda: ledger.accept_listed(rounds.contribution(0, rounds.run.stranger)),
+        lambda: ledger.accept_final(rounds.final(0)),
+        lambda: ledger.accept_final(rounds.final(1)),
+        lambda: ledger.accept_anchor(rounds.anchor(1)),
+        lambda: ledger.accept_anchor(rounds.anchor(2)),
+        lambda: ledger.forget_old(2),
+    ):
+        change()
+        saved(ledger)
+        change()
+        assert not ledger.is_changed
+    assert code_of(lambda: ledger.accept_final(rounds.final(1, base_state_root=digest("x")))) == "fork"
+    saved(ledger)
+
+
+def test_before_the_genesis_nothing_of_rounds_is_believed(run: Any, real_verify: Any) -> None:
+    rounds, nothing = Rounds(run), Ledger(Trust(run.run_id, real_verify))
+    assert code_of(lambda: nothing.accept_contribution(rounds.contribution(0))) == "revision-unknown"
+    assert code_of(lambda: nothing.accept_mandate(())) == "untrusted"
+    assert nothing.authority_count == 0
+    assert rounds.ledger.authority_count == 2
+
+
+def test_the_same_votes_prove_a_term_again_without_being_read(rounds: Rounds) -> None:
+    mandate = rounds.ledger.accept_mandate(rounds.votes())
+    left = (rounds.run.second.peer_id,)
+    rounds.trust.accept_descriptor(rounds.run.revise(rounds.run.genesis, rounds.run.descriptor, authorities=left))
+    assert rounds.ledger.accept_mandate(rounds.votes()) is mandate
+
+
+def test_other_votes_for_a_term_that_is_proved_are_no_news(rounds: Rounds) -> None:
+    mandate = rounds.ledger.accept_mandate(rounds.votes())
+    rounds.ledger.save()
+    assert rounds.ledger.accept_mandate(rounds.votes()[::-1]) is mandate
+    assert not rounds.ledger.is_changed
+
+
+def test_an_anchor_vouches_for_the_receipt_before_it_alone(rounds: Rounds) -> None:
+    run, ledger = rounds.run, rounds.ledger
+    receipts = [rounds.receipt(index) for index in range(4)]
+    by_stranger = [run.sign(receipt, run.stranger) for receipt in receipts]
+    ledger.accept_anchor(rounds.anchor(1))
+    ledger.accept_anchor(rounds.anchor(3))
+    for index in (1, 3):
+        assert code_of(lambda index=index: ledger.accept_final(by_stranger[index])) == "untrusted"  # type: ignore[misc]
+    assert ledger.accept_final(by_stranger[2])
+
+
+def test_a_receipt_that_is_vouched_for_keeps_the_rules_of_receipts(rounds: Rounds) -> None:
+    """Its outcome says nothing of its term, so whoever passes it on could write anything there."""
+    first = rounds.receipt(0)
+    rounds.ledger.accept_final(rounds.final(1))
+    signed = rounds.run.sign(first, rounds.run.publisher)
+    forged = replace(signed, payload=encode_value(replace(first, term=0)))
+    assert code_of(lambda: rounds.ledger.accept_final(forged)) == "schema"
+    assert rounds.ledger.final(0) is None
+
+
+def test_only_strangers_take_up_the_open_places_of_a_round(make_run: Callable[..., Any]) -> None:
+    rounds = Rounds(make_run(open_trainers_max=1))
+    run = rounds.run
+    rounds.ledger.accept_contribution(rounds.contribution(0, run.trainer))
+    rounds.ledger.accept_contribution(rounds.contribution(0, run.stranger))
+    assert code_of(lambda: rounds.ledger.accept_contribution(rounds.contribution(0, run.inferencer))) == "untrusted"
+
+
+def test_a_contribution_is_found_by_its_digest_and_listed_once(rounds: Rounds) -> None:
+    signed = rounds.contribution(0, rounds.run.stranger)
+    assert rounds.ledger.contribution(record_digest(signed)) is None
+    entry = rounds.ledger.accept_listed(signed)
+    assert rounds.ledger.contribution(record_digest(signed)) is entry
+    assert rounds.ledger.accept_listed(signed) is entry
+
+
+def test_an_older_anchor_than_the_two_that_are_kept_is_no_news(rounds: Rounds) -> None:
+    for index in range(8):
+        rounds.receipt(index)
+    for index in (6, 4):
+        assert rounds.ledger.accept_anchor(rounds.anchor(index))
+    assert [anchor.round_index for anchor in rounds.ledger.anchors] == [4, 6]
+    assert not rounds.ledger.accept_anchor(rounds.anchor(2))
+    assert rounds.ledger.forget_old(9) is None, "what was never kept is not given up"
+    assert rounds.ledger.accept_anchor(rounds.anchor(5))
+    assert [anchor.round_index for anchor in rounds.ledger.anchors] == [5, 6]
+    assert rounds.ledger.next_round_index == 6
+    assert rounds.ledger.anchor_signer(rounds.ledger.anchors[1]) == rounds.run.publisher.peer_id
+    assert rounds.ledger.anchor_signer(decode_value(StateAnchor, rounds.anchor(7).payload)) is None
+
+
+def test_each_anchor_knows_its_own_signer(rounds: Rounds) -> None:
+    rounds.ledger.accept_anchor(rounds.anchor(0))
+    rounds.receipt(0)
+    second = rounds.run.sign(decode_value(StateAnchor, rounds.anchor(1).payload), rounds.run.second)
+    rounds.ledger.accept_anchor(second)
+    signers = [rounds.ledger.anchor_signer(anchor) for anchor in rounds.ledger.anchors]
+    assert signers == [rounds.run.publisher.peer_id, rounds.run.second.peer_id]
+
+
+def test_the_first_round_follows_nothing(rounds: Rounds) -> None:
+    assert rounds.ledger.knows_round_before(0)
+    assert not rounds.ledger.knows_round_before(1)
+    rounds.ledger.accept_final(rounds.final(3, previous=digest("2")))
+    assert rounds.ledger.next_round_index == 4
+
+
+def test_a_reply_is_a_mandate_receipts_and_the_newest_anchor_as_far_as_there_are_any(rounds: Rounds) -> None:
+    ledger = rounds.ledger
+    assert ledger.reply(0) == RoundsReply(round_index=0, votes=(), receipts=(), state_anchor=None)
+    ledger.accept_final(rounds.final(0))
+    ledger.accept_final(rounds.final(1))
+    for index in (1, 2):
+        ledger.accept_anchor(rounds.anchor(index))
+    reply = ledger.reply(1)
+    assert reply.receipts == (encode_signed(rounds.final(1)),)
+    assert reply.state_anchor == encode_signed(rounds.anchor(2))
+
+
+def test_a_reply_holds_as_many_receipts_as_a_frame_has_room_for(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for index in range(5):
+        rounds.ledger.accept_final(rounds.final(index))
+    sizes = [len(encode_signed(rounds.final(index))) for index in range(5)]
+    for room_bytes, count in ((sum(sizes[:3]), 3), (sum(sizes[:3]) - 1, 2), (sum(sizes), 5)):
+        monkeypatch.setattr("pulsenet.chain.ledger.REPLY_SIZE_BYTES_MAX", room_bytes)
+        assert len(rounds.ledger.reply(0).receipts) == count
+    monkeypatch.setattr("pulsenet.limits.ROUND_RECEIPTS_PER_REPLY_MAX", 4)
+    assert len(rounds.ledger.reply(0).receipts) == 4
+
+
+def test_what_a_store_needs_after_its_disk_was_full_is_every_record(rounds: Rounds) -> None:
+    ledger = rounds.ledger
+    records = [rounds.anchor(0), rounds.contribution(0), rounds.final(0)]
+    ledger.accept_anchor(records[0])
+    ledger.accept_contribution(records[1])
+    ledger.accept_final(records[2])
+    assert list(ledger.records()) == records
+    other = rounds.final(0, base_state_root=digest("other"))
+    with pytest.raises(TrustError, match="fork"):
+        ledger.accept_final(other)
+    assert list(ledger.records()) == [*records, records[2], other]
+
+
+def test_a_blob_that_something_kept_names_is_not_given_up(rounds: Rounds) -> None:
+    """Two trainers that gate everything contribute the same empty blob, and so may one trainer in two rounds."""
+    ledger = rounds.ledger
+    for index in range(4):
+        ledger.accept_final(rounds.final(index))
+    for index, name in ((0, "same"), (3, "same"), (1, "anchored")):
+        signed = rounds.contribution(index)
+        record = replace(decode_value(Contribution, signed.payload), blob_id=digest(name))
+        ledger.accept_contribution(rounds.run.sign(record, rounds.run.trainer))
+    ledger.accept_anchor(rounds.anchor(2))
+    ledger.accept_anchor(rounds.anchor(3, blob_id=digest("anchored")))
+    gone = ledger.forget_old(9)
+    assert gone is not None
+    assert gone.blob_ids == ()
+    assert len(gone.record_digests) == 4
+
+
+@pytest.mark.parametrize("kind", ["contribution", "anchor"])
+def test_whatever_of_a_round_is_left_is_forgotten_and_named_in_order(rounds: Rounds, kind: str) -> None:
+    """Receipts may be gone, or never have been here."""
+    for index in range(9):
+        rounds.receipt(index)
+    if kind == "contribution":
+        for index in (0, 1):
+            rounds.ledger.accept_contribution(rounds.contribution(index))
+    for index in (2, 3, 4, 5) if kind == "anchor" else (4, 5):
+        rounds.ledger.accept_anchor(rounds.anchor(index))
+    gone = rounds.ledger.forget_old(9)
+    names = ("anchor 2", "anchor 3") if kind == "anchor" else ("blob 0", "blob 1")
+    assert gone is not None
+    assert list(gone.blob_ids) == sorted(digest(name) for name in names)
+
+
+def test_what_is_wrong_with_a_stored_ledger_has_a_stable_code(rounds: Rounds) -> None:
+    rounds.ledger.accept_final(rounds.final(0))
+    data = rounds.ledger.save()
+    for stored, read in ((data, lambda digest: None), (data, lambda digest: b"rubbish"), (b"", lambda digest: None)):
+        with pytest.raises(StorageError) as caught:
+            Ledger.restore(rounds.trust, stored, read)
+        assert caught.value.reason == "damaged"

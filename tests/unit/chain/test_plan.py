@@ -161,3 +161,35 @@ def test_hops_beyond_the_target_are_ignored() -> None:
 def test_a_cheaper_way_found_late_replaces_the_dearer_one() -> None:
     kept = catalogue(patch(v(0), v(3), 100, Kind.SKIP), *patches(1, 4))
     assert [entry.version.number for entry in plan_route(v(0), v(4), kept)] == [1, 2, 3, 4]
+
+
+def test_a_patch_that_leads_back_is_no_way_around_a_hole() -> None:
+    kept = catalogue(patch(v(9), v(8), 0), patch(v(8), v(10), 10, Kind.SKIP))
+    with pytest.raises(UnavailableError, match="base_mismatch"):
+        plan_route(v(9), v(10), kept)
+
+
+def test_what_may_be_used_after_an_avoided_manifest_still_is() -> None:
+    kept = Catalogue(RUN_ID, 0, (patch(v(0), v(1)), anchor(v(1))))
+    assert plan_route(v(0), v(1), kept, avoid={patch(v(0), v(1)).manifest_digest}) == (anchor(v(1)),)
+
+
+def test_of_two_equal_ways_the_one_the_catalogue_names_first_is_taken() -> None:
+    """So that every node takes the same."""
+    first, second = (patch(v(number), v(3), 10, Kind.SKIP) for number in (1, 2))
+    kept = catalogue(skip(v(0), v(2)), skip(v(0), v(1)), second, first)
+    assert [entry.version.number for entry in plan_route(v(0), v(3), kept)] == [1, 3]
+
+
+def test_a_dearer_way_that_was_found_first_is_not_gone_on_from() -> None:
+    """The way to v2 by one dear hop waits in the queue while the cheap one by v1 is found."""
+    kept = catalogue(skip(v(0), v(2), 50), *patches(1, 3), skip(v(2), v(4), 5), skip(v(3), v(5), 5))
+    assert [entry.version.number for entry in plan_route(v(0), v(4), kept)] == [1, 2, 4]
+    with pytest.raises(UnavailableError, match="no_target"):
+        plan_route(v(0), v(6), kept)
+
+
+def test_a_target_that_was_listed_but_cannot_be_reached_says_so_whatever_lies_around() -> None:
+    kept = catalogue(skip(v(0), v(2), 50), *patches(1, 2), patch(v(8), v(9)))
+    with pytest.raises(UnavailableError, match="chain_hole"):
+        plan_route(v(0), v(9), kept)
