@@ -36,13 +36,16 @@ def claims_of(record: Claimant) -> dict[Version, Digest]:
     if isinstance(record, Catalogue):
         return {entry.version: entry.root for entry in record.entries}
     if isinstance(record, Manifest):
-        claims = {record.version: record.root}
-        if record.base_version is not None and record.base_root is not None:
-            claims[record.base_version] = record.base_root
-        return claims
-    if record.kept_version is None or record.kept_root is None:
+        return {record.version: record.root, **_claim_of(record.base_version, record.base_root)}
+    return _claim_of(record.kept_version, record.kept_root)
+
+
+def _claim_of(version: Version | None, root: Digest | None) -> dict[Version, Digest]:
+    """Return what a record says of a version that it may name."""
+    if version is None:
         return {}
-    return {record.kept_version: record.kept_root}
+    assert root is not None, "the rules of both records ask for it"
+    return {version: root}
 
 
 def find_contradiction(first: Claimant, second: Claimant) -> Version | None:

@@ -68,7 +68,7 @@ class Rosters:
         """The newest probe that is known answered: its round, and the distance between trainers as FP32 bits."""
         found = [(known.roster.probe_round, known.roster.distance_bits) for known in self._known]
         told = [(index, bits) for index, bits in found if index is not None and bits is not None]
-        return max(told + ([] if self._measured is None else [self._measured]), key=lambda one: one[0], default=None)
+        return max(told + ([] if self._measured is None else [self._measured]), default=None)
 
     def note_measured(self, round_index: int, distance_bits: int) -> None:
         """This node, as the coordinator, knows what a probe came to; the next rosters say so."""

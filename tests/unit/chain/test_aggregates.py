@@ -61,6 +61,7 @@ def test_one_statement_is_believed_and_a_second_is_a_dispute(bench: Bench) -> No
     assert bench.ledger.accept_aggregate(signed)
     assert bench.ledger.is_changed
     assert not bench.ledger.accept_aggregate(signed)
+    assert not bench.ledger.is_disputed(0)
     found = bench.ledger.aggregate(0)
     assert found is not None
     assert [name.blob_id for name in found.slices] == [compute_digest(name) for name in (b"a", b"b", b"c")]

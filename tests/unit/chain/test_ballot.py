@@ -103,3 +103,9 @@ def test_whoever_knows_a_receipt_of_a_later_round_is_behind() -> None:
     assert is_behind(stored(2, 1), 1)
     assert not is_behind(stored(1, 1), 1)
     assert not is_behind(None, 0)
+
+
+def test_a_receipt_stored_in_the_term_of_a_vote_leaves_the_vote() -> None:
+    ballot, first = vote(Ballot(), term=2, candidate=FIRST), stored(0, 2)
+    assert find_store_refusal(ballot, place=first.place, outcome=first.outcome) == "", "nothing was stored before"
+    assert store(ballot, first, SECOND) == Ballot(2, FIRST, first)

@@ -67,3 +67,31 @@ def test_only_the_newest_versions_are_remembered(run: Any) -> None:
         evidence.remember(run.head(number), signed)
     assert evidence.root_of(Version(0, 10)) is None
     assert evidence.root_of(Version(0, 11)) is not None
+
+
+def test_an_epoch_record_and_another_contradict_about_the_version_that_is_kept(run: Any) -> None:
+    kept = run.epoch(1, 9)
+    for other in (run.head(8, root=OTHER), run.manifest(8, root=OTHER), run.manifest(9, base_root=OTHER)):
+        assert find_contradiction(kept, other) == Version(0, 8)
+        assert find_contradiction(other, kept) == Version(0, 8)
+    assert find_contradiction(kept, run.head(8)) is None
+
+
+def test_of_several_contradictions_the_newest_is_named(run: Any) -> None:
+    known, other = run.catalogue(run.manifest(4), run.manifest(5)), run.manifest(5, root=OTHER, base_root=OTHER)
+    assert find_contradiction(known, other) == find_contradiction(other, known) == Version(0, 5)
+    evidence = Evidence(0)
+    evidence.remember(other, run.sign(other, run.publisher))
+    proof = evidence.find_fork(known, run.sign(known, run.publisher))
+    assert proof is not None
+    assert proof.version == Version(0, 5)
+
+
+def test_the_oldest_are_forgotten_and_records_ascend_in_whatever_order_they_came(run: Any) -> None:
+    evidence = Evidence(0)
+    numbers = range(EVIDENCE_VERSIONS_MAX + 1, 0, -1)
+    heads = {number: run.signed_head(number) for number in numbers}
+    for number in numbers:
+        evidence.remember(run.head(number), heads[number])
+    assert evidence.root_of(Version(0, 1)) is None
+    assert evidence.records() == tuple(heads[number] for number in sorted(heads) if number > 1)

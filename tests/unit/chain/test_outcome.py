@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pulsenet.chain.outcome import outcome_of
+from pulsenet.chain.outcome import listed_by, outcome_of
 from pulsenet.chain.records import Member, Receipt, Rejection
 from pulsenet.ids import PeerId, RunId, compute_digest
 
@@ -44,3 +44,9 @@ def test_term_coordinator_and_revision_are_not_part_of_the_outcome(changes: dict
 )
 def test_everything_else_is(changes: dict[str, Any]) -> None:
     assert outcome_of(replace(RECEIPT, **changes)) != outcome_of(RECEIPT)
+
+
+def test_a_receipt_lists_what_it_counts_in_its_order() -> None:
+    other = compute_digest(b"other")
+    members = (Member(PeerId(b"m" * 32), NAME, 1), Member(PeerId(b"n" * 32), other, 1))
+    assert listed_by(replace(RECEIPT, members=members)) == (NAME, other)

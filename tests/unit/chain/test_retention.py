@@ -173,3 +173,36 @@ def test_aligned_anchors_do_not_depend_on_the_one_before() -> None:
     assert is_anchor_due(v(5), None, 10, is_aligned=True)
     assert is_anchor_due(v(5, epoch=1), v(4), 10, is_aligned=True)
     assert is_anchor_due(v(2), v(1), 0, is_aligned=True)
+
+
+ROUTE = [anchor(10), *patches(11, 20)]
+BESIDE = [entry(Kind.SKIP, 12, 20, 90), entry(Kind.SKIP, 12, 19, 90)]
+
+
+@pytest.mark.parametrize(
+    ("room", "is_kept"),
+    [
+        (RetentionLimits(size_bytes_max=1100), True),
+        (RetentionLimits(size_bytes_max=1099), False),
+        (RetentionLimits(entries_max=11), True),
+        (RetentionLimits(entries_max=10), False),
+    ],
+)
+def test_an_inferencers_own_route_comes_first_if_there_is_room_for_all_of_it(
+    room: RetentionLimits, is_kept: bool
+) -> None:
+    verdict = retained([*ROUTE, *BESIDE], "inferencer", room, mirror=v(20))
+    assert (set(verdict.keep) == set(ROUTE)) is is_kept
+    assert (numbers(verdict.keep, Kind.ANCHOR) == [10]) is is_kept
+    if not is_kept:
+        assert numbers(verdict.keep, Kind.SKIP) == [19, 20]
+
+
+def test_a_seed_has_no_mirror_of_its_own_to_look_after() -> None:
+    room = RetentionLimits(size_bytes_max=1100)
+    assert retained([*ROUTE, *BESIDE], "seed", room, mirror=v(20)) == retained([*ROUTE, *BESIDE], "seed", room)
+
+
+def test_what_must_be_kept_takes_its_room_once() -> None:
+    verdict = retained([anchor(0), anchor(10), *patches(1, 12)], "trainer", RetentionLimits(size_bytes_max=1030))
+    assert numbers(verdict.keep, Kind.PATCH) == [10, 11, 12]

@@ -113,8 +113,9 @@ def test_rosters_outlive_a_restart(hall: Hall) -> None:
     after = Rosters(hall.trust, hall.ledger)
     after.restore(hall.rosters.records())
     assert after.records() == hall.rosters.records()
-    with pytest.raises(StorageError):
+    with pytest.raises(StorageError) as caught:
         after.restore((b"rubbish",))
+    assert caught.value.reason == "damaged"
 
 
 def test_the_newest_probe_is_known_from_rosters_and_from_the_own_coordinator(hall: Hall) -> None:
@@ -129,3 +130,18 @@ def test_the_newest_probe_is_known_from_rosters_and_from_the_own_coordinator(hal
     hall.rosters.note_measured(6, 5)
     assert hall.rosters.measured == (6, 5)
     assert [known.roster.number for known in hall.rosters.known] == [1, 2]
+
+
+def test_rosters_count_by_their_numbers_in_whatever_order_they_come(hall: Hall) -> None:
+    hall.elect(1)
+    for number, first_round, numbers in ((3, 6, [3]), (2, 1, [2, 3]), (1, 4, [2, 3]), (4, 9, [2, 3, 4])):
+        hall.rosters.accept(hall.roster(first_round, number=number))
+        assert [known.roster.number for known in hall.rosters.known] == numbers
+        newest = hall.rosters.newest
+        assert newest is not None
+        assert newest.roster.number == numbers[-1]
+
+
+def test_a_record_of_another_kind_is_no_roster(hall: Hall) -> None:
+    hall.elect(1)
+    assert refuse(hall, encode_signed(hall.run.signed_head(1))) == "wrong-type"

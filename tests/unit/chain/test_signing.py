@@ -127,3 +127,35 @@ def test_sizes_are_bounded_by_type(run: Any) -> None:
     batch = RolloutBatch(run.run_id, 1, Version(0, 1), Version(0, 1), 1, (), 32, None, (), bytes((1 << 20) - 100), "{}")
     with pytest.raises(LocalProtocolError, match="too large"):
         run.sign(batch, run.inferencer)
+
+
+@pytest.mark.parametrize("kind", ["rollouts", "head"])
+def test_a_record_may_fill_its_limit_and_no_more(run: Any, kind: str) -> None:
+    size_max = payload_size_bytes_max(kind)
+    signed = replace(run.signed_head(1), type=kind, payload=b"")
+    excess_bytes = len(encode_value(replace(signed, payload=bytes(size_max)))) - size_max
+    full = replace(signed, payload=bytes(size_max - excess_bytes))
+    assert decode_signed(encode_signed(full)) == full
+    over = replace(full, payload=full.payload + b"x")
+    with pytest.raises(LocalProtocolError, match="too large"):
+        encode_signed(over)
+    with pytest.raises(RemoteProtocolError) as caught:
+        decode_signed(encode_value(over))
+    assert caught.value.code == "schema"
+
+
+def test_what_no_type_allows_is_refused_before_it_is_read() -> None:
+    with pytest.raises(RemoteProtocolError, match=f"^schema: a record of {limits.ROLLOUT_BATCH_SIZE_BYTES_MAX + 1} b"):
+        decode_signed(bytes(limits.ROLLOUT_BATCH_SIZE_BYTES_MAX + 1))
+
+
+def test_a_payload_may_fill_the_limit(run: Any) -> None:
+    def batch(size_bytes: int) -> RolloutBatch:
+        versions = (Version(0, 1), Version(0, 1))
+        return RolloutBatch(run.run_id, 1, *versions, 1, (), 32, None, (), bytes(size_bytes), "{}")
+
+    near = limits.ROLLOUT_BATCH_SIZE_BYTES_MAX - 1000
+    room_bytes = limits.ROLLOUT_BATCH_SIZE_BYTES_MAX - len(encode_value(batch(near)))
+    assert len(run.sign(batch(near + room_bytes), run.inferencer).payload) == limits.ROLLOUT_BATCH_SIZE_BYTES_MAX
+    with pytest.raises(LocalProtocolError, match="too large"):
+        run.sign(batch(near + room_bytes + 1), run.inferencer)

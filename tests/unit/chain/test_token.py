@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -34,12 +35,20 @@ def test_line_breaks_blanks_and_capitals_do_not_matter() -> None:
     assert decode_token(f"  {text[:40]}\r\n {text[40:]}\n") == TOKEN
 
 
-def test_any_changed_letter_is_noticed() -> None:
-    text = encode_token(TOKEN)
+def test_tokens_of_every_length_and_ending_come_back() -> None:
+    for number in range(128):
+        token = replace(TOKEN, revision_min=number, secret=bytes(number % 32))
+        assert decode_token(encode_token(token)) == token
+
+
+@pytest.mark.parametrize("size_bytes", range(5))
+def test_any_changed_letter_is_noticed(size_bytes: int) -> None:
+    """The last letter too, some of whose bits may say nothing."""
+    text = encode_token(replace(TOKEN, bootstraps=(), secret=bytes(size_bytes)))
     for position in range(len(text)):
-        changed = text[:position] + ("b" if text[position] == "a" else "a") + text[position + 1 :]
-        with pytest.raises(RemoteProtocolError):
-            decode_token(changed)
+        for letter in {"a", "b", "c", "e", "i", "q"} - {text[position]}:
+            with pytest.raises(RemoteProtocolError):
+                decode_token(text[:position] + letter + text[position + 1 :])
 
 
 @pytest.mark.parametrize("text", ["", "pulse", "pulse1", "pulse1a", "pulse1!!", "pulse2" + encode_token(TOKEN)[6:]])
@@ -57,8 +66,9 @@ def test_a_cut_token_says_that_it_was_cut() -> None:
 
 
 def test_a_token_is_bounded_before_it_is_decoded() -> None:
-    with pytest.raises(RemoteProtocolError, match="characters"):
-        decode_token(PREFIX + "a" * TEXT_SIZE_MAX)
+    assert decode_token(encode_token(TOKEN).ljust(TEXT_SIZE_MAX)) == TOKEN
+    with pytest.raises(RemoteProtocolError, match=r"^token: .* characters"):
+        decode_token(encode_token(TOKEN).ljust(TEXT_SIZE_MAX + 1))
 
 
 @given(st.one_of(st.text(max_size=300), st.binary(max_size=200).map(lambda data: PREFIX + _base32(data))))
