@@ -30,7 +30,7 @@ from pulsenetd.handlers.reporting import Ledger
 from pulsenetd.handlers.store import StoreHandlers
 from pulsenetd.identity import to_libp2p_text, verify
 from pulsenetd.joining import DescriptorSearch
-from pulsenetd.local_server import LocalServer
+from pulsenetd.local.server import LocalServer
 from pulsenetd.logs import logger
 from pulsenetd.membership import Membership
 from pulsenetd.metrics import Metrics
@@ -41,10 +41,10 @@ from pulsenetd.network.reachability import LOOK_SECONDS, Reachability
 from pulsenetd.network.stack import Network
 from pulsenetd.network.transport import Transport
 from pulsenetd.node_file import NODE_FILE
+from pulsenetd.outer.part import shape_of
 from pulsenetd.readiness import check_readiness
 from pulsenetd.roles import Role, build_role
 from pulsenetd.rollouts import Rollouts
-from pulsenetd.rounds_part import shape_of
 from pulsenetd.scrubbing import LOOK_SECONDS as SCRUB_SECONDS
 from pulsenetd.scrubbing import Scrubber
 from pulsenetd.service_manager import ServiceManager

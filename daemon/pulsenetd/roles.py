@@ -41,15 +41,15 @@ from pulsenetd.handlers.follower import FollowerHandlers
 from pulsenetd.handlers.publisher import PublisherHandlers
 from pulsenetd.handlers.reporting import Ledger
 from pulsenetd.identity import verify
-from pulsenetd.local_server import EngineConfirmation, LocalHooks, SnapshotOffer
+from pulsenetd.local.server import EngineConfirmation, LocalHooks, SnapshotOffer
 from pulsenetd.logs import logger
 from pulsenetd.metrics import Metrics
-from pulsenetd.mixing_part import MixingPart
 from pulsenetd.network import addresses
-from pulsenetd.pace import Meters, find_link
+from pulsenetd.outer.mixing import MixingPart
+from pulsenetd.outer.pace import Meters, find_link
+from pulsenetd.outer.rounds import RoundsPart
 from pulsenetd.rollout_inbox import RolloutInbox
 from pulsenetd.rollout_outbox import RolloutOutbox
-from pulsenetd.rounds_part import RoundsPart
 from pulsenetd.startup import Settled
 from pulsenetd.storage.disk import free_size_bytes
 from pulsenetd.storage.lookup import StoreLookup, find_lacking, find_stored
@@ -141,10 +141,8 @@ async def build_role(
     mesh = _build_mesh(config, settled, store, trust, addresses)
 
     def build() -> Role:
-        make: Any = RoundsPart
-        if trust.descriptor is not None and trust.descriptor.algorithm == GOSSIP:
-            make = partial(MixingPart, run_blocks=block_threads.map, monotonic=monotonic)
-        rounds: RoundsPart | MixingPart = make(
+        mixes = trust.descriptor is not None and trust.descriptor.algorithm == GOSSIP
+        rounds = (MixingPart if mixes else RoundsPart)(
             store,
             trust,
             settled.identity,
@@ -153,6 +151,8 @@ async def build_role(
             threads=work_threads,
             note=ledger.note,
             find_link=partial(find_link, config.upload_limit, config.download_limit, meters),
+            run_blocks=block_threads.map,
+            monotonic=monotonic,
         )
         threads = (work_threads, block_threads)
         parts = Parts(config, settled, store, trust, mesh, ledger, metrics, *threads, monotonic, rounds)

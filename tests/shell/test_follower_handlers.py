@@ -21,7 +21,7 @@ from pulsenet.node.effects import ApplyHop, Commit, DropPreparation, EncodeSnaps
 from pulsenet.node.events import EngineApplied, EngineFailed, Event, HopApplied, HopFailed, PatchEncoded
 from pulsenetd.handlers.follower import FollowerHandlers
 from pulsenetd.handlers.reporting import Ledger
-from pulsenetd.local_server import EngineConfirmation
+from pulsenetd.local.server import EngineConfirmation
 from pulsenetd.metrics import Metrics
 from pulsenetd.storage.mirror import Mirror
 from pulsenetd.storage.publishing import Publisher

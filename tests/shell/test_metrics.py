@@ -64,7 +64,9 @@ def read_code_literals() -> set[str]:
     """Return every stable code that a module peers can reach writes down."""
     places = [*(ROOT / "pulsenet" / part for part in ("tensors", "codec", "wire", "chain", "node"))]
     files = [path for place in places for path in place.glob("*.py")]
-    files += [path for path in (ROOT / "daemon" / "pulsenetd").rglob("*.py") if path.name != "local_server.py"]
+    files += [
+        path for path in (ROOT / "daemon" / "pulsenetd").rglob("*.py") if path.parts[-2:] != ("local", "server.py")
+    ]
     found = set()
     for path in files:
         for node in ast.walk(ast.parse(path.read_text())):

@@ -28,7 +28,7 @@ from pulsenet.node.events import (
 )
 from pulsenetd.handlers.publisher import OFFERS_MAX, PublisherHandlers
 from pulsenetd.handlers.reporting import Ledger
-from pulsenetd.local_server import SnapshotOffer
+from pulsenetd.local.server import SnapshotOffer
 from pulsenetd.metrics import Metrics
 from pulsenetd.storage.disk import Disk
 from pulsenetd.storage.publishing import Publisher

@@ -40,7 +40,7 @@ from pulsenetd.engines.vllm_process import pick_port
 from pulsenetd.handlers.reporting import Ledger
 from pulsenetd.handlers.store import StoreHandlers
 from pulsenetd.identity import verify
-from pulsenetd.local_server import EngineConfirmation, LocalHooks, LocalServer, SnapshotOffer
+from pulsenetd.local.server import EngineConfirmation, LocalHooks, LocalServer, SnapshotOffer
 from pulsenetd.membership import Membership
 from pulsenetd.metrics import Metrics
 from pulsenetd.network.addresses import join_address

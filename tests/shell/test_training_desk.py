@@ -43,7 +43,7 @@ from pulsenet.node.events import (
 )
 from pulsenetd.handlers.training import Held, TrainingDesk
 from pulsenetd.metrics import Metrics
-from pulsenetd.pace import Measured, Pace
+from pulsenetd.outer.pace import Measured, Pace
 
 OTHER = PeerId(b"o" * 32)
 BLOB = compute_digest(b"blob")

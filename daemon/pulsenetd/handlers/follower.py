@@ -14,7 +14,7 @@ from pulsenet.node.effects import ApplyHop, DropPreparation, Effect, HandToEngin
 from pulsenet.node.events import EngineApplied, EngineFailed, Event, HopApplied
 from pulsenetd.driver import Handler, Post
 from pulsenetd.handlers.reporting import Ledger
-from pulsenetd.local_server import EngineConfirmation
+from pulsenetd.local.server import EngineConfirmation
 from pulsenetd.metrics import Metrics
 from pulsenetd.storage.mirror import Mirror
 from pulsenetd.storage.staging import StagedUpdate

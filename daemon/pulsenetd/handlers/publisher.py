@@ -22,7 +22,7 @@ from pulsenet.node.events import Committed, EncodeFailed, Event, PatchEncoded, S
 from pulsenet.wire.schema import decode_value
 from pulsenetd.driver import Handler, Post
 from pulsenetd.handlers.reporting import Ledger
-from pulsenetd.local_server import SnapshotOffer
+from pulsenetd.local.server import SnapshotOffer
 from pulsenetd.metrics import Metrics
 from pulsenetd.storage.publishing import Publisher
 

@@ -48,7 +48,7 @@ from pulsenet.node.own_work import make_contribution
 from pulsenetd.driver import Handler, Post
 from pulsenetd.logs import logger
 from pulsenetd.metrics import Metrics
-from pulsenetd.pace import Pace
+from pulsenetd.outer.pace import Pace
 
 CHECK_REASONS: Final = frozenset({"", "base", "shape", "finite", "norm", "decode"})
 """What a check may find (SPEC section 6.9)."""

@@ -22,7 +22,7 @@ from pulsenet.local.shared_memory import Region
 from pulsenet.tensors.digest import compute_region_root
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.snapshot import take_snapshot
-from pulsenetd.local_server import EngineConfirmation, LocalHooks, LocalServer, SnapshotOffer
+from pulsenetd.local.server import EngineConfirmation, LocalHooks, LocalServer, SnapshotOffer
 from pulsenetd.storage.parts import PublishFailedError
 from pulsenetd.storage.staging import StagedUpdate
 

@@ -27,7 +27,7 @@ from pulsenet.tensors.digest import compute_region_root
 from pulsenet.training import device_baseline
 from pulsenet.training.publisher import CopyProgress, Publisher, attach_publisher
 from pulsenet.training.snapshot import take_snapshot
-from pulsenetd.local_server import LocalHooks, LocalServer, SnapshotOffer
+from pulsenetd.local.server import LocalHooks, LocalServer, SnapshotOffer
 from pulsenetd.storage.parts import Part, PartQueue
 from pulsenetd.storage.publishing import Publisher as Pipeline
 from pulsenetd.storage.store import Store

@@ -67,8 +67,8 @@ from pulsenet.training.mixing_work import compute_mixed_root
 from pulsenet.training.probe import Probe
 from pulsenetd.handlers.means import MixingMeans
 from pulsenetd.handlers.mixing import MixingDesk
-from pulsenetd.local_mixing import MixingHook
-from pulsenetd.local_server import LocalHooks, LocalServer
+from pulsenetd.local.mixing import MixingHook
+from pulsenetd.local.server import LocalHooks, LocalServer
 from pulsenetd.metrics import Metrics
 from pulsenetd.storage.round_blobs import RoundBlobs
 from pulsenetd.storage.store import Store
@@ -133,6 +133,7 @@ class Daemon:
             raise UnavailableError("the machines are built anew")
         if self_test != SELF_TEST_DIGEST:
             raise RemoteProtocolError("self-test", self_test.hex())
+        self.desk.masters = table
 
     def order(self, effect: Any) -> None:
         """Let the machine order something of the process."""

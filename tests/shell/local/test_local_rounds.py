@@ -38,10 +38,10 @@ from pulsenet.outer.inner_state import SLOTS_MAX, Slot, encode_slots
 from pulsenet.outer.self_test import SELF_TEST_DIGEST
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
 from pulsenetd.handlers.training import TrainingDesk
-from pulsenetd.local_rounds import RoundsHook
-from pulsenetd.local_server import LocalHooks, LocalServer
+from pulsenetd.local.rounds import RoundsHook
+from pulsenetd.local.server import LocalHooks, LocalServer
 from pulsenetd.metrics import Metrics
-from pulsenetd.pace import Pace
+from pulsenetd.outer.pace import Pace
 from pulsenetd.storage.round_blobs import RoundBlobs
 from pulsenetd.storage.store import Store
 

@@ -36,8 +36,9 @@ from pulsenet.local.shared_memory import Region, SnapshotWriter, create_memory, 
 from pulsenet.local.sockets import Channel, socket_path
 from pulsenet.tensors.params import TensorSpec, make_table
 from pulsenet.wire.schema import encode_value
-from pulsenetd import local_server
-from pulsenetd.local_server import EngineConfirmation, LocalHooks, LocalServer, SnapshotOffer
+from pulsenetd.local import link
+from pulsenetd.local import server as local_server
+from pulsenetd.local.server import EngineConfirmation, LocalHooks, LocalServer, SnapshotOffer
 from pulsenetd.storage.parts import PublishFailedError
 from pulsenetd.storage.spools import write_unnamed
 from pulsenetd.storage.staging import StagedUpdate
@@ -969,7 +970,7 @@ def test_a_connection_that_only_opens_and_closes_is_no_offence(daemon: Daemon) -
 
 
 def test_a_process_that_stops_in_the_middle_is_let_go(daemon: Daemon, monkeypatch: Any) -> None:
-    monkeypatch.setattr(local_server, "FRAME_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(link, "FRAME_SECONDS_MAX", 0.1)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(5)
         connection.connect(str(socket_path(daemon.directory)))
@@ -978,7 +979,7 @@ def test_a_process_that_stops_in_the_middle_is_let_go(daemon: Daemon, monkeypatc
 
 
 def test_a_process_that_does_not_read_its_replies_is_let_go(daemon: Daemon, monkeypatch: Any) -> None:
-    monkeypatch.setattr(local_server, "FRAME_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(link, "FRAME_SECONDS_MAX", 0.2)
     text = "x" * 1_000_000
     daemon.status = lambda: {"text": text}
     with socket.socket(socket.AF_UNIX) as connection:

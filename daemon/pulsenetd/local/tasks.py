@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol
 
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.local import protocol
-from pulsenet.local.protocol import GivenTask, LocalMessage, TasksQueued
-
-Result = TypeVar("Result")
+from pulsenet.local.protocol import GivenTask, TasksQueued
+from pulsenetd.local.link import Link
 
 
 class TasksHook(Protocol):
@@ -22,19 +21,8 @@ class TasksHook(Protocol):
         """Get tasks from a trainer, waiting so long for the first; cancelled if the process goes."""
 
 
-class TasksLink(Protocol):
-    """The connection to the process, as far as tasks need it."""
-
-    @property
-    def send(self) -> Callable[[LocalMessage], Awaitable[None]]:
-        """Sends one message."""
-
-    async def unless_closed(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run work for a process that waits in silence."""
-
-
 async def answer_tasks(
-    hook: TasksHook | None, link: TasksLink, message: protocol.SendTasks | protocol.TakeTasks, wait_seconds_max: float
+    hook: TasksHook | None, link: Link, message: protocol.SendTasks | protocol.TakeTasks, wait_seconds_max: float
 ) -> None:
     """Answer one request.
 

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 from pulsenet.errors import RemoteProtocolError, StorageError
 from pulsenet.ids import Digest
 from pulsenet.local import rounds_protocol as local
-from pulsenet.local.protocol import Frame, LocalMessage
+from pulsenet.local.protocol import Frame
 from pulsenet.local.shared_memory import Region
+from pulsenetd.local.link import Link
 from pulsenetd.logs import logger
 from pulsenetd.metrics import Metrics
 from pulsenetd.storage.round_blobs import ReadPart, RoundBlobs
 
 Result = TypeVar("Result")
-
-
-class Link(Protocol):
-    """The connection of the process, as a session uses it."""
-
-    async def send(self, message: LocalMessage, *, descriptor: int | None = None) -> None:
-        """Send a frame."""
-
-    async def unless_closed(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run work that is cancelled if the process goes away."""
 
 
 class BlobTraffic:

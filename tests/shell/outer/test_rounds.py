@@ -24,7 +24,8 @@ from pulsenet.tensors.params import TensorSpec, make_table
 from pulsenet.wire.messages import GetRounds, Message, PushReply, PushTerm, PushVote, Refusal, RoundsReply
 from pulsenetd.driver import Driver, Handler, Post
 from pulsenetd.metrics import Metrics
-from pulsenetd.rounds_part import PUSHES_WAITING_MAX, RoundsPart, shape_of
+from pulsenetd.outer.part import PUSHES_WAITING_MAX, shape_of
+from pulsenetd.outer.rounds import RoundsPart
 from pulsenetd.storage.store import Store
 
 TABLE = make_table([TensorSpec("a", "F32", (8,))])

@@ -43,10 +43,9 @@ from pulsenet.wire.messages import (
     SharesReply,
 )
 from pulsenetd.driver import Driver, Handler, Post
-from pulsenetd.masters import MASTERS_KEY
 from pulsenetd.metrics import Metrics
-from pulsenetd.mixing_part import MixingPart
-from pulsenetd.rounds_part import PUSHES_WAITING_MAX
+from pulsenetd.outer.mixing import MixingPart
+from pulsenetd.outer.part import MASTERS_KEY, PUSHES_WAITING_MAX
 from pulsenetd.storage.store import Store
 
 TABLE = make_table([TensorSpec("embed", "F32", (8,)), TensorSpec("layers.0.w", "F32", (24,))])

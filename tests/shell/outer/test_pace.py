@@ -8,7 +8,7 @@ from pulsenet.outer.plan import Variant, Workload, predict_utilization
 from pulsenet.outer.plan_link import Link
 from pulsenet.outer.settings import Algorithm, OuterSettings
 from pulsenetd.network.link_meter import LinkMeter
-from pulsenetd.pace import STRETCHES_REMEMBERED, Measured, Pace, find_link, predict
+from pulsenetd.outer.pace import STRETCHES_REMEMBERED, Measured, Pace, find_link, predict
 
 
 class Scene:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from pulsenet import limits
 from pulsenet.errors import PulsenetError, RemoteProtocolError, StorageError, UnavailableError
@@ -23,14 +23,15 @@ from pulsenet.ids import PeerId, Version
 from pulsenet.local import protocol
 from pulsenet.local.changed_parts import compute_size_bytes_max
 from pulsenet.local.mixing_protocol import MIXING_MESSAGE_TYPES
-from pulsenet.local.protocol import Frame, FrameReader, LocalMessage, PublishDone, PublishStatus
+from pulsenet.local.protocol import Frame, PublishDone, PublishStatus
 from pulsenet.local.rounds_protocol import ROUNDS_MESSAGE_TYPES
 from pulsenet.local.shared_memory import Region
-from pulsenet.local.sockets import read_peer_uid, receive_part, socket_path, use_address
+from pulsenet.local.sockets import read_peer_uid, socket_path, use_address
 from pulsenet.tensors.params import ParameterTable
-from pulsenetd.local_mixing import MixingHook, make_rounds_session
-from pulsenetd.local_rounds import RoundsHook
-from pulsenetd.local_tasks import TasksHook, answer_tasks
+from pulsenetd.local.link import FRAME_SECONDS_MAX, Link, wait_readable
+from pulsenetd.local.mixing import MixingHook, MixingSession
+from pulsenetd.local.rounds import RoundsHook, RoundsSession
+from pulsenetd.local.tasks import TasksHook, answer_tasks
 from pulsenetd.storage.disk import Disk, describe_os_error, make_directory
 from pulsenetd.storage.parts import PartQueue
 from pulsenetd.storage.staging import StagedUpdate
@@ -38,13 +39,8 @@ from pulsenetd.storage.staging import StagedUpdate
 CONNECTIONS_MAX: Final = 64
 """Training ranks, engines and commands at one time."""
 
-FRAME_SECONDS_MAX: Final = 30.0
-"""A frame that began has to be whole by then, and a reply taken."""
-
 WAIT_SECONDS_MAX: Final = 300.0
 """Longest wait a request may ask for; the caller asks again."""
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +146,7 @@ class LocalServer:
         try:
             async with asyncio.TaskGroup() as connections:
                 while True:
-                    await _wait_readable(listener)
+                    await wait_readable(listener)
                     with suppress(BlockingIOError, ConnectionAbortedError):
                         connection, _ = listener.accept()
                         connection.setblocking(False)
@@ -162,7 +158,7 @@ class LocalServer:
 
     async def _serve_connection(self, connection: socket.socket) -> None:
         self._connection_count += 1
-        link = _Link(connection)
+        link = Link(connection)
         session = _Session(self, link)
         try:
             if self._connection_count > CONNECTIONS_MAX:
@@ -184,9 +180,7 @@ class LocalServer:
         finally:
             self._connection_count -= 1
             link.close()
-            session.cut_publish()
-            await session.rounds.close()
-            await session.give_back("engine_lost")
+            await session.close()
 
     async def _decode_table(self, data: bytes) -> ParameterTable:
         """Decode a table off the loop; the same process sends the same one at every step."""
@@ -200,13 +194,17 @@ class LocalServer:
 class _Session:
     """One attached process."""
 
-    def __init__(self, server: LocalServer, link: _Link) -> None:
+    def __init__(self, server: LocalServer, link: Link) -> None:
         self._server = server
         self._hooks = server._hooks
         self._link = link
         self._staged: tuple[int, StagedUpdate] | None = None
         self._publish: _Publish | None = None
-        self.rounds = make_rounds_session(server._hooks.rounds, link, server._decode_table)
+        self._outer: RoundsSession | MixingSession | None = None
+        if isinstance(self._hooks.rounds, MixingHook):
+            self._outer = MixingSession(self._hooks.rounds, link, server._decode_table)
+        elif self._hooks.rounds is not None:
+            self._outer = RoundsSession(self._hooks.rounds, link, server._decode_table)
 
     async def run(self) -> None:
         first = await self._link.receive(FRAME_SECONDS_MAX)
@@ -249,7 +247,10 @@ class _Session:
                 status = dict(await self._hooks.on_status())
                 await self._link.send(protocol.StatusReply(json.dumps(status, default=str)))
             case message if isinstance(message, (*ROUNDS_MESSAGE_TYPES, *MIXING_MESSAGE_TYPES)):
-                await self.rounds.answer(frame)
+                if self._outer is None:
+                    text = "this node trains nothing: attach to one with the role trainer"
+                    raise RemoteProtocolError("not-trainer", text)
+                await self._outer.answer(frame)
             case _:
                 raise RemoteProtocolError("message-unexpected", type(frame.message).__name__)
 
@@ -299,7 +300,7 @@ class _Session:
             await self._link.send(PublishDone(PublishStatus.QUEUED, None, 0, 0, 0, 0, ""))
 
     async def _send_update(self, request: protocol.RequestUpdate) -> None:
-        await self.give_back("superseded")
+        await self._give_back("superseded")
         seconds = min(request.timeout_ms / 1000, WAIT_SECONDS_MAX)
         staged = await self._link.unless_closed(self._hooks.on_engine_request(request.engine_version, seconds))
         if staged is None:
@@ -341,12 +342,15 @@ class _Session:
         finally:
             await self._hooks.on_rollouts_settled(batches, is_delivered)
 
-    def cut_publish(self) -> None:
-        """Give up a publish whose parts did not all come."""
+    async def close(self) -> None:
+        """The connection is gone: give up what was under way on it."""
         if self._publish is not None:
             self._publish.parts.cut("cut_short")
+        if self._outer is not None:
+            await self._outer.close()
+        await self._give_back("engine_lost")
 
-    async def give_back(self, reason: str) -> None:
+    async def _give_back(self, reason: str) -> None:
         """End a hand-over the engine did not confirm: what it holds is not known."""
         if self._staged is not None:
             (_, staged), self._staged = self._staged, None
@@ -394,107 +398,3 @@ class _Publish:
             self._has_moved.clear()
             if self.parts.waiting_count:
                 await self._has_moved.wait()
-
-
-class _Link:
-    """Frames over one non-blocking socket in the event loop."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._reader = FrameReader()
-
-    async def receive(self, start_seconds: float | None) -> Frame:
-        """Wait for a frame: so long for its first byte, ``FRAME_SECONDS_MAX`` for the rest.
-
-        Raises:
-            UnavailableError: The process closed, or was too slow.
-            RemoteProtocolError: What it sent is no frame.
-        """
-        try:
-            async with asyncio.timeout(start_seconds):
-                await _wait_readable(self._connection)
-            async with asyncio.timeout(FRAME_SECONDS_MAX):
-                while True:
-                    try:
-                        frame = receive_part(self._connection, self._reader)
-                    except BlockingIOError:
-                        await _wait_readable(self._connection)
-                        continue
-                    if frame is not None:
-                        return frame
-        except TimeoutError as error:
-            raise UnavailableError("the process was too slow") from error
-
-    async def send(self, message: LocalMessage, *, descriptor: int | None = None) -> None:
-        """Send a frame.
-
-        Raises:
-            UnavailableError: The process did not take it in time.
-            OSError: It is gone.
-        """
-        data = memoryview(protocol.encode_frame(message, descriptor_count=int(descriptor is not None)))
-        try:
-            async with asyncio.timeout(FRAME_SECONDS_MAX):
-                while data:
-                    try:
-                        if descriptor is not None:
-                            sent = socket.send_fds(self._connection, [data], [descriptor])
-                            descriptor = None
-                        else:
-                            sent = self._connection.send(data)
-                    except BlockingIOError:
-                        await _wait_writable(self._connection)
-                        continue
-                    data = data[sent:]
-        except TimeoutError as error:
-            raise UnavailableError("the process did not read its reply") from error
-
-    async def unless_closed(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run work for a process that waits in silence; the work is cancelled if the process goes away.
-
-        Raises:
-            UnavailableError: It went away, or spoke out of turn.
-        """
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                working = tasks.create_task(work)
-                watching = tasks.create_task(_wait_readable(self._connection))
-                await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-                is_done = working.done()
-                working.cancel()
-                watching.cancel()
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None  # the work's own: this connection's to answer for
-        if not is_done:
-            raise UnavailableError("the process went away while it waited")
-        return working.result()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._reader.close()
-        self._connection.close()
-
-
-async def _wait_readable(connection: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(connection.fileno(), _resolve, ready)
-    try:
-        await ready
-    finally:
-        loop.remove_reader(connection.fileno())
-
-
-async def _wait_writable(connection: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_writer(connection.fileno(), _resolve, ready)
-    try:
-        await ready
-    finally:
-        loop.remove_writer(connection.fileno())
-
-
-def _resolve(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)
