@@ -29,8 +29,7 @@ from pulsenet.errors import ConfigError
 from pulsenet.ids import Digest
 from pulsenet.outer.contribution import Entries
 from pulsenet.outer.floats import FP32s
-from pulsenet.outer.mixing.settings import Job, MixingKind, MixingSettings, Vector
-from pulsenet.outer.self_test import SELF_TEST_DIGEST, run_self_test
+from pulsenet.outer.mixing.settings import ALGORITHM, Job, MixingKind, MixingSettings, Vector
 from pulsenet.training.gossip_gate import GossipGate
 from pulsenet.training.gossip_state import GossipState, MixingCounters
 from pulsenet.training.inner import InnerOptimizer, Schedule, unwrap_optimizer
@@ -40,9 +39,9 @@ from pulsenet.training.mixing_measures import RoundMeasures
 from pulsenet.training.mixing_work import compute_mixed_root
 from pulsenet.training.outer_optimizer import WARMUP_STEPS_DEFAULT
 from pulsenet.training.outer_state import Placement
-from pulsenet.training.outer_torch import run_device_self_test, to_tensor
+from pulsenet.training.outer_torch import run_self_tests, to_tensor
 from pulsenet.training.probe import Probe, ProbeDesk
-from pulsenet.training.ranks import RankNews, is_distributed, is_first_rank, share_news
+from pulsenet.training.ranks import RankNews, is_distributed, is_first_rank, share_news, share_object
 
 
 class GossipOptimizer:
@@ -227,21 +226,15 @@ class GossipOptimizer:
         if self._mixer is None:
             raise ConfigError("GossipOptimizer needs a mixer on rank 0: pulsenet.join_mixing() makes one")
         self._settings = self._mixer.settings
-        devices = {tensor.device for tensor in self._masters.tensors}
-        digests = [run_self_test(), *(run_device_self_test(device) for device in devices)]
-        wrong = [digest for digest in digests if digest != SELF_TEST_DIGEST]
         self._state = GossipState(self._masters.table, self._masters.tensors, z=z, momentum=momentum)
         if self._settings.mixing_gate:
             self._gate = GossipGate(self._masters.table)
-        self._mixer.open(self._masters.table, wrong[0] if wrong else SELF_TEST_DIGEST)
+        self._mixer.open(self._masters.table, run_self_tests(self._masters.tensors))
 
     def _share_settings(self) -> None:
         """Let every rank know how many inner steps a round has."""
-        if not is_distributed():
-            return
-        holder: list[Any] = [self._settings.to_constants()]
-        torch.distributed.broadcast_object_list(holder, src=0)
-        self._settings = MixingSettings.from_constants("gossip", holder[0])
+        if is_distributed():
+            self._settings = MixingSettings.from_constants(ALGORITHM, share_object(self._settings.to_constants()))
 
     # A round
 

@@ -6,7 +6,7 @@ All arithmetic is eager torch, operation by operation, with the bits of :mod:`pu
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,11 +15,12 @@ import torch
 from pulsenet.errors import ConfigError
 from pulsenet.outer.contribution import Entries
 from pulsenet.outer.floats import FP32s
+from pulsenet.outer.mixing.settings import ALGORITHM
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.training import outer_torch
 from pulsenet.training.outer_state import Placement, allocate_copies
+from pulsenet.training.state_dict import pack_copies, read_counters, read_numbers, unpack_copies
 
-FORMAT: Final = 1
 NUMBERS: Final = ("round_index", "inner_step", "warmup_left")
 
 
@@ -168,16 +169,7 @@ class GossipState:
             numbers: ``NUMBERS`` by name.
             counters: Totals.
         """
-        packed: dict[str, Any] = {
-            "format": FORMAT,
-            "algorithm": "gossip",
-            "table_digest": self.table.digest.hex(),
-            "numbers": dict(numbers),
-            "counters": asdict(counters),
-        }
-        for kind, tensors in self._copies(masters).items():
-            packed[kind] = {spec.name: tensor for spec, tensor in zip(self.table.tensors, tensors, strict=False)}
-        return packed
+        return pack_copies(self.table, self._copies(masters), numbers, counters) | {"algorithm": ALGORITHM}
 
     def unpack(
         self, saved: Mapping[str, Any], masters: Sequence[torch.Tensor]
@@ -187,28 +179,13 @@ class GossipState:
         Raises:
             ConfigError: it is of other masters, of another algorithm or format; nothing was written.
         """
-        if saved.get("algorithm") != "gossip":
+        if saved.get("algorithm") != ALGORITHM:
             raise ConfigError("the saved outer state is none of a GossipOptimizer: take a checkpoint of this run")
-        if saved.get("format") != FORMAT:
-            raise ConfigError(f"the saved outer state has format {saved.get('format')}, this version reads {FORMAT}")
-        if saved.get("table_digest") != self.table.digest.hex():
-            raise ConfigError("the saved outer state is of other masters: names, shapes or frozen parameters differ")
-        copies = self._copies(masters)
-        for kind, tensors in copies.items():
-            held = saved.get(kind, {})
-            for spec, tensor in zip(self.table.tensors, tensors, strict=False):
-                if spec.name not in held or held[spec.name].numel() != tensor.numel():
-                    raise ConfigError(f"the saved {kind} of {spec.name} is missing or has another size")
-        for kind, tensors in copies.items():
-            for spec, tensor in zip(self.table.tensors, tensors, strict=False):
-                tensor.copy_(saved[kind][spec.name].view(tensor.shape))
-        known = {field.name: field.default for field in fields(MixingCounters)}
-        counters = {name: value for name, value in saved.get("counters", {}).items() if name in known}
-        numbers = saved.get("numbers", {})
-        return {name: int(numbers.get(name, 0)) for name in NUMBERS}, MixingCounters(**counters)
+        unpack_copies(saved, self.table, self._copies(masters))
+        return read_numbers(saved, NUMBERS), read_counters(saved, MixingCounters)
 
     def _copies(self, masters: Sequence[torch.Tensor]) -> dict[str, Sequence[torch.Tensor]]:
-        return {"z": self.z, "momentum": self.momentum, "masters": [master.detach() for master in masters]}
+        return {"z": self.z, "momentum": self.momentum, "masters": masters}
 
 
 def _square(values: torch.Tensor) -> float:

@@ -11,25 +11,24 @@ It decides as the machines of a node do what becomes of a member's work and when
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 
-from pulsenet.errors import ConfigError, LocalProtocolError, UnavailableError
+from pulsenet.errors import LocalProtocolError, UnavailableError
 from pulsenet.ids import Digest
 from pulsenet.outer.checks import Expected, FaultCode, compute_norm, compute_scales, find_fault
 from pulsenet.outer.contribution import Contribution, Entries
 from pulsenet.outer.floats import FP32s
 from pulsenet.outer.reduce import Counted, reduce_mean, reduce_median, reduce_trimmed
 from pulsenet.outer.residual import SCALE_ONE
-from pulsenet.outer.self_test import SELF_TEST_DIGEST
 from pulsenet.outer.settings import Combination, OuterSettings
 from pulsenet.outer.state_anchor import Beside
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.exchange import FinalRound, Move, Outcome, Restoration, RoundResult, StateView
+from pulsenet.training.local_run import LocalRun
 
 ROUND_SECONDS_MAX: Final = 600.0
 """How long a trainer waits for the others before it gives up."""
@@ -90,7 +89,7 @@ class HeldState:
             yield index, theta, momentum
 
 
-class LocalExchange:
+class LocalExchange(LocalRun):
     """All rounds of one process. A round closes when every live member has submitted, abstained or left.
 
     Args:
@@ -108,20 +107,18 @@ class LocalExchange:
         is_late: Callable[[int, int], bool] = lambda member, round_index: False,
         timeout_seconds: float = ROUND_SECONDS_MAX,
     ) -> None:
+        super().__init__(member_count)
         self.settings = settings
         self.rounds: list[ClosedRound] = []
         """Receipts so far, by round index."""
         self._is_late = is_late
         self._timeout_seconds = timeout_seconds
-        self._changed = threading.Condition()
-        self._live = set(range(member_count))
         self._arrived: dict[int, Contribution | str] = {}
         """Contribution of the open round by member, or the reason why there is none."""
         self._attempt = 0
         """Rises with every closing, also when nobody could be counted."""
         self._refused: dict[int, tuple[int, str]] = {}
         """Attempt and reason of each member's newest rejection."""
-        self._table: ParameterTable | None = None
         self.anchor: HeldState | None = None
         """The newest state anchor."""
         self._kept_from = 0
@@ -135,21 +132,6 @@ class LocalExchange:
         with self._changed:
             self._live.discard(index)
             self._close_if_complete()
-
-    def join(self, index: int) -> None:
-        """Put a member in, new or back; the open round waits for it."""
-        with self._changed:
-            self._live.add(index)
-
-    def take_table(self, table: ParameterTable, self_test: Digest) -> None:
-        """Accept a member's masters and self-test."""
-        if self_test != SELF_TEST_DIGEST:
-            raise ConfigError(f"the self-test gave {self_test.hex()}: this trainer's arithmetic would diverge")
-        with self._changed:
-            if self._table is None:
-                self._table = table
-            elif table.digest != self._table.digest:
-                raise ConfigError("the run has other masters: names, shapes and frozen parameters must agree")
 
     def take(self, member: int, round_index: int, given: Contribution | str) -> tuple[Outcome, str]:
         """Take a member's contribution, or its reason to have none, and wait for the round to close."""

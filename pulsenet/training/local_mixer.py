@@ -12,7 +12,6 @@ Here alone trainers wait for each other in every job, so that a run can be repea
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -29,8 +28,8 @@ from pulsenet.outer.mixing.mean import add_debt, compute_debt, mean_entries
 from pulsenet.outer.mixing.pairing import match_members
 from pulsenet.outer.mixing.probe import Answer, Comparison, compare_answers
 from pulsenet.outer.mixing.settings import Job, MixingKind, MixingSettings
-from pulsenet.outer.self_test import SELF_TEST_DIGEST
 from pulsenet.tensors.params import ParameterTable
+from pulsenet.training.local_run import LocalRun
 from pulsenet.training.mixer import Adoption, Mixed, MixingReport, RoundPlan, Start
 
 JOB_SECONDS_MAX: Final = 600.0
@@ -61,7 +60,7 @@ class _JobRoom:
     """Members that were not waited for."""
 
 
-class LocalMixing:
+class LocalMixing(LocalRun):
     """All mixing of one process.
 
     Args:
@@ -86,6 +85,7 @@ class LocalMixing:
         find_fault: Callable[[int, Job, int], Fault] = lambda round_index, job, member: Fault.NONE,
         job_seconds: float = JOB_SECONDS_MAX,
     ) -> None:
+        super().__init__(member_count)
         if settings.mixing_gate:
             raise ConfigError("mixing_gate within one process: nothing is sent that a gate could make smaller")
         self.settings = settings
@@ -97,12 +97,9 @@ class LocalMixing:
         self._seed = seed
         self._find_fault = find_fault
         self._job_seconds = job_seconds
-        self._changed = threading.Condition()
-        self._live = set(range(member_count))
         self._rooms: dict[tuple[int, Job], _JobRoom] = {}
         self._members_of: dict[int, tuple[int, ...]] = {}
         """By round, who was live when it was opened."""
-        self._table: ParameterTable | None = None
         self._newest_round_index = 0
         self._common: tuple[int, tuple[FP32s, ...], bool] | None = None
         """Round, values of the newest Mix1, and whether all of its members hold them."""
@@ -117,21 +114,6 @@ class LocalMixing:
         with self._changed:
             self._live.discard(index)
             self._changed.notify_all()
-
-    def join(self, index: int) -> None:
-        """Put a member in, new or back; it counts from the next round that is opened."""
-        with self._changed:
-            self._live.add(index)
-
-    def take_table(self, table: ParameterTable, self_test: Digest) -> None:
-        """Accept a member's masters and self-test."""
-        if self_test != SELF_TEST_DIGEST:
-            raise ConfigError(f"the self-test gave {self_test.hex()}: this trainer's arithmetic would diverge")
-        with self._changed:
-            if self._table is None:
-                self._table = table
-            elif table.digest != self._table.digest:
-                raise ConfigError("the run has other masters: names, shapes and frozen parameters must agree")
 
     def locate(self, held_round_index: int | None) -> Start:
         """Return where a member begins: one that is new, or further behind than a roster lasts, takes a mean over."""

@@ -24,15 +24,14 @@ from pulsenet.errors import ConfigError, UnavailableError
 from pulsenet.ids import Digest
 from pulsenet.outer.checks import Expected, compute_norm, find_fault
 from pulsenet.outer.contribution import Contribution, Entries
-from pulsenet.outer.self_test import SELF_TEST_DIGEST, run_self_test
 from pulsenet.outer.settings import Algorithm, OuterSettings
 from pulsenet.training.exchange import Exchange, FinalRound, Move, Outcome, RoundResult
 from pulsenet.training.gradients import GradientStepper, take_gradients
 from pulsenet.training.inner import InnerOptimizer, Schedule, check_no_closure, check_no_pending, unwrap_optimizer
 from pulsenet.training.masters import adopt_masters
 from pulsenet.training.outer_state import OuterState, Placement
-from pulsenet.training.outer_torch import run_device_self_test
-from pulsenet.training.ranks import RankNews, is_distributed, is_first_rank, share_news
+from pulsenet.training.outer_torch import run_self_tests
+from pulsenet.training.ranks import RankNews, is_distributed, is_first_rank, share_news, share_object
 from pulsenet.training.round_report import RoundReport as RoundReport
 from pulsenet.training.state_dict import Counters, pack_state, unpack_state
 from pulsenet.training.stepper import Stepper
@@ -317,9 +316,6 @@ class OuterOptimizer:
         if self._exchange is None or not hasattr(self._exchange, "submit"):
             raise ConfigError("OuterOptimizer needs an exchange on rank 0; a mixer is for GossipOptimizer")
         self._settings = self._exchange.settings
-        devices = {tensor.device for tensor in self._masters.tensors}
-        digests = [run_self_test(), *(run_device_self_test(device) for device in devices)]
-        wrong = [digest for digest in digests if digest != SELF_TEST_DIGEST]
         if self._is_ddp:
             self._stepper = GradientStepper(self._masters, self._settings, self._inner)
         else:
@@ -327,15 +323,14 @@ class OuterOptimizer:
                 self._masters.table, self._masters.tensors, theta=theta, residual=residual, momentum=momentum
             )
             self._stepper = Stepper(self._masters, self._settings, copies)
-        self._exchange.open(self._masters.table, wrong[0] if wrong else SELF_TEST_DIGEST, self._stepper)
+        self._exchange.open(self._masters.table, run_self_tests(self._masters.tensors), self._stepper)
 
     def _share_settings(self) -> None:
         """Let every rank know how many inner steps a round has."""
         if not is_distributed():
             return
-        holder: list[Any] = [(str(self._settings.algorithm), self._settings.to_constants())]
-        torch.distributed.broadcast_object_list(holder, src=0)
-        self._settings = OuterSettings.from_constants(*holder[0])
+        named = share_object((str(self._settings.algorithm), self._settings.to_constants()))
+        self._settings = OuterSettings.from_constants(*named)
         if self._is_ddp:
             raise ConfigError("the algorithm ddp has one rank a trainer: run one process a trainer")
 

@@ -7,7 +7,7 @@ blocks, whatever the tensor's size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -19,7 +19,7 @@ from pulsenet.outer.contribution import Entries, index_dtype
 from pulsenet.outer.floats import FP32s
 from pulsenet.outer.flush import NO_FLUSH, TensorFlush
 from pulsenet.outer.reduce import Counted
-from pulsenet.outer.self_test import run_self_test
+from pulsenet.outer.self_test import SELF_TEST_DIGEST, run_self_test
 from pulsenet.outer.settings import MANTISSA_BITS
 from pulsenet.training.snapshot import cast_to_bf16
 
@@ -280,6 +280,13 @@ class TorchMaths:
 
     def _put(self, values: FP32s) -> torch.Tensor:
         return torch.tensor(values, device=self._device)
+
+
+def run_self_tests(tensors: Iterable[torch.Tensor]) -> Digest:
+    """Return the self-test's digest if the host and the devices of all tensors compute it; else the first wrong one."""
+    devices = {tensor.device for tensor in tensors}
+    digests = [run_self_test(), *(run_device_self_test(device) for device in devices)]
+    return next((digest for digest in digests if digest != SELF_TEST_DIGEST), SELF_TEST_DIGEST)
 
 
 def run_device_self_test(device: torch.device | str) -> Digest:

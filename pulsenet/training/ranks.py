@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+
+Shared = TypeVar("Shared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,13 @@ def is_distributed() -> bool:
 def is_first_rank() -> bool:
     """Tell whether this process takes part in the rounds."""
     return not is_distributed() or torch.distributed.get_rank() == 0
+
+
+def share_object(value: Shared) -> Shared:
+    """Return rank 0's value; every rank calls it."""
+    holder = [value]
+    torch.distributed.broadcast_object_list(holder, src=0)
+    return holder[0]
 
 
 def share_news(news: RankNews | None, tensors: Sequence[torch.Tensor]) -> RankNews:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,13 @@ from pulsenet.ids import Digest
 from pulsenet.outer.contribution import Contribution, Entries, index_dtype
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.outer_state import OuterState
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Totals = TypeVar("Totals", bound=DataclassInstance)
+
+Copies = Mapping[str, Sequence[torch.Tensor]]
 
 FORMAT: Final = 1
 NUMBERS: Final = ("round_index", "inner_step", "extra_inner_steps", "warmup_left")
@@ -58,18 +65,9 @@ def pack_state(
         numbers: ``NUMBERS`` by name.
         counters: Totals.
     """
-    packed: dict[str, Any] = {
-        "format": FORMAT,
-        "table_digest": table.digest.hex(),
-        "numbers": dict(numbers),
-        "counters": asdict(counters),
-        "pending": None if pending is None else _pack_contribution(pending, table),
-    }
     copies = {} if state is None else {"theta": state.theta, "residual": state.residual, "momentum": state.momentum}
-    copies["masters"] = [master.detach() for master in masters]
-    for kind, tensors in copies.items():
-        packed[kind] = {spec.name: tensor for spec, tensor in zip(table.tensors, tensors, strict=False)}
-    return packed
+    waits = None if pending is None else _pack_contribution(pending, table)
+    return pack_copies(table, {**copies, "masters": masters}, numbers, counters) | {"pending": waits}
 
 
 def unpack_state(
@@ -80,16 +78,51 @@ def unpack_state(
     Raises:
         ConfigError: it is of other masters or another format; nothing was written.
     """
+    copies = {} if state is None else {"theta": state.theta, "residual": state.residual, "momentum": state.momentum}
+    unpack_copies(saved, table, {**copies, "masters": masters}, needs=("pending",))
+    pending = None if saved["pending"] is None else _unpack_contribution(saved["pending"], table)
+    return read_numbers(saved, NUMBERS), pending, read_counters(saved, Counters)
+
+
+def pack_copies(
+    table: ParameterTable, copies: Copies, numbers: Mapping[str, int], counters: DataclassInstance
+) -> dict[str, Any]:
+    """Return what a checkpoint keeps of a trainer; tensors are shared with it.
+
+    Args:
+        table: FP32 masters.
+        copies: Tensors by kind, in table order; none of a kind that is not there.
+        numbers: Where the trainer is.
+        counters: Totals.
+    """
+    return {
+        "format": FORMAT,
+        "table_digest": table.digest.hex(),
+        "numbers": dict(numbers),
+        "counters": asdict(counters),
+        **{
+            kind: {spec.name: tensor.detach() for spec, tensor in zip(table.tensors, tensors, strict=False)}
+            for kind, tensors in copies.items()
+        },
+    }
+
+
+def unpack_copies(
+    saved: Mapping[str, Any], table: ParameterTable, copies: Copies, *, needs: tuple[str, ...] = ()
+) -> None:
+    """Write the tensors that :func:`pack_copies` returned into ``copies``.
+
+    Raises:
+        ConfigError: they are of other masters or another format, or something of ``needs`` is missing; nothing was
+            written.
+    """
     if saved.get("format") != FORMAT:
         raise ConfigError(f"the saved outer state has format {saved.get('format')}, this version reads {FORMAT}")
-    lost = [name for name in ("table_digest", "numbers", "counters", "pending") if name not in saved]
+    lost = [name for name in ("table_digest", "numbers", "counters", *needs) if name not in saved]
     if lost:
         raise ConfigError(f"the saved outer state lacks {', '.join(lost)}: it is damaged, take an older checkpoint")
     if saved["table_digest"] != table.digest.hex():
         raise ConfigError("the saved outer state is of other masters: names, shapes or frozen parameters differ")
-    copies: dict[str, Sequence[torch.Tensor]] = {"masters": [master.detach() for master in masters]}
-    if state is not None:
-        copies |= {"theta": state.theta, "residual": state.residual, "momentum": state.momentum}
     for kind, tensors in copies.items():
         held = saved.get(kind, {})
         if tensors and set(held) != {spec.name for spec in table.tensors}:
@@ -99,11 +132,18 @@ def unpack_state(
                 raise ConfigError(f"the saved {kind} of {spec.name} has another size: take an older checkpoint")
     for kind, tensors in copies.items():
         for spec, tensor in zip(table.tensors, tensors, strict=False):
-            tensor.copy_(saved[kind][spec.name].view(tensor.shape))
-    known = {field.name for field in fields(Counters)}
-    counters = Counters(**{name: int(value) for name, value in saved["counters"].items() if name in known})
-    pending = None if saved["pending"] is None else _unpack_contribution(saved["pending"], table)
-    return {name: int(saved["numbers"].get(name, 0)) for name in NUMBERS}, pending, counters
+            tensor.detach().copy_(saved[kind][spec.name].view(tensor.shape))
+
+
+def read_numbers(saved: Mapping[str, Any], names: Iterable[str]) -> dict[str, int]:
+    """Return where the trainer was; what an older version did not save is 0."""
+    return {name: int(saved["numbers"].get(name, 0)) for name in names}
+
+
+def read_counters(saved: Mapping[str, Any], kind: type[Totals]) -> Totals:
+    """Return the totals that this version knows too."""
+    known = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in saved["counters"].items() if name in known})
 
 
 def _pack_contribution(contribution: Contribution, table: ParameterTable) -> dict[str, Any]:
