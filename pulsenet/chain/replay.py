@@ -46,7 +46,7 @@ class ReplayWindow:
         if ahead <= 0:
             return ReplayWindow(self.highest, self.bits | 1 << -ahead)
         # Numbers may jump far ahead: nothing is shifted that falls out anyway.
-        kept = self.bits << ahead if ahead < limits.ROLLOUT_WINDOW_COUNT else 0
+        kept = self.bits << min(ahead, limits.ROLLOUT_WINDOW_COUNT)
         return ReplayWindow(sequence, (kept | 1) & _BITS_MASK)
 
     def encode(self) -> bytes:

@@ -270,8 +270,8 @@ class News:
                 return effects
             case GetDescriptors() | GetEpochs():
                 return self._take_foundations(arrived, now_ms)
-            case GetRecords(digests):
-                return self._take_named(arrived, frozenset(digests))
+            case _:
+                return self._take_named(arrived, frozenset(arrived.need.digests))
 
     def save_changes(self) -> list[Effect]:
         """Return the effects that make what changed in trust durable, and tell of a fork once."""

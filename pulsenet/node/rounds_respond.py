@@ -32,8 +32,8 @@ def event_of(push: RoundPush, source: PeerId) -> VoteSeen | TermSeen | Contribut
             return TermSeen(votes, source)
         case PushContribution(contribution):
             return ContributionSeen(contribution, source)
-        case PushReceipt(receipt, votes):
-            return ReceiptSeen(receipt, votes, source)
+        case _:
+            return ReceiptSeen(push.receipt, push.votes, source)
 
 
 def respond_to_round(

@@ -221,10 +221,9 @@ class Trainer:
                 return self._take_extra(event, now, now_ms)
             case Committed():
                 return self._take_committed(event, now, now_ms)
-            case EncodeFailed() | ExtraFailed() | StoreFailed():
-                return self._take_failure(event)
             case _:
-                raise AssertionError(f"no answer: {event}")
+                assert isinstance(event, EncodeFailed | ExtraFailed | StoreFailed), f"no answer: {event}"
+                return self._take_failure(event)
 
     def _take_encoded(self, event: PatchEncoded, now: float, now_ms: int) -> list[Effect]:
         encoding = self._encoding
@@ -258,7 +257,7 @@ class Trainer:
                 is_ours = event.generation == generation
             case ExtraFailed():
                 is_ours = generation is None and event.version == self._version()
-            case StoreFailed():
+            case _:
                 # The commit is the only thing this machine has stored, so a failure without a digest is the commit's.
                 is_ours = event.digest is None
         if not is_ours:

@@ -187,6 +187,5 @@ class Uploads:
 
     def _forget_one(self) -> None:
         busy = {serving.peer_id for serving in self._serving.values()}
-        gone = next((peer_id for peer_id in self._served_until if peer_id not in busy), None)
-        if gone is not None:
-            del self._served_until[gone]
+        assert len(busy) < READERS_MAX, "nobody has as many slots"
+        del self._served_until[next(peer_id for peer_id in self._served_until if peer_id not in busy)]

@@ -42,8 +42,9 @@ class Verdicts:
         """Return the empty string if the item was taken, or a stable code."""
         match push:
             case PushVote(record) | PushContribution(record) | PushReceipt(record):
-                return self._codes.get(compute_digest(record), "")
+                said = record
             case PushShare(record) | PushProbe(record):
-                return self._codes.get(compute_digest(record), "")
-            case PushTerm(votes):
-                return self._codes.get(compute_digest(b"".join(votes)), "")
+                said = record
+            case _:
+                said = b"".join(push.votes)
+        return self._codes.get(compute_digest(said), "")

@@ -56,7 +56,7 @@ def respond_to_mixing(
         case PushProbe():
             reason = "unexpected" if convener is None else convener.verdicts.find(request)
             return PushReply(accepted=not reason, reason=reason)
-        case GetShares():
+        case _:
             if mixing is None:
                 return SharesReply(None, 0, False, ())
             return mixing.reply_shares(request, asker)

@@ -54,5 +54,6 @@ def test_nothing_is_taken_twice_across_restarts(numbers: list[int]) -> None:
 
 
 def test_a_damaged_window_is_refused() -> None:
-    with pytest.raises(StorageError, match="3 bytes"):
+    with pytest.raises(StorageError, match="3 bytes") as caught:
         ReplayWindow.decode(b"abc")
+    assert caught.value.reason == "damaged"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ def test_a_round_of_ddp_is_one_inner_step_and_keeps_nothing(make_run: Callable[.
     [
         ("inner_steps", 0),
         ("missed_rounds_max", 0),
+        ("contributions_min", 0),
         ("state_anchor_interval", 0),
         ("clip_norm_ratio", 0x7F80_0000),
         ("clip_norm_ratio", 0x7FC0_0000),
@@ -47,8 +49,23 @@ def test_a_round_of_ddp_is_one_inner_step_and_keeps_nothing(make_run: Callable[.
     ],
 )
 def test_what_cannot_be_is_refused(make_run: Callable[..., Any], constant: tuple[str, int]) -> None:
-    with pytest.raises(RemoteProtocolError):
+    with pytest.raises(RemoteProtocolError) as caught:
         RoundSettings.of(make_run(constants=(constant,)).descriptor)
+    assert caught.value.code == "schema"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["inner_steps", "missed_rounds_max", "contributions_min", "contribution_wait_seconds", "state_anchor_interval"],
+)
+@pytest.mark.parametrize("value", [1, 7])
+def test_each_count_may_be_one_and_is_read_by_its_name(make_run: Callable[..., Any], name: str, value: int) -> None:
+    settings = RoundSettings.of(make_run(constants=((name, value),)).descriptor)
+    assert settings == replace(RoundSettings(), **{name: value})
+
+
+def test_minus_zero_is_a_ratio_of_nothing(make_run: Callable[..., Any]) -> None:
+    assert RoundSettings.of(make_run(constants=(("clip_norm_ratio", 1 << 31),)).descriptor).clip_norm_ratio == 0.0
 
 
 def test_no_waiting_at_all_is_allowed(make_run: Callable[..., Any]) -> None:

@@ -194,3 +194,47 @@ def test_one_key_cannot_use_up_all_terms(make_run: Callable[..., Any]) -> None:
     assert bench.ask(1, TERM_STEP_MAX, 1.0)[1] == ""
     bench.stand(100.0)
     assert bench.candidacy.ballot.term == TERM_STEP_MAX + 1
+
+
+def test_whoever_hears_of_a_later_term_leads_no_more(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 0)
+    bench.stand(0.0)
+    bench.give(1, 1, 0.1)
+    assert bench.candidacy.is_leading(0.1)
+    votes = [Vote(bench.run.run_id, 0, 2, bench.keys[1].peer_id, None)] * 2
+    bench.ledger.accept_mandate(
+        tuple(encode_signed(bench.run.seal(vote, key)) for vote, key in zip(votes, bench.keys[1:], strict=True))
+    )
+    assert not bench.candidacy.is_leading(0.2)
+
+
+def test_a_vote_of_one_authority_for_another_asks_nothing_of_a_third(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 0)
+    vote = Vote(bench.run.run_id, 0, 1, bench.keys[1].peer_id, None)
+    assert bench.candidacy.take_vote(vote, bench.keys[2].peer_id, b"", 0.0) == ([], "")
+    assert bench.candidacy.ballot == Ballot()
+
+
+def test_a_leader_nobody_renews_asks_on_but_lets_others_stand(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 0)
+    bench.stand(0.0)
+    bench.give(1, 1, 0.1)
+    assert pushes(bench.candidacy.renew_if_due(RENEW_SECONDS), PushVote)
+    put_off_to = bench.candidacy.next_wake(RENEW_SECONDS + LEASE_SECONDS / 2, is_ready=True)
+    late = LEASE_SECONDS + 1.0
+    assert not bench.candidacy.is_leading(late)
+    assert pushes(bench.candidacy.renew_if_due(late), PushVote)
+    assert bench.stand(late + RENEW_SECONDS) != [], "its own next term may come as soon as before"
+    assert put_off_to is not None
+    assert put_off_to <= late + RENEW_SECONDS
+
+
+def test_a_renewed_vote_names_no_receipt_of_a_later_term(make_run: Callable[..., Any]) -> None:
+    """It would break the rules of votes; the one that is named needs no more than what this authority stored."""
+    bench = Bench(make_run, 0)
+    bench.stand(0.0)
+    bench.give(1, 1, 0.1)
+    bench.candidacy.shown = Stored(Place(1, 6), NAME, NAME)
+    (push, _) = pushes(bench.candidacy.renew_if_due(RENEW_SECONDS), PushVote)
+    vote = bench.trust.accept_vote(decode_signed(push.vote))
+    assert (vote.term, vote.newest) == (1, None)

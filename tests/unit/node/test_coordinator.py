@@ -17,6 +17,7 @@ from pulsenet.node.coordinator import FIND_SECONDS, Coordinator
 from pulsenet.node.effects import (
     EXECUTION_ORDER,
     CheckContribution,
+    Count,
     Effect,
     SaveState,
     SendRequest,
@@ -341,3 +342,100 @@ def test_two_outcomes_of_one_round_stop_the_machine_and_are_told_once(make_run: 
     bench.now = 100.0
     bench.tell(StateReached(0, STATE))
     assert not bench.machine.is_leading(bench.now)
+
+
+def test_what_is_told_to_an_authority_that_collects_nothing_changes_nothing(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 3)
+    assert bench.tell(ContributionChecked(record_digest(bench.contribution()), "")) == []
+    assert bench.tell(StateAnchorStored(3, STATE, STATE, 48)) == [], "nobody knows what round 2 came to"
+
+
+def test_a_contribution_to_another_round_is_answered_with_it(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 1)
+    bench.lead()
+    record = encode_signed(bench.contribution(round_index=1))
+    bench.tell(ContributionSeen(record, bench.trainer.peer_id))
+    assert bench.machine.verdicts.find(PushContribution(record)) == "round"
+    assert bench.ledger.contributions_to(1) == {}
+
+
+def test_a_contribution_whose_blob_is_of_another_form_is_rejected_without_a_check(
+    make_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(make_run, 1)
+    bench.lead()
+    monkeypatch.setattr(bench.machine._gatherer, "refusal_of", lambda blob_id: "decode")
+    effects = bench.tell(ContributionSeen(encode_signed(bench.contribution()), None))
+    assert only(effects, CheckContribution) == []
+    receipt = next(effect.record for effect in only(effects, StoreRecord) if effect.record.type == Receipt.TYPE)
+    assert [refused.reason for refused in bench.trust.accept_receipt(receipt).rejected] == ["decode"]
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_whoever_still_proposes_what_is_final_is_shown_it(make_run: Callable[..., Any], is_ours: bool) -> None:
+    bench = Bench(make_run, 3)
+    first, second = bench.others
+    final = bench.receipt(first, second)
+    bench.tell(ReceiptSeen(final, (), first.peer_id))
+    assert bench.ledger.final(0) is not None
+    late = bench.receipt(bench.me if is_ours else second, term=2)
+    pushes = pushed(bench.tell(ReceiptSeen(late, (), second.peer_id)), PushReceipt)
+    assert [(push.peer_id, push.message.receipt) for push in pushes] == ([] if is_ours else [(second.peer_id, final)])
+
+
+def test_a_receipt_that_does_not_follow_the_final_one_is_refused(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 3)
+    first, second = bench.others
+    bench.tell(ReceiptSeen(bench.receipt(first, second), (), first.peer_id))
+    member = Member(bench.trainer.peer_id, record_digest(bench.contribution()), 0x3F80_0000)
+    astray = Receipt(bench.run.run_id, 0, 1, first.peer_id, 1, STATE, compute_digest(b"astray"), (member,), ())
+    record = encode_signed(bench.run.seal(astray, first))
+    bench.tell(ReceiptSeen(record, bench.votes(first), first.peer_id))
+    assert bench.machine.verdicts.find(PushReceipt(record, ())) == "mismatch"
+
+
+def test_an_offer_is_judged_again_when_what_it_lists_has_come(make_run: Callable[..., Any]) -> None:
+    """Meanwhile this authority promised its vote to a later term."""
+    bench = Bench(make_run, 3, rank=1)
+    coordinator, other = bench.others
+    signed = bench.contribution(is_held=False)
+    bench.tell(ReceiptSeen(bench.receipt(coordinator, contribution=signed), bench.votes(coordinator), None))
+    bench.now = 100.0
+    bench.tell(bench.vote(other, 2, other))
+    assert decode_ballot(bench.store.state[BALLOT_KEY]).term == 2
+    bench.ledger.accept_contribution(signed)
+    bench.contribution()
+    effects = bench.tell(TimerFired())
+    assert Count("rejected", "term") in effects
+    assert pushed(effects, PushReceipt) == []
+
+
+def test_a_state_that_falls_behind_what_is_final_closes_nothing(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 3)
+    bench.lead()
+    first, second = bench.others
+    bench.tell(ReceiptSeen(bench.receipt(first, second), (), first.peer_id))
+    assert bench.ledger.next_round_index == 1
+    effects = bench.tell(ContributionSeen(encode_signed(bench.contribution(round_index=1)), None))
+    assert not only(effects, CheckContribution)
+
+
+def test_an_own_proposal_that_came_back_final_is_told_once(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 3)
+    bench.lead()
+    (first, *_) = pushed(bench.close(), PushReceipt)
+    receipt = bench.trust.accept_receipt(decode_signed(first.message.receipt))
+    final = encode_signed(bench.run.seal(receipt, bench.me, *bench.others))
+    bench.ledger.accept_final(decode_signed(final))
+    effects = bench.tell(ReceiptSeen(final, (), bench.others[0].peer_id))
+    assert not only(effects, ShowToMachines), "its round was final here already"
+
+
+def test_a_check_that_a_full_disk_swallowed_is_ordered_again(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 3)
+    bench.lead()
+    assert only(bench.tell(ContributionSeen(encode_signed(bench.contribution()), None)), CheckContribution)
+    bench.tell(StoreFailed(None, "enospc"))
+    bench.now += STORE_RETRY_SECONDS
+    bench.tell(TimerFired())
+    assert only(bench.tell(TimerFired()), CheckContribution)

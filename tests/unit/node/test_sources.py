@@ -337,3 +337,12 @@ def test_readers_that_told_of_themselves_and_are_not_connected_are_counted_for_a
     assert sources.unreached_count == UNREACHED_MAX - 1
     sources.note_have(readers[-1], have(at_ms=int(UNREACHED_SECONDS * 1000) + 5_000))
     assert sources.unreached_count == 0
+
+
+def test_what_comes_late_of_a_source_that_left_changes_nothing() -> None:
+    sources = make(A)
+    sources.note_chunk(B, 1.0)
+    sources.note_strike(B, 1.0)
+    assert sources.get(B) is None
+    assert order(sources) == [A]
+    assert sources.connect(B), "it is not banned when it comes back"
