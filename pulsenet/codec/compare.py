@@ -42,7 +42,7 @@ def _sieve_tile(old: Bits, new: Bits, start: int, end: int, masks: npt.NDArray[A
 @compile_loop
 def _find_loop(old: Bits, new: Bits, start: int, out: Indices) -> tuple[int, int]:
     """Write the positions of elements from ``start`` on that differ; return their count and where to go on."""
-    masks, kept = np.empty(_MASKS, np.uint64), np.empty(_MASKS + 1, np.int64)
+    masks, kept = np.empty(_MASKS, np.uint64), np.empty(_MASKS, np.int64)
     whole_end = old.size // LANE_COUNT * LANE_COUNT
     count = 0
     while start < old.size and count + _TILE_ELEMENTS + LANE_COUNT <= out.size:
@@ -66,7 +66,7 @@ def _find_loop(old: Bits, new: Bits, start: int, out: Indices) -> tuple[int, int
 @compile_loop
 def _list_loop(old: Bits, new: Bits, start: int, out: Indices, old_bits: Bits, new_bits: Bits) -> tuple[int, int]:
     """Do as :func:`_find_loop`, and write the elements' bits too."""
-    masks, kept = np.empty(_MASKS, np.uint64), np.empty(_MASKS + 1, np.int64)
+    masks, kept = np.empty(_MASKS, np.uint64), np.empty(_MASKS, np.int64)
     whole_end = old.size // LANE_COUNT * LANE_COUNT
     count = 0
     while start < old.size and count + _TILE_ELEMENTS + LANE_COUNT <= out.size:

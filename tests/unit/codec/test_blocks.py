@@ -163,6 +163,18 @@ def test_absolute_bodies_of_any_density_fit_the_receivers_bound() -> None:
         assert len(encoded.body) <= block_of(20_000, "U8").body_size_bytes_max
 
 
+def test_a_body_may_have_a_quarter_byte_an_element_more_than_its_block() -> None:
+    assert block_of(1000).body_size_bytes_max == 2000 + 250 + 64
+
+
+@pytest.mark.parametrize(("position", "is_wide"), [(254, 0), (255, 0), (509, 0), (510, 1)])
+def test_gaps_are_wide_where_narrow_ones_need_more_than_two_bytes_a_change(position: int, is_wide: int) -> None:
+    encoded = encode_absolute_block(np.array([position], np.uint32), np.zeros(1, np.uint16))
+    assert encoded.body[0] == 1 << 1 | is_wide
+    found = decode_block(block_of(511), Codec.ABSOLUTE, encoded.body, np.ones(511, np.uint16))
+    assert found.indices.tolist() == [position]
+
+
 def test_unknown_and_unsuitable_codecs_are_refused() -> None:
     for codec_id, dtype, is_absolute, code in (
         (0, "BF16", False, "codec-unknown"),
@@ -217,6 +229,8 @@ def plane(*values: int) -> bytes:
 TWO = encode_varint(2 << 1) + plane(0, 0)
 """Two changes, at 0 and 1."""
 
+NINE = encode_varint(9 << 1) + plane(*[0] * 9)
+
 
 @pytest.mark.parametrize(
     ("body", "code"),
@@ -231,6 +245,7 @@ TWO = encode_varint(2 << 1) + plane(0, 0)
         (TWO + plane(0) + encode_varint(3), "patch-count"),
         (TWO + plane(0) + encode_varint(1) + plane(2), "patch-values"),
         (TWO + plane(2) + encode_varint(1) + plane(1), "patch-values"),
+        (NINE + plane(0, 1) + encode_varint(1) + plane(8), "patch-values"),
         (TWO + plane(0) + encode_varint(1) + plane(1) + plane(0), "patch-truncated"),
         (TWO + plane(0) + encode_varint(0) + b"\0", "patch-trailing"),
     ],

@@ -265,13 +265,29 @@ def rows(*indices: int, tensor_index: int = 7, bits: type = np.uint16) -> Change
         [rows(5, 4)],
         [rows(4, 4)],
         [rows(5), rows(5, tensor_index=6)],
+        [rows(5, 7), rows(6)],
         [rows(1000)],
+        [rows(5, 1000)],
         [rows(0, tensor_index=8)],
+        [rows(0, tensor_index=9)],
         [rows(0, tensor_index=-1)],
         [rows(0, bits=np.uint32)],
         [Changes(7, np.zeros(1, np.uint32), np.ones(1, np.uint16), np.ones(1, np.uint16))],
     ],
-    ids=["twice", "unsorted", "duplicate", "tensor-order", "outside", "tensor", "negative", "width", "unchanged"],
+    ids=[
+        "twice",
+        "unsorted",
+        "duplicate",
+        "tensor-order",
+        "overlap",
+        "outside",
+        "end-outside",
+        "tensor",
+        "far-tensor",
+        "negative",
+        "width",
+        "unchanged",
+    ],
 )
 def test_changes_that_are_no_patch_are_refused(changes: list[Changes]) -> None:
     """A-APP-5 at the sender."""
@@ -357,6 +373,30 @@ def test_blocks_in_work_are_bounded_by_what_they_hold(monkeypatch: pytest.Monkey
     batches.clear()
     assert sum(len(changes) for changes in decode_patch(dense, table, old, run_blocks=run_blocks)) == 5000
     assert batches == [1] * 20 + [0]
+
+    # Of a block that changed throughout: 500 bytes to compare, twice that with what is decoded again; its body and
+    # 8 bytes a change.
+    monkeypatch.setattr(patch, "BATCH_SIZE_BYTES", 9000)
+    pairs = [(index, table.view(old, index), table.view(~old, index)) for index in range(20)]
+    found: list[Changes] = []
+    for on_changes, expected in ((None, [9, 9, 2]), (found.append, [5, 5, 5, 5, 0])):
+        batches.clear()
+        assert list(encode_parts(table, [pairs], run_blocks=run_blocks, on_changes=on_changes)) == dense
+        assert batches == expected
+    batches.clear()
+    assert len(list(decode_patch(dense, table, old, run_blocks=run_blocks))) == 20
+    assert batches == [4, 4, 4, 4, 4, 0]
+
+
+def test_a_batch_holds_no_more_blocks_than_it_may() -> None:
+    handed: list[list[list[int]]] = []
+
+    def run_blocks(function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterable[Any]:
+        handed.append(list(tasks))
+        return map(function, handed[-1])
+
+    assert list(patch.run_in_batches(run_blocks, abs, range(7), lambda item: 1, 3)) == list(range(7))
+    assert handed == [[[0, 1, 2]], [[3, 4, 5]], [[6]]]
 
 
 @pytest.mark.parametrize(

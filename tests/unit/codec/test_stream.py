@@ -5,7 +5,7 @@ import pytest
 
 from pulsenet.codec.blocks import Codec
 from pulsenet.codec.patch import encode_patch
-from pulsenet.codec.stream import HEADER_SIZE_BYTES, Form, PatchHeader, PatchReader, peek_header
+from pulsenet.codec.stream import HEADER_SIZE_BYTES, Form, PatchHeader, PatchReader, PieceSource, peek_header
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest
 from pulsenet.tensors.params import TensorSpec, make_table
@@ -94,9 +94,24 @@ def test_blob_for_another_table_is_refused() -> None:
         PatchReader([BLOB], make_table(TABLE.tensors[:2]))
 
 
+def test_a_record_that_needs_old_bits_is_refused_in_an_absolute_patch() -> None:
+    blob = bytearray(BLOB)
+    blob[5] = Form.ABSOLUTE
+    with pytest.raises(RemoteProtocolError, match="codec-unsuitable"):
+        read([bytes(blob)])
+
+
+def test_a_source_counts_what_was_taken() -> None:
+    source = PieceSource([b"ab", b"cd"])
+    assert source.taken_size_bytes == 0
+    source.take(3)
+    assert source.taken_size_bytes == 3
+
+
 def test_counts_of_a_record_and_of_the_end_are_checked() -> None:
-    body = bytes([6 << 1])
-    outside = BLOB[:HEADER_SIZE_BYTES] + bytes([Codec.ABSOLUTE, 2, 1]) + body
-    for blob in (outside, BLOB[:-1] + b"\x04", BLOB[:-2] + b"\x03\x03"):
+    outside, empty = (
+        BLOB[:HEADER_SIZE_BYTES] + bytes([Codec.ABSOLUTE, 2, 1, count << 1]) + b"\0\1\0" for count in (6, 0)
+    )
+    for blob in (outside, empty, BLOB[:-1] + b"\x04", BLOB[:-2] + b"\x03\x03"):
         with pytest.raises(RemoteProtocolError, match="patch-count"):
             read([blob])
