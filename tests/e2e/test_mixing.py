@@ -108,15 +108,14 @@ class Story:
         self.seen |= {"partner": name, "round": round_index, "bystander": bystander}
         third.kill()
         third.node.kill()
-        wait_until("the bystander ended the round", lambda: self.training[bystander].has_reported(round_index))
 
     def _find_stuck(self) -> tuple[str, int] | None:
         give_up_at, since = time.monotonic() + 8.0, dict[str, tuple[int, float]]()
         while time.monotonic() < give_up_at:
-            for name in ("first", "second"):
+            for name, other in (("first", "second"), ("second", "first")):
                 status = self.nodes[name].status
                 place = status["mixing_round"]
-                if status["mixing_mix1"] == "open" or status["mixing_mix2"] != "open" or not self._waits(status):
+                if not self._waits(status) or not self.training[other].has_reported(place):
                     since.pop(name, None)
                 elif since.setdefault(name, (place, time.monotonic()))[0] != place:
                     since[name] = (place, time.monotonic())
@@ -127,7 +126,9 @@ class Story:
 
     @staticmethod
     def _waits(status: dict[str, Any]) -> bool:
-        return bool(status["mixing_phase"] == "mixing")
+        """Whether a partner's values are all that is missing; the other one may be slow too, until it has reported."""
+        mix1, mix2 = status["mixing_mix1"], status["mixing_mix2"]
+        return bool(status["mixing_phase"] == "mixing" and mix1 != "open" and mix2 == "open")
 
     def _went_on(self, training: Mixer) -> bool:
         return training.has_reported(self.seen["round"]) and training.round_index >= self.seen["round"] + 3

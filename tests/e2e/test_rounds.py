@@ -55,7 +55,8 @@ class Story:
         third.node.kill()
         self.seen["killed at"], counted = third.round_index, third.counted
         first.wait("it went on", lambda: first.round_index >= third.round_index + 2)
-        third.node.start().wait_ready()
+        # A training process waits a few seconds for news, which comes from peers.
+        third.node.start().wait_ready().wait_status("it has peers again", lambda status: status["peers"] >= 3)
         third.start()
         third.wait("it counts again", lambda: third.counted > counted)
         self.goal = goal = max(training.round_index for training in self.training.values()) + 2
