@@ -9,16 +9,26 @@ VENV      ?= .venv
 TORCH     ?= torch==2.13.0
 DEMO_ARGS ?=
 TEST_ARGS ?=
+# One more than this machine is expected to have cores: some of the tests compute, the others wait for processes.
+WORKERS   ?= 3
 
 BIN       := $(VENV)/bin
-RUN       ?= $(BIN)/python -m
 # Run in the user's own process; everything else below pulsenet/ is the pure core.
 EDGES     := pulsenet/local/*,pulsenet/training/*,pulsenet/serving/*
 STAMP     := $(VENV)/.installed
 
+PYTEST    := pytest -q -p no:cacheprovider
+# A file stays in one process, so that what it shares is made once; what waits longest comes first.
+SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Measured with the compiler off: the bodies of the compiled loops then run as plain Python.
+LOOPS     := tests/unit/codec tests/unit/tensors tests/unit/outer
+MEASURED  := tests/shell tests/unit tests/property tests/model tests/vectors
+UNMEASURED := tests/e2e $(filter-out tests/e2e tests/__pycache__ $(MEASURED),$(patsubst %/,%,$(wildcard tests/*/)) \
+	$(wildcard tests/test_*.py))
+
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo test test-quick coverage lint format types contracts api wheel-smoke bench vllm nightly clean
+.PHONY: help install demo test test-quick coverage lint format api wheel-smoke bench vllm vllm-environment nightly clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -46,26 +56,20 @@ demo: $(STAMP)
 
 ## make test         all tests but the nightly ones (TEST_ARGS="-k name" for some)
 test: $(STAMP)
-	@$(RUN) pytest -m "not nightly" $(TEST_ARGS)
+	@$(BIN)/python -m pytest -m "not nightly" $(TEST_ARGS)
 
 ## make test-quick   tests without real processes
 test-quick: $(STAMP)
-	@$(RUN) pytest -m "not nightly and not e2e" $(TEST_ARGS)
+	@$(BIN)/python -m pytest -m "not nightly and not e2e" $(TEST_ARGS)
 
-## make coverage     make test, failing below the coverage we promise
+## make coverage     the same tests as make test, side by side, failing below the coverage we promise
 coverage: $(STAMP)
 	@rm -f .coverage .coverage.*
-	@mkdir -p build
-	@# The compiled loops are measured with the compiler off: their bodies then run as plain Python. That pass runs
-	@# beside the others, which mostly wait for processes. So do the simulations, which go through the same lines a
-	@# million times: measured they would take three times as long, and what they reach is not thereby tested.
-	@{ NUMBA_DISABLE_JIT=1 $(BIN)/python -m coverage run -m pytest -q -p no:cacheprovider \
-		tests/unit/codec tests/unit/tensors tests/unit/outer > build/without-compiler.txt 2>&1 && \
-	$(BIN)/python -m pytest -q -p no:cacheprovider -m "not nightly" tests/sim > build/simulations.txt 2>&1; } & pid=$$!; \
-	$(MAKE) --no-print-directory test RUN="$(BIN)/python -m coverage run -m" TEST_ARGS="--ignore=tests/sim" \
-		|| { kill $$pid 2>/dev/null; exit 1; }; \
-	wait $$pid && tail -qn 1 build/without-compiler.txt build/simulations.txt \
-		|| { tail -n 60 build/without-compiler.txt build/simulations.txt; exit 1; }
+	@NUMBA_DISABLE_JIT=1 $(BIN)/python -m coverage run -m $(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" $(LOOPS)
+	@$(BIN)/python -m coverage run -m $(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" $(MEASURED)
+	@# Real processes and simulations reach lines without testing them one by one, so they are not measured: that would
+	@# cost half as much again, and three times as much where a simulation goes through the same lines a million times.
+	@$(BIN)/python -m $(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" $(UNMEASURED)
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report --include='pulsenet/*' --omit='$(EDGES)' --fail-under=95
 	@$(BIN)/python -m coverage report --include='daemon/pulsenetd/*,$(EDGES)' --fail-under=80
@@ -100,6 +104,9 @@ bench: $(STAMP)
 ## make vllm         environment with a real vLLM for the CPU (2.5 GB), its tests, and the demo on it
 vllm: $(STAMP)
 	@PYTHON="$(PYTHON)" NODE_PYTHON="$(BIN)/python" .ci/vllm $(TEST_ARGS)
+
+vllm-environment:
+	@PYTHON="$(PYTHON)" .ci/vllm --environment
 
 ## make nightly      the long runs
 nightly: $(STAMP)

@@ -1,13 +1,15 @@
-"""The gate fails where a step fails, and names what it had to skip."""
+"""The gate fails where a step fails, names what it had to skip, and leaves no test out."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-GATE = Path(__file__).resolve().parents[2] / ".ci" / "run"
+ROOT = Path(__file__).resolve().parents[2]
+GATE = ROOT / ".ci" / "run"
 
 
 def run_step(code: int) -> tuple[int, str]:
@@ -23,3 +25,11 @@ def run_step(code: int) -> tuple[int, str]:
 )
 def test_only_a_step_that_says_why_may_be_skipped(code: int, outcome: tuple[int, str]) -> None:
     assert run_step(code) == outcome
+
+
+def test_no_test_file_is_left_out_of_the_gate() -> None:
+    """Those whose coverage is measured are listed; the others are whatever else there is."""
+    listed = subprocess.run(["make", "--dry-run", "coverage"], cwd=ROOT, capture_output=True, text=True, check=True)
+    _, measured, others = [line for line in listed.stdout.splitlines() if "pytest" in line and "tests/" in line]
+    there = {path.relative_to(ROOT).parts[1] for path in (ROOT / "tests").rglob("test_*.py")}
+    assert sorted(re.findall(r"tests/([\w.]+)", f"{measured} {others}")) == sorted(there)
