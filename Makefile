@@ -25,10 +25,13 @@ LOOPS     := tests/unit/codec tests/unit/tensors tests/unit/outer
 MEASURED  := tests/shell tests/unit tests/property tests/model tests/vectors
 UNMEASURED := tests/e2e $(filter-out tests/e2e tests/__pycache__ $(MEASURED),$(patsubst %/,%,$(wildcard tests/*/)) \
 	$(wildcard tests/test_*.py))
+# Each long run is a target of its own: make nightly-seeds.
+NIGHTLY   := seeds fuzz endurance lab two-ranks vllm trl rest demo
 
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo test test-quick coverage lint format api wheel-smoke bench vllm vllm-environment nightly clean
+.PHONY: help install demo test test-quick coverage lint format api wheel-smoke bench vllm vllm-environment nightly clean \
+	$(NIGHTLY:%=nightly-%)
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -108,12 +111,47 @@ vllm: $(STAMP)
 vllm-environment:
 	@PYTHON="$(PYTHON)" .ci/vllm --environment
 
-## make nightly      the long runs
+## make nightly      the long runs, each whether or not another fails; one alone: make nightly-fuzz
 nightly: $(STAMP)
-	@$(BIN)/python -m pytest -m "nightly" --timeout 3600 $(TEST_ARGS)
-	@PYTHON="$(PYTHON)" NODE_PYTHON="$(BIN)/python" .ci/vllm -m vllm
-	@VLLM_PYTHON="$(CURDIR)/.venv-vllm/bin/python" $(BIN)/python -m pytest tests/e2e/test_vllm_node.py
-	@NODE_PYTHON=$(BIN)/python .ci/trl
+	@$(MAKE) --no-print-directory --keep-going $(NIGHTLY:%=nightly-%)
+
+NIGHT     := $(BIN)/python -m pytest --timeout 3600
+
+## make nightly-seeds      1,000 fresh swarms, and the other worlds of tests/sim
+nightly-seeds: $(STAMP)
+	@$(NIGHT) -n $(WORKERS) -m nightly tests/sim $(TEST_ARGS)
+
+## make nightly-fuzz       1,000,000 mutated messages, records and encodings
+nightly-fuzz: $(STAMP)
+	@$(NIGHT) -m nightly tests/fuzz $(TEST_ARGS)
+
+## make nightly-endurance  half an hour of kills and loss (as root, on Linux)
+nightly-endurance: $(STAMP)
+	@$(NIGHT) tests/lab/test_endurance.py $(TEST_ARGS)
+
+## make nightly-lab        links, caps, address translation and partitions in network namespaces (as root, on Linux)
+nightly-lab: $(STAMP)
+	@$(NIGHT) tests/lab --ignore=tests/lab/test_endurance.py $(TEST_ARGS)
+
+## make nightly-two-ranks  a real vLLM whose model lies on two ranks
+nightly-two-ranks: vllm-environment
+	@.venv-vllm/bin/python -m pytest -p no:cacheprovider -k 2-ranks tests/vllm
+
+## make nightly-vllm       every other test on a real vLLM
+nightly-vllm: $(STAMP)
+	@PYTHON="$(PYTHON)" NODE_PYTHON="$(BIN)/python" .ci/vllm -m vllm -k "not 2-ranks"
+	@VLLM_PYTHON="$(CURDIR)/.venv-vllm/bin/python" $(NIGHT) tests/e2e/test_vllm_node.py
+
+## make nightly-trl        a real TRL: its loss, and training over real nodes
+nightly-trl: $(STAMP)
+	@PYTHON="$(PYTHON)" NODE_PYTHON="$(BIN)/python" .ci/trl
+
+## make nightly-rest       every other test that is marked nightly
+nightly-rest: $(STAMP)
+	@$(NIGHT) -m nightly --ignore=tests/sim --ignore=tests/fuzz --ignore=tests/lab $(TEST_ARGS)
+
+## make nightly-demo       the demonstration as a reader runs it, on SmolLM2-135M
+nightly-demo: $(STAMP)
 	@$(BIN)/pulsenet demo
 
 clean:
