@@ -41,9 +41,6 @@ LAST_HEAD_SOURCES_MIN = 2
 LAST_HEAD_WAIT_SECONDS = 60.0
 """Peers whose newest head is waited for, and for how long, before one whose time is over is believed (SPEC 6.3)."""
 
-LAST_HEADS_MAX = 16
-"""Peers whose outdated heads are kept meanwhile."""
-
 REFUSED_MAX = 1_024
 """Manifests remembered as false; the oldest is forgotten beyond, and would be judged again."""
 
@@ -226,8 +223,7 @@ class News:
             return []
         if not self._last_heads:
             self._last_heads_since = now
-        if source in self._last_heads or len(self._last_heads) < LAST_HEADS_MAX:
-            self._last_heads[source] = signed
+        self._last_heads[source] = signed
         is_alone = len(self._last_heads) < LAST_HEAD_SOURCES_MIN
         if is_alone and now < self._last_heads_since + LAST_HEAD_WAIT_SECONDS:
             return []
@@ -349,7 +345,7 @@ class News:
             error_or_none = self._take_manifest(record, digest)
             if error_or_none is not None:
                 effects += _blame(error_or_none, arrived.peer_id)
-            elif digest in self._manifests:
+            else:
                 effects.append(StoreRecord(signed))
         return effects
 

@@ -27,6 +27,7 @@ from pulsenet.node.effects import (
     StoreRecord,
 )
 from pulsenet.node.events import (
+    BlobDamaged,
     ChunkStored,
     EngineApplied,
     EngineFailed,
@@ -40,11 +41,13 @@ from pulsenet.node.events import (
     PeerLost,
     ReplyReceived,
     RequestDone,
+    RoomTaken,
     StoreFailed,
     TimerFired,
 )
 from pulsenet.node.inferencer import TRANSITIONS, Inferencer, Phase, Step
 from pulsenet.node.respond import respond
+from pulsenet.node.sources import SOURCES_MAX
 from pulsenet.testing.fakes import Chance, FakeStore, make_key, make_sign
 from pulsenet.testing.script import NOW_MS, ScriptedPublisher, make_data, root_of
 from pulsenet.wire.messages import GetChunks, GetHead, GetRecords, PeerAddress
@@ -690,3 +693,43 @@ def test_a_blob_nobody_has_is_planned_around_as_soon_as_there_is_another_way() -
     assert [hop.manifest.kind for hop in only(effects, ApplyHop)] == [Kind.ANCHOR]
     bench.apply_all(effects)
     assert bench.node.mirror_version == v(15)
+
+
+def test_a_head_that_came_with_the_node_is_news_of_nobody() -> None:
+    publisher = ScriptedPublisher()
+    bench = Bench(publisher)
+    bench.connect()
+    bench.view.head = publisher.head(publisher.chain(1, 2))
+    bench.tell(HeadSeen(bench.view.head, None))
+    assert hops(bench) == [1]
+
+
+def test_a_have_that_cannot_be_read_changes_nothing_here() -> None:
+    bench = Bench(ScriptedPublisher())
+    assert bench.tell(HaveSeen(b"rubbish", make_key("peer"))) == []
+
+
+def test_a_peer_beyond_the_room_for_sources_is_asked_nothing() -> None:
+    bench = Bench(ScriptedPublisher())
+    for number in range(SOURCES_MAX):
+        bench.node._sources.connect(PeerId(number.to_bytes(32, "big")))
+    bench.connect()
+    asked = {effect.peer_id for effect in only(bench.log, SendRequest)}
+    assert bench.publisher.peer_id not in asked
+    assert bench.node.chunks_in_flight == 0
+
+
+def test_a_blob_that_is_damaged_is_fetched_again_and_room_that_is_taken_is_minded() -> None:
+    publisher = ScriptedPublisher()
+    digests = publisher.chain(1, 2)
+    bench = Bench(publisher, retention_limits=RetentionLimits(size_bytes_max=1 << 20))
+    bench.connect()
+    bench.apply_all(bench.offer(digests))
+    blob_id = publisher.manifests[digests[-1]].blob_id
+    bench.store.release((blob_id,), ())
+    effects = bench.tell(BlobDamaged(blob_id))
+    assert any(isinstance(effect.message, GetChunks) for effect in only(effects, SendRequest))
+    assert bench.node.holdings.version_last == 2
+    (release,) = only(bench.tell(RoomTaken(1 << 40)), Release)
+    assert blob_id in release.blob_ids
+    assert bench.node.holdings.version_last == 0

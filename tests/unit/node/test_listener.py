@@ -5,7 +5,7 @@ from __future__ import annotations
 from pulsenet.chain.records import Kind
 from pulsenet.chain.signing import decode_signed
 from pulsenet.chain.trust import Trust
-from pulsenet.ids import Version
+from pulsenet.ids import PeerId, Version
 from pulsenet.node.effects import Count, Effect, SaveState, SendRequest, SetTimer, StoreRecord
 from pulsenet.node.events import (
     Event,
@@ -20,6 +20,7 @@ from pulsenet.node.events import (
 from pulsenet.node.listener import Listener
 from pulsenet.node.news import HEAD_KEY, TRUST_KEY
 from pulsenet.node.respond import respond
+from pulsenet.node.sources import SOURCES_MAX
 from pulsenet.testing.fakes import FakeStore, make_key
 from pulsenet.testing.script import NOW_MS, ScriptedPublisher, root_of
 from pulsenet.wire.messages import GetEpochs, GetHead, GetRecords
@@ -152,3 +153,12 @@ def test_a_lost_peer_is_asked_nothing_more() -> None:
     desk.requests.clear()
     desk.send(HeadSeen(publisher.head(publisher.chain(1, 2)), PEER))
     assert desk.requests == [], "nobody is there to be asked for the catalogue"
+
+
+def test_the_listener_asks_nothing_of_a_peer_beyond_the_room_for_sources() -> None:
+    desk = Desk(ScriptedPublisher())
+    desk.answers = False
+    for number in range(SOURCES_MAX):
+        desk.listener._sources.connect(PeerId(number.to_bytes(32, "big")))
+    desk.send(PeerConnected(PEER, (), outbound=True))
+    assert PEER not in {request.peer_id for request in desk.requests}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pulsenet import limits
@@ -468,3 +470,14 @@ class TestLastHeads:
         assert desk.news.head is not None
         assert desk.news.head.version == Version(0, 12)
         assert not desk.trust.stale(self.LATER_MS)
+
+
+def test_a_strangers_head_that_cannot_be_read_is_no_reason_to_ask_for_descriptors() -> None:
+    publisher = ScriptedPublisher()
+    desk = Desk(publisher)
+    stranger = make_key("stranger")
+    signed = decode_signed(publisher.head(publisher.chain(1, 1)))
+    record = encode_signed(replace(signed, signers=(stranger,), payload=b"rubbish"))
+    effects = desk.news.take_head(record, PEER, NOW_MS, is_ours=True)
+    assert Count("rejected", "untrusted") in effects
+    assert GetDescriptors(1) not in desk.news.needs((), 0.0)

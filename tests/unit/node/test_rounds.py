@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from pulsenet.node.events import (
     AggregateApplied,
     AggregateFailed,
     ContributionFailed,
+    ContributionSeen,
     ContributionStored,
     Event,
     InnerStepsDone,
@@ -119,10 +121,16 @@ class Bench:
         self, round_index: int = 0, fate: Fate = Fate.COUNTED, base: Digest | None = None, also: Any = None
     ) -> list[Effect]:
         """Show the final receipt of a round."""
+        receipt = self.receipts[round_index] = self.receipt_of(round_index, fate, base)
+        keys = (self.authority,) if also is None else (self.authority, also)
+        record = encode_signed(self.run.seal(receipt, *keys))
+        return self.tell(ReceiptSeen(record, (), self.authority.peer_id))
+
+    def receipt_of(self, round_index: int, fate: Fate = Fate.COUNTED, base: Digest | None = None) -> Receipt:
         own = self.machine._own.sent_to(round_index) or root(99)
         before = self.receipts.get(round_index - 1)
         bad = Rejection(self.run.stranger.peer_id, root(98), "finite")
-        receipt = self.receipts[round_index] = Receipt(
+        return Receipt(
             run_id=self.run.run_id,
             revision=0,
             term=1,
@@ -133,9 +141,6 @@ class Bench:
             members=(Member(self.me.peer_id, own, 0x3F80_0000),) if fate is Fate.COUNTED else (),
             rejected=(Rejection(self.me.peer_id, own, "norm"),) if fate is Fate.REJECTED else (bad,),
         )
-        keys = (self.authority,) if also is None else (self.authority, also)
-        record = encode_signed(self.run.seal(receipt, *keys))
-        return self.tell(ReceiptSeen(record, (), self.authority.peer_id))
 
     def anchor(self, round_index: int) -> bytes:
         before = self.receipts.get(round_index - 1)
@@ -452,3 +457,66 @@ def test_an_answer_from_before_the_training_process_came_says_nothing_of_its_sta
     assert not only(effects, RunInnerSteps)
     assert bench.machine.phase is Phase.RESTORING
     assert only(effects, RestoreState)
+
+
+def test_a_training_process_that_comes_anew_takes_the_place_of_the_one_before(bench: Bench) -> None:
+    bench.attach()
+    (order,) = only(bench.attach(), RunInnerSteps)
+    assert order.round_index == 0
+    assert bench.machine.phase is Phase.TRAINING
+
+
+def test_after_two_final_receipts_of_one_round_no_state_moves(bench: Bench) -> None:
+    bench.attach()
+    bench.contribute()
+    bench.ledger.accept_final(bench.run.seal(replace(bench.receipt_of(0), base_state_root=root(7)), bench.authority))
+    bench.finish()
+    assert bench.ledger.fork is not None
+    bench.now += 1e4
+    assert only(bench.tell(TimerFired()), ApplyAggregate) == []
+    assert bench.machine.phase is Phase.PENDING
+
+
+def test_alone_with_newer_records_it_waits_a_while_for_others(bench: Bench) -> None:
+    bench.attach()
+    bench.tell(PeerLost(bench.authority.peer_id, "closed"))
+    bench.ledger.accept_anchor(decode_signed(bench.anchor(8)))
+    bench.ledger.accept_anchor(decode_signed(bench.anchor(16)))
+    for part in (0.0, 0.5, 0.9):
+        bench.now = part * ALONE_SECONDS
+        bench.tell(TimerFired())
+        assert bench.machine.phase is Phase.TRAINING
+    bench.now = ALONE_SECONDS
+    bench.tell(TimerFired())
+    assert bench.machine.phase is Phase.RESTORING
+
+
+def test_what_was_being_stored_on_a_full_disk_is_ordered_again(bench: Bench) -> None:
+    bench.attach()
+    assert only(bench.tell(InnerStepsDone(0)), StoreContribution)
+    bench.tell(StoreFailed(None, "enospc"))
+    bench.now += RETRY_SECONDS
+    assert only(bench.tell(TimerFired()), StoreContribution) == [StoreContribution(0)]
+
+
+def test_a_full_disk_orders_nothing_of_a_training_process_that_waits_or_is_not_there(bench: Bench) -> None:
+    orders = (RunInnerSteps, StoreContribution, ApplyAggregate, RestoreState)
+    for begin in (lambda: [], lambda: [*bench.attach(), *bench.contribute()]):
+        begin()
+        bench.tell(StoreFailed(None, "enospc"))
+        bench.now += RETRY_SECONDS
+        effects = bench.tell(TimerFired())
+        assert only(effects, SaveState)
+        assert not [effect for effect in effects if isinstance(effect, orders)]
+
+
+def test_the_coordinators_own_trainer_contributes_in_its_own_process(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, authorities=(make_run.second,))  # type: ignore[attr-defined]
+    vote = Vote(bench.run.run_id, 0, 1, bench.me.peer_id, None)
+    bench.tell(TermSeen((encode_signed(bench.run.seal(vote, bench.me)),), None))
+    bench.attach()
+    effects = bench.contribute()
+    assert pushed(effects) == []
+    (shown,) = [e.event for e in only(effects, ShowToMachines) if isinstance(e.event, ContributionSeen)]
+    assert shown.source is None
+    assert bench.trust.accept_contribution(decode_signed(shown.record)).peer_id == bench.me.peer_id

@@ -146,3 +146,30 @@ def test_members_are_asked_before_others_and_only_their_answer_informs(bench: Be
         assert question.peer_id == member
     bench.contact.note_answer(member, descriptor)
     assert bench.contact.is_informed(descriptor)
+
+
+def test_a_coordinator_is_never_silent_to_itself(bench: Bench, run: Any) -> None:
+    bench.elect()
+    own = Contact(bench.ledger, run.publisher.peer_id, lambda count: 0, bench.courier)
+    assert not own.is_silent(1e6)
+    assert bench.contact.is_silent(1e6)
+
+
+def test_an_answer_to_somebody_elses_push_says_nothing_of_the_coordinator(bench: Bench) -> None:
+    bench.elect()
+    bench.connect()
+    bench.reply(PushReply(True, ""), 1.0, request_id=77)
+    assert bench.contact.is_silent(1.0)
+
+
+def test_now_and_then_the_coordinator_is_asked_how_far_the_run_is(bench: Bench, run: Any) -> None:
+    bench.elect()
+    bench.courier.connected |= {run.publisher.peer_id, run.second.peer_id}
+    asked = set()
+    for draws in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        values = iter(draws)
+        contact = Contact(bench.ledger, run.third.peer_id, lambda count, values=values: next(values), bench.courier)
+        (request,) = contact.poll(0.0, from_round_index=0, is_waiting=False)
+        asked.add((draws, request.peer_id == run.publisher.peer_id))
+    assert {((0, 1), True), ((1, 1), True)} <= asked
+    assert {is_coordinator for draws, is_coordinator in asked if not draws[1]} == {True, False}
