@@ -36,6 +36,7 @@ from pulsenet.chain.records import (
 from pulsenet.chain.signing import open_record, record_digest
 from pulsenet.errors import TrustError
 from pulsenet.ids import Digest, PeerId, Version, short
+from pulsenet.outer.mixing.pairing import count_slices
 
 BASE_VERSION: Final = Version(0, 0)
 """The base model that the descriptor names; published versions start at number 1."""
@@ -341,7 +342,7 @@ class Trust(Beliefs):
         """
         share = open_record(Share, signed, self._verify, run_id=self.run_id, signers=roster.members)
         self._check_member(share, signed.signers[0], roster, roster_digest)
-        if share.slice_count not in (1, len(roster.members)):
+        if share.slice_count not in (1, count_slices(len(roster.members))):
             raise TrustError("mismatch", f"a share in {share.slice_count} slices that does not fit its roster")
         if share.contributors:
             count, spare = len(roster.members), -len(roster.members) % 8

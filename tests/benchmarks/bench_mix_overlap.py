@@ -80,8 +80,8 @@ def format_line(overlap: Overlap, mbps: float) -> str:
     )
 
 
-def measure(mbps: float, params: int, *, inner_steps: int, products: int, rounds: int) -> Overlap:
-    """Run two trainers and return what their steps took."""
+def measure(mbps: float, params: int, *, inner_steps: int, products: int, rounds: int, both: bool = False) -> Overlap:
+    """Run two trainers and return what the steps took of those that compute."""
     # Two that mixed steps as well would hold one z, of which nothing travels.
     case = Case("global_m1", mbps, params, step_seconds=1.0, inner_steps=inner_steps, trainers=2)
     with Lab([Link(up_mbps=mbps, down_mbps=mbps)] * 2) as lab, open_swarm() as swarm:
@@ -92,6 +92,7 @@ def measure(mbps: float, params: int, *, inner_steps: int, products: int, rounds
             for seed, (node, log) in enumerate(zip(nodes, logs, strict=True)):
                 options = ["--data-dir", node.data_dir, "--node", node.pid, "--params", params, "--seed", seed]
                 options += ["--products", products, "--rounds", rounds]
+                options += ["--idle"] if seed and not both else []
                 command = [sys.executable, TRAINER, *options]
                 with log.open("wb") as stream:
                     environment = make_environment(node.home)
@@ -104,7 +105,7 @@ def measure(mbps: float, params: int, *, inner_steps: int, products: int, rounds
             for process in processes:
                 process.kill()
         told = [_read(log) for log in logs]
-    counted = [line for lines in told for line in lines[FIRST_ROUND:]]
+    counted = [line for lines in told[: 2 if both else 1] for line in lines[FIRST_ROUND:]]
     assert all(line["mix1"] == 2 for line in counted), "a Mix1 did not come"
     overlap = summarise([line["steps"] for line in counted])
     assert len(overlap.alone) >= STEPS_MIN, "Mix1 outlasts the inner steps: ask for more of them, or longer ones"
@@ -124,6 +125,7 @@ def main() -> None:
     parser.add_argument("--inner-steps", type=int, default=800)
     parser.add_argument("--products", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--both", action="store_true", help="both trainers compute")
     parser.add_argument("--write", type=Path, default=None, help="document, whose line is replaced or appended")
     arguments = parser.parse_args()
     overlap = measure(
@@ -132,6 +134,7 @@ def main() -> None:
         inner_steps=arguments.inner_steps,
         products=arguments.products,
         rounds=arguments.rounds,
+        both=arguments.both,
     )
     line = format_line(overlap, arguments.mbps)
     print(line, f"\nload {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")

@@ -17,6 +17,8 @@ from pulsenet.training import GossipOptimizer, MixingReport
 
 WORK_SIDE = 256
 """Of the matrices that are multiplied."""
+CALIBRATION_STEPS = 20
+"""Done before the first round, to learn how long a step takes."""
 
 
 def read_received(counters: Path) -> int:
@@ -37,6 +39,7 @@ def main() -> None:
     parser.add_argument("--products", type=int, required=True, help="matrix products in an inner step")
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--idle", action="store_true", help="sleep as long as the work takes instead")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     counters = Path(f"/proc/{arguments.node}/net/dev")
@@ -48,6 +51,16 @@ def main() -> None:
         parameter.grad = torch.randn(parameter.shape, generator=generator)
     matrix = torch.rand(WORK_SIDE, WORK_SIDE) / WORK_SIDE
     steps: list[tuple[float, int]] = []
+
+    def work() -> None:
+        nonlocal matrix
+        for _ in range(arguments.products):
+            matrix = (matrix @ matrix).clamp_(max=1.0)
+
+    began_at = time.perf_counter()
+    for _ in range(CALIBRATION_STEPS):
+        work()
+    step_seconds = (time.perf_counter() - began_at) / CALIBRATION_STEPS
     mixer = pulsenet.join_mixing(data_dir=arguments.data_dir, publish=False)
 
     def tell(report: MixingReport) -> None:
@@ -57,8 +70,10 @@ def main() -> None:
     sync = GossipOptimizer(model, optimizer, mixer=mixer, on_round=tell)
     while sync.counters.rounds < arguments.rounds:
         began_at = time.perf_counter()
-        for _ in range(arguments.products):
-            matrix @ matrix
+        if arguments.idle:
+            time.sleep(step_seconds)
+        else:
+            work()
         steps.append((time.perf_counter() - began_at, read_received(counters)))
         # Only the last step of a round moves the weights: the others are all alike.
         if sync.inner_step == sync.settings.inner_steps - 1:

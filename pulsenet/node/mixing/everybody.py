@@ -16,6 +16,7 @@ from pulsenet.node.events import Event
 from pulsenet.node.mixing.effects import CheckMean, CombinePart, CombineParts, MixedSlice
 from pulsenet.node.mixing.events import CombineFailed, MeanChecked, PartsCombined, PartSlice
 from pulsenet.node.mixing.work import Bench, Wants, Work, name_of, part_of
+from pulsenet.outer.mixing.pairing import count_slices, find_owner
 from pulsenet.outer.mixing.settings import Job
 from pulsenet.wire.schema import decode_value
 
@@ -31,13 +32,18 @@ OTHER_BASE = "mixing-header"
 
 @dataclass(slots=True)
 class _Duty:
-    """The slice this node owns."""
+    """A slice that this node owns."""
 
     refused: set[PeerId] = field(default_factory=set)
     """Whose part cannot be used."""
     order: CombineParts | None = None
     is_made: bool = False
     is_given_up: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether parts of it are still used."""
+        return not (self.is_made or self.is_given_up)
 
 
 @dataclass(slots=True)
@@ -76,12 +82,12 @@ class EverybodyWork(Work):
     def __init__(
         self, bench: Bench, job: Job, *, subset: tuple[int, ...], wait_seconds: float, is_relative: bool
     ) -> None:
-        super().__init__(bench, job, len(bench.known.members), subset, wait_seconds)
+        super().__init__(bench, job, count_slices(len(bench.known.members)), subset, wait_seconds)
         self._members = bench.known.members
-        self._place = self._members.index(bench.peer_id)
         self._is_relative = is_relative
-        self._duty = _Duty()
-        self._slices = [_Slice() for _ in self._members]
+        self._owners = [find_owner(place, self._members) for place in range(self.slice_count)]
+        self._duties = {place: _Duty() for place, owner in enumerate(self._owners) if owner == bench.peer_id}
+        self._slices = [_Slice() for _ in self._owners]
         self._stored_at = 0.0
         self._restore_mean()
 
@@ -90,14 +96,11 @@ class EverybodyWork(Work):
         for record in self.bench.journal.means:
             signed = decode_signed(record)
             share = decode_value(Share, signed.payload)
-            if (share.roster, share.round_index, share.job) == (
-                self.bench.known.digest,
-                self.bench.round_index,
-                int(self.job),
-            ):
-                self.shown[ShareKind.MEAN, self._place] = (record_digest(signed), record)
-                self._duty.is_made = True
-                self._slices[self._place].share = share
+            here = (self.bench.known.digest, self.bench.round_index, int(self.job), self.slice_count)
+            if (share.roster, share.round_index, share.job, share.slice_count) == here:
+                self.shown[ShareKind.MEAN, share.slice_index] = (record_digest(signed), record)
+                self._duties[share.slice_index].is_made = True
+                self._slices[share.slice_index].share = share
 
     # What happens
 
@@ -107,18 +110,18 @@ class EverybodyWork(Work):
         effects = super().take_part(event, now)  # type: ignore[arg-type]
         if self.own and not had:
             self._stored_at = now
-            made = self._slices[self._place].share
-            if made is not None:
-                self._slices[self._place].piece = self._piece_of(made)
+            for piece in self._slices:
+                if piece.share is not None:
+                    piece.piece = self._piece_of(piece.share)
         return effects
 
     def take_answer(self, event: Event, now: float) -> list[Effect]:
         """Take in the mean of the own slice, or whether another's may be taken."""
         match event:
-            case PartsCombined(number) if self._duty.order is not None and self._duty.order.number == number:
-                return self._sign_mean(event)
-            case CombineFailed(number) if self._duty.order is not None and self._duty.order.number == number:
-                return self._take_failure(event)
+            case PartsCombined(number) if (place := self._find_duty(number)) is not None:
+                return self._sign_mean(place, event)
+            case CombineFailed(number) if (place := self._find_duty(number)) is not None:
+                return self._take_failure(self._duties[place], event)
             case MeanChecked(number, reason):
                 for place, piece in enumerate(self._slices):
                     if piece.order is not None and piece.order.number == number:
@@ -126,34 +129,40 @@ class EverybodyWork(Work):
                         return self._take_check(place, reason)
         return []
 
-    def _sign_mean(self, event: PartsCombined) -> list[Effect]:
-        order, bench = self._duty.order, self.bench
+    def _find_duty(self, number: int) -> int | None:
+        """Return the slice whose mean was ordered under a number."""
+        found = (
+            place for place, duty in self._duties.items() if duty.order is not None and duty.order.number == number
+        )
+        return next(found, None)
+
+    def _sign_mean(self, place: int, event: PartsCombined) -> list[Effect]:
+        duty, bench = self._duties[place], self.bench
+        order, duty.order, duty.is_made = duty.order, None, True
         assert order is not None
-        self._duty.order, self._duty.is_made = None, True
-        part = PartSlice(event.blob_id, event.encoded_size_bytes, self.own[self._place].element_count, event.norm_bits)
+        part = PartSlice(event.blob_id, event.encoded_size_bytes, self.own[place].element_count, event.norm_bits)
         bench.journal.track(bench.round_index, event.blob_id)
         contributors = write_contributors({each.peer_id for each in order.parts}, self._members)
-        _, record = self.show(ShareKind.MEAN, self._place, part, contributors, order.mixed_root)
+        _, record = self.show(ShareKind.MEAN, place, part, contributors, order.mixed_root)
         bench.journal.note_mean(record)
         share = decode_value(Share, decode_signed(record).payload)
-        self._slices[self._place].share = share
-        if not self._is_relative or share.mixed_root == self.mixed_root:
-            self._slices[self._place].piece = self._piece_of(share)
-        else:
-            self._slices[self._place].piece = MixedSlice(None, 1)
+        piece = self._slices[place]
+        piece.share = share
+        is_mine = not self._is_relative or share.mixed_root == self.mixed_root
+        piece.piece = self._piece_of(share) if is_mine else MixedSlice(None, 1)
         return [
             Count("mixing_slices", "combined"),
             Count("mixed_parts", self.job.name.lower(), float(len(order.parts))),
         ]
 
-    def _take_failure(self, event: CombineFailed) -> list[Effect]:
-        self._duty.order = None
+    def _take_failure(self, duty: _Duty, event: CombineFailed) -> list[Effect]:
+        duty.order = None
         effects: list[Effect] = []
         for peer_id, reason in event.bad:
-            self._duty.refused.add(peer_id)
+            duty.refused.add(peer_id)
             effects += self._blame(peer_id, reason)
-        if not event.bad or self.bench.peer_id in self._duty.refused:
-            self._duty.is_given_up = True
+        if not event.bad or self.bench.peer_id in duty.refused:
+            duty.is_given_up = True
         return effects
 
     def _take_check(self, place: int, reason: str) -> list[Effect]:
@@ -164,7 +173,7 @@ class EverybodyWork(Work):
             piece.piece = self._piece_of(piece.share)
             return [Count("mixing_slices", "taken")]
         piece.piece = MixedSlice(None, 1)
-        return [Count("mixing_slices", "refused"), *self._blame(self._members[place], reason)]
+        return [Count("mixing_slices", "refused"), *self._blame(self._owners[place], reason)]
 
     def _piece_of(self, share: Share) -> MixedSlice:
         return MixedSlice(name_of(share), len(read_contributors(share, self._members)))
@@ -180,21 +189,22 @@ class EverybodyWork(Work):
         """Show parts, combine the own slice, and take what others made, as far as it goes."""
         effects: list[Effect] = []
         if self.own:
-            for place, member in enumerate(self._members):
-                if member != self.bench.peer_id:
-                    self.push(member, self.show(ShareKind.PART, place, self.own[place]), now)
-            effects += self._combine(now)
-            self._push_mean(now)
+            for place, owner in enumerate(self._owners):
+                if owner != self.bench.peer_id:
+                    self.push(owner, self.show(ShareKind.PART, place, self.own[place]), now)
+            for place in self._duties:
+                effects += self._combine(place, now)
+                self._push_mean(place, now)
             if self.result is None:
                 effects += self._check_means()
         if self.result is None and self.wanted_at is not None:
             effects += self._settle(now)
         return effects
 
-    def _combine(self, now: float) -> list[Effect]:
-        """Order the mean of the own slice once everybody's part is here, or it is time."""
-        duty, bench = self._duty, self.bench
-        if duty.is_made or duty.is_given_up or duty.order is not None:
+    def _combine(self, place: int, now: float) -> list[Effect]:
+        """Order the mean of an own slice once everybody's part is here, or it is time."""
+        duty, bench = self._duties[place], self.bench
+        if not duty.is_open or duty.order is not None:
             return []
         effects: list[Effect] = []
         usable: dict[PeerId, Share] = {}
@@ -202,8 +212,8 @@ class EverybodyWork(Work):
         for member in self._members:
             if member == bench.peer_id or member in duty.refused:
                 continue
-            share = self._part_of(member)
-            refusal = "" if share is None else self._refusal_of(share)
+            share = self._part_of(member, place)
+            refusal = "" if share is None else self._refusal_of(share, place)
             if refusal:
                 duty.refused.add(member)
                 effects += self._blame(member, refusal)
@@ -215,7 +225,7 @@ class EverybodyWork(Work):
             return effects
         parts = [CombinePart(member, part_of(share)) for member, share in usable.items()]
         roots: dict[PeerId, Digest | None] = {member: share.mixed_root for member, share in usable.items()}
-        parts.append(CombinePart(bench.peer_id, self.own[self._place]))
+        parts.append(CombinePart(bench.peer_id, self.own[place]))
         roots[bench.peer_id] = self.mixed_root
         root = self._choose_root(roots) if self._is_relative else None
         chosen = [part for part in parts if not self._is_relative or roots[part.peer_id] == root]
@@ -228,7 +238,7 @@ class EverybodyWork(Work):
             number=bench.take_number(),
             round_index=bench.round_index,
             job=self.job,
-            slice_index=self._place,
+            slice_index=place,
             slice_count=self.slice_count,
             subset=self.subset,
             parts=tuple(chosen),
@@ -252,8 +262,8 @@ class EverybodyWork(Work):
     def _is_owner_due(self, now: float) -> bool:
         return self.wanted_at is not None and now >= self.wanted_at + OWNER_RATIO * self.wait_seconds
 
-    def _push_mean(self, now: float) -> None:
-        shown = self.shown.get((ShareKind.MEAN, self._place))
+    def _push_mean(self, place: int, now: float) -> None:
+        shown = self.shown.get((ShareKind.MEAN, place))
         if shown is not None:
             for member in self._members:
                 if member != self.bench.peer_id:
@@ -268,7 +278,7 @@ class EverybodyWork(Work):
             refusal = self._refusal_of(share, place)
             if refusal:
                 piece.piece = MixedSlice(None, 1)
-                effects += [Count("mixing_slices", "refused"), *self._blame(self._members[place], refusal)]
+                effects += [Count("mixing_slices", "refused"), *self._blame(self._owners[place], refusal)]
             elif self._is_relative and share.mixed_root != self.mixed_root:
                 piece.piece = MixedSlice(None, 1)
                 effects.append(Count("mixing_slices", "other-base"))
@@ -301,9 +311,11 @@ class EverybodyWork(Work):
         for place, piece in enumerate(self._slices):
             if piece.piece is not None:
                 continue
-            owner = self._members[place]
-            is_own = owner == self.bench.peer_id
-            is_gone = self._duty.is_given_up if is_own else self.bench.reach.is_lost(owner, now, self.wanted_at)
+            duty = self._duties.get(place)
+            if duty is not None:
+                is_gone = duty.is_given_up
+            else:
+                is_gone = self.bench.reach.is_lost(self._owners[place], now, self.wanted_at)
             if not is_due and (not is_gone or piece.order is not None):
                 return []
             is_lost |= is_gone
@@ -314,46 +326,47 @@ class EverybodyWork(Work):
     # What is known
 
     def wants(self) -> Wants:
-        """Return parts of the own slice while it is not summed, and means while the result is open."""
+        """Return parts of own slices that are not summed, then means while the result is open, earlier slices first.
+
+        Parts come first because others wait for what is made of them.
+        """
         wanted: Wants = {}
         if not self.own:
             return wanted
-        if not (self._duty.is_made or self._duty.is_given_up):
-            for member in self._members:
-                share = None if member in self._duty.refused else self._part_of(member)
-                if share is not None and self._fits(share, self._place):
+        for place, duty in self._duties.items():
+            for member in self._members if duty.is_open else ():
+                share = None if member in duty.refused else self._part_of(member, place)
+                if share is not None and self._fits(share, place):
                     wanted[share.blob_id] = (name_of(share), member)
-        if self.result is None:
-            for place, owner in enumerate(self._members):
-                share = self._mean_of(place)
-                if share is not None and self._slices[place].piece is None and self._fits(share, place):
-                    wanted[share.blob_id] = (name_of(share), owner)
+        for place, owner in enumerate(self._owners if self.result is None else ()):
+            share = self._mean_of(place)
+            if share is not None and self._slices[place].piece is None and self._fits(share, place):
+                wanted[share.blob_id] = (name_of(share), owner)
         for blob_id in wanted:
             self.bench.journal.track(self.bench.round_index, blob_id)
         return wanted
 
     def order_again(self) -> list[Effect]:
         """Return the orders that are not answered."""
-        orders: list[Effect] = [] if self._duty.order is None else [self._duty.order]
+        orders: list[Effect] = [duty.order for duty in self._duties.values() if duty.order is not None]
         return orders + [piece.order for piece in self._slices if piece.order is not None]
 
     def count_other_roots(self) -> int:
         """Return how many members' parts came that tell of another common mean than this node holds."""
-        shares = [self._part_of(member) for member in self._members]
+        first = min(self._duties)
+        shares = [self._part_of(member, first) for member in self._members]
         roots = [share.mixed_root for share in shares if share is not None]
         return sum(root not in (None, self.mixed_root) for root in roots) if self.mixed_root is not None else 0
 
     def judge(self, share: Share) -> str:
-        """Parts come too late once the slice is summed, means once the result is out."""
-        if share.kind is ShareKind.PART:
-            return "round" if self._duty.is_given_up else ""
-        return ""
+        """A part comes too late once its slice was given up."""
+        return "round" if share.kind is ShareKind.PART and self._duties[share.slice_index].is_given_up else ""
 
     def means(self) -> tuple[bytes, ...]:
         """Return the shares of all slices' means, if this node knows all of them; else nothing."""
         records = []
-        for place, owner in enumerate(self._members):
-            if owner == self.bench.peer_id:
+        for place, owner in enumerate(self._owners):
+            if place in self._duties:
                 shown = self.shown.get((ShareKind.MEAN, place))
                 if shown is not None:
                     records.append(shown[1])
@@ -362,20 +375,25 @@ class EverybodyWork(Work):
                 piece = self._slices[place].piece
                 if found is not None and piece is not None and piece.mean is not None:
                     records.append(found[1])
-        return tuple(records) if len(records) == len(self._members) else ()
+        return tuple(records) if len(records) == self.slice_count else ()
+
+    def parts_for(self, owner: PeerId) -> list[bytes]:
+        """Return what this node showed one owner of its slices."""
+        shown = [self.shown.get((ShareKind.PART, place)) for place, each in enumerate(self._owners) if each == owner]
+        return [share[1] for share in shown if share is not None]
 
     def missing(self) -> list[PeerId]:
-        """Return the members whose part of the own slice, or whose mean, did not come."""
-        needs_parts = not (self._duty.is_made or self._duty.is_given_up)
-        return [
-            member
-            for place, member in enumerate(self._members)
-            if member != self.bench.peer_id
-            and (
-                (self._slices[place].piece is None and self._mean_of(place) is None)
-                or (needs_parts and member not in self._duty.refused and self._part_of(member) is None)
-            )
-        ]
+        """Return the members whose part of an own slice, or whose mean, did not come."""
+        late = {
+            owner
+            for place, owner in enumerate(self._owners)
+            if place not in self._duties and self._slices[place].piece is None and self._mean_of(place) is None
+        }
+        for place, duty in self._duties.items():
+            if duty.is_open:
+                others = set(self._members) - {self.bench.peer_id} - duty.refused
+                late |= {member for member in others if self._part_of(member, place) is None}
+        return sorted(late)
 
     def next_wake(self, now: float) -> float | None:
         """Return the next time at which waiting for somebody ends."""
@@ -388,29 +406,26 @@ class EverybodyWork(Work):
             times.append(self._stored_at + PATIENCE_SECONDS)
         return min((at for at in times if at > now), default=None)
 
-    def _part_of(self, member: PeerId) -> Share | None:
-        found = self.bench.inbox.find(self.bench.round_index, self.job, ShareKind.PART, self._place, member)
+    def _part_of(self, member: PeerId, place: int) -> Share | None:
+        found = self.bench.inbox.find(self.bench.round_index, self.job, ShareKind.PART, place, member)
         return None if found is None else found[0]
 
     def _mean_of(self, place: int) -> Share | None:
-        owner = self._members[place]
-        if owner == self.bench.peer_id:
+        if place in self._duties:
             return None
-        found = self.bench.inbox.find(self.bench.round_index, self.job, ShareKind.MEAN, place, owner)
+        found = self.bench.inbox.find(self.bench.round_index, self.job, ShareKind.MEAN, place, self._owners[place])
         return None if found is None else found[0]
 
     def _fits(self, share: Share, place: int) -> bool:
         return share.element_count == self.own[place].element_count
 
-    def _refusal_of(self, share: Share, place: int | None = None) -> str:
-        if not self._fits(share, self._place if place is None else place):
-            return "shape"
-        return self.bench.blobs.refusal_of(share.blob_id)
+    def _refusal_of(self, share: Share, place: int) -> str:
+        return self.bench.blobs.refusal_of(share.blob_id) if self._fits(share, place) else "shape"
 
 
 def is_for_me(share: Share, me: PeerId, members: tuple[PeerId, ...]) -> bool:
-    """Say whether a share of a global job is for this node: parts of its own slice, and every owner's mean."""
-    if share.slice_count != len(members) or share.kind not in (ShareKind.PART, ShareKind.MEAN):
+    """Say whether a share of a global job is for this node: parts of its own slices, and every owner's means."""
+    if share.slice_count != count_slices(len(members)) or share.kind not in (ShareKind.PART, ShareKind.MEAN):
         return False
-    owner = members[share.slice_index]
+    owner = find_owner(share.slice_index, members)
     return owner == me if share.kind is ShareKind.PART else owner == share.peer_id

@@ -20,6 +20,7 @@ from pulsenet.node.mixing.contact import RosterContact
 from pulsenet.node.mixing.effects import StartMixing
 from pulsenet.node.mixing.work import Wants, name_of
 from pulsenet.node.requests import OpenRequests
+from pulsenet.outer.mixing.pairing import find_owner
 from pulsenet.outer.mixing.settings import Job
 from pulsenet.wire.messages import GetShares, SharesReply
 from pulsenet.wire.schema import decode_value
@@ -138,7 +139,7 @@ class Joining:
             is_mean = share.kind is ShareKind.MEAN and share.job == int(Job.MIX1)
             is_own = share.kind is ShareKind.PART and share.slice_count == 1 and share.peer_id == peer_id
             is_own &= share.job in (STATE_JOB, int(Job.MIX1))
-            if not (is_own or (is_mean and known.members[share.slice_index] == share.peer_id)):
+            if not (is_own or (is_mean and find_owner(share.slice_index, known.members) == share.peer_id)):
                 raise TrustError("unexpected", f"slice {share.slice_index} of something that is no state")
             if offer is None or offer.round_index != share.round_index or offer.is_consensus != is_mean:
                 offer = _Offer(peer_id, share.round_index, {}, share.slice_count, is_mean)

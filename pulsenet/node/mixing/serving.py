@@ -101,10 +101,9 @@ class Serving:
                 # The higher key's part is said with what it agreed to, above; before, there is at most its hint.
                 kind = ShareKind.PART if work.bench.peer_id < asker else ShareKind.HINT
                 own = work.shown.get((kind, 0)) if work.partner == asker else None
-            else:
-                own = work.shown.get((ShareKind.PART, work.bench.known.members.index(asker)))
-            if own is not None:
-                found.append(own[1])
+                found += [] if own is None else [own[1]]
+            elif isinstance(work, EverybodyWork):
+                found += work.parts_for(asker)
             found += [record for (kind, _), (_, record) in work.shown.items() if kind is ShareKind.MEAN]
         return tuple(found)
 

@@ -71,3 +71,21 @@ def find_owned_slice(members: Sequence[PeerId], me: PeerId) -> int | None:
     """Return the index of the slice that ``me`` sums in a global job: its place in ascending order of keys."""
     listed = sorted(members)
     return listed.index(me) if me in listed else None
+
+
+SLICES_PER_OWNER_MAX: Final = 4
+"""Slices of a global mean that one member owns: while later ones are on their way, earlier ones are summed and come
+back. Otherwise every link would stand still until the slowest part of all is there."""
+
+SLICES_MAX: Final = 32
+"""Slices in all, for which several may have one owner: each is a signed share to every member."""
+
+
+def count_slices(member_count: int) -> int:
+    """Return into how many slices a global mean of so many members is cut."""
+    return member_count * max(1, min(SLICES_PER_OWNER_MAX, SLICES_MAX // member_count))
+
+
+def find_owner(slice_index: int, members: Sequence[PeerId]) -> PeerId:
+    """Return who owns a slice; members in ascending order of keys."""
+    return members[slice_index % len(members)]

@@ -18,6 +18,7 @@ from pulsenet.node.events import ChunkStored, Event, PeerConnected, PeerLost, Re
 from pulsenet.node.mixing.effects import CheckMean, CombineParts
 from pulsenet.node.mixing.events import MixingAttached, PartSlice, PartStored, ResultWanted, RoundWanted, ShareSeen
 from pulsenet.node.mixing.machine import Mixing
+from pulsenet.outer.mixing import pairing
 from pulsenet.outer.mixing.pairing import find_partner
 from pulsenet.outer.mixing.settings import ALGORITHM, Job, MixingSettings, MixingVariant
 from pulsenet.testing.fakes import FakeStore, make_key, make_sign, verify
@@ -34,6 +35,12 @@ from pulsenet.wire.messages import (
 from pulsenet.wire.schema import decode_value
 
 ADDRESSES = ()
+
+
+@pytest.fixture(autouse=True)
+def _one_slice_an_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said of a slice here is true of each: tests of several set it again."""
+    monkeypatch.setattr(pairing, "SLICES_PER_OWNER_MAX", 1)
 
 
 class Desk:
