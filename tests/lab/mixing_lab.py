@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +17,6 @@ from lab_swarm import RUN, LabNode
 from namespaces import Lab, Link
 from swarm import Swarm, make_environment, open_swarm, run_json, wait_until
 
-from pulsenet.outer.mixing.settings import MixingKind, MixingVariant
 from pulsenet.outer.plan import Variant, Workload, predict_utilization
 from pulsenet.outer.plan_link import Link as PlannedLink
 
@@ -73,7 +71,7 @@ class Measured:
     bytes_per_param: float
     """That size."""
     goodput_mbps: float
-    """What plain TCP carried both ways at once: between all of them where a mean of all is made, else between two."""
+    """What plain TCP carried both ways at once, between two of the nodes."""
     mixed_ratio: float
     """Share of the jobs whose mean had everybody in it who should be."""
     work_ratio_p95: float
@@ -85,8 +83,7 @@ def measure(case: Case) -> Measured:
     link = Link(up_mbps=case.mbps, down_mbps=case.mbps, send_buffer_size_bytes=SEND_BUFFER_SIZE_BYTES)
     links = [link for _ in range(case.trainers)]
     with Lab(links) as lab, open_swarm(MEMORY) as swarm:
-        is_global = MixingKind.GLOBAL in (MixingVariant(case.variant).mix1, MixingVariant(case.variant).mix2)
-        goodput_mbps = measure_goodput(lab, case.mbps, case.trainers if is_global else 2)
+        goodput_mbps = measure_goodput(lab, case.mbps)
         nodes = start_nodes(lab, swarm, case)
         logs = [swarm.directory / f"{node.name}.reports" for node in nodes]
         processes = []
@@ -117,23 +114,18 @@ def measure(case: Case) -> Measured:
         return _summarise(case, told, goodput_mbps)
 
 
-def measure_goodput(lab: Lab, mbps: float, node_count: int) -> float:
-    """Return what TCP carries into each of the first nodes, over links of so many Mbit/s, while all send to all."""
-    size_bytes = int(mbps * 1e6 / 8 * GOODPUT_SECONDS / (node_count - 1))
-    with ExitStack() as held, ThreadPoolExecutor(2 * node_count * (node_count - 1)) as threads:
-        ends: list[socket.socket] = []
-        for index in range(node_count):
-            with lab.listen(index) as server:
-                for other in range(index):
-                    first = held.enter_context(lab.connect(other, server.getsockname()))
-                    second, _ = server.accept()
-                    ends += [first, held.enter_context(second)]
-        began_at = time.monotonic()
-        work = [threads.submit(one.sendall, bytes(size_bytes)) for one in ends]
-        work += [threads.submit(_receive, one, size_bytes) for one in ends]
-        for one in work:
-            one.result()
-        return (node_count - 1) * size_bytes * 8e-6 / (time.monotonic() - began_at)
+def measure_goodput(lab: Lab, mbps: float) -> float:
+    """Return what TCP carries of a link of so many Mbit/s while it carries as much the other way."""
+    size_bytes = int(mbps * 1e6 / 8 * GOODPUT_SECONDS)
+    with lab.listen(1) as server, lab.connect(0, server.getsockname()) as first:
+        second, _ = server.accept()
+        with second, ThreadPoolExecutor(4) as threads:
+            began_at = time.monotonic()
+            work = [threads.submit(one.sendall, bytes(size_bytes)) for one in (first, second)]
+            work += [threads.submit(_receive, one, size_bytes) for one in (first, second)]
+            for one in work:
+                one.result()
+            return size_bytes * 8e-6 / (time.monotonic() - began_at)
 
 
 def _receive(connection: socket.socket, size_bytes: int) -> None:

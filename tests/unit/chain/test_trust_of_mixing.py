@@ -11,6 +11,7 @@ from pulsenet.chain.records import Probe, Roster, Share, ShareKind
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import TrustError
 from pulsenet.ids import compute_digest
+from pulsenet.outer.mixing.pairing import count_slices
 
 DIGEST = compute_digest(b"x")
 NAMED = compute_digest(b"the roster")
@@ -143,13 +144,13 @@ def test_another_rosters_name_fits_no_round(floor: Floor) -> None:
     assert code_of(lambda: floor.trust.accept_share(signed, floor.roster(), DIGEST)) == "mismatch"
 
 
-def test_a_share_is_whole_or_one_slice_for_each_member(floor: Floor) -> None:
+def test_a_share_is_whole_or_in_the_slices_of_so_many_members(floor: Floor) -> None:
     run = floor.run
-    floor.accept_share(slice_count=2, slice_index=1)
-    assert code_of(lambda: floor.accept_share(slice_count=3)) == "mismatch"
+    floor.accept_share(slice_count=8, slice_index=1)
+    assert code_of(lambda: floor.accept_share(slice_count=2)) == "mismatch"
     three = floor.roster(run.trainer, run.inferencer, run.stranger)
-    floor.accept_share(three, slice_count=3)
-    assert code_of(lambda: floor.accept_share(three, slice_count=2)) == "mismatch"
+    floor.accept_share(three, slice_count=12)
+    assert code_of(lambda: floor.accept_share(three, slice_count=8)) == "mismatch"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_a_share_is_whole_or_one_slice_for_each_member(floor: Floor) -> None:
     ],
 )
 def test_a_mean_names_members_of_its_roster(floor: Floor, contributors: bytes, fits: bool) -> None:
-    mean: dict[str, Any] = {"kind": ShareKind.MEAN, "slice_count": 2, "contributors": contributors}
+    mean: dict[str, Any] = {"kind": ShareKind.MEAN, "slice_count": 8, "contributors": contributors}
     if fits:
         floor.accept_share(**mean)
     else:
@@ -188,7 +189,7 @@ def test_eight_members_fill_a_byte_and_a_ninth_begins_another(
 ) -> None:
     others = [bytes([number]) * 32 for number in range(1, count)]
     roster = floor.roster(members=tuple(sorted((floor.run.trainer.peer_id, *others))))
-    mean: dict[str, Any] = {"kind": ShareKind.MEAN, "slice_count": count, "contributors": contributors}
+    mean: dict[str, Any] = {"kind": ShareKind.MEAN, "slice_count": count_slices(count), "contributors": contributors}
     if fits:
         floor.accept_share(roster, **mean)
     else:
