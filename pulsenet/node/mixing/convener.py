@@ -81,12 +81,18 @@ class Convener(Authority):
         self._led_term = 0
         self._led_since = 0.0
         self._number = 0
+        self._signed: bytes | None = None
+        """A roster that nobody may know yet: the disk may still refuse the vote that makes this node coordinator, and
+        another life of it would sign another roster of the same number."""
         self._changed_at: float | None = None
 
     def _take_more(self, event: Event, now: float) -> list[Effect]:
         match event:
             case PresenceSeen(peer_id, round_index):
                 self._note_present(peer_id, round_index, now)
+            case RosterSeen(record) if record == self._signed:
+                self._signed = None
+                self._rosters.accept(record)
             case PresenceEnded():
                 self._present.pop(self._peer_id, None)
             case MastersTold(table):
@@ -110,6 +116,10 @@ class Convener(Authority):
         if peer_id in self._present or len(self._present) < limits.ROSTER_MEMBERS_MAX:
             self._present[peer_id] = (round_index, now)
 
+    def _store_again(self) -> list[Effect]:
+        self._signed = None
+        return super()._store_again()
+
     # What follows
 
     def _go_on(self, now: float) -> list[Effect]:
@@ -131,6 +141,8 @@ class Convener(Authority):
         """Sign a roster, if one is due."""
         descriptor, term = self._trust.descriptor, self._candidacy.ballot.term
         assert descriptor is not None
+        if self._signed is not None:
+            return []
         if self._led_term != term:
             self._led_term, self._led_since, self._number = term, now, 0
             self.measuring.begin_term()
@@ -157,10 +169,9 @@ class Convener(Authority):
             probe_round=probe_round,
             distance_bits=distance_bits,
         )
-        record = encode_signed(seal(roster, self._sign, self._peer_id))
-        self._rosters.accept(record)
+        self._signed = encode_signed(seal(roster, self._sign, self._peer_id))
         text = f"{len(members)} trainers mix in rounds {roster.first_round} to {roster.end_round - 1}"
-        return [ShowToMachines(RosterSeen(record)), Count("rosters", "signed"), Log("info", text)]
+        return [ShowToMachines(RosterSeen(self._signed)), Count("rosters", "signed"), Log("info", text)]
 
     def _find_first_round(
         self, members: tuple[PeerId, ...], subset: tuple[int, ...], front: int, now: float

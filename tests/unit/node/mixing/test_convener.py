@@ -32,12 +32,19 @@ class Office:
         common = (desk.trust, desk.ledger, desk.rosters, desk.settings, self.me, make_sign(self.me))
         self.convener = Convener(*common, lambda count: 0)
         self.now = 0.0
+        self.is_full = False
+        """Whether the disk refuses what is to be saved."""
         self.effects: list[Effect] = []
 
     def tell(self, event: Any, after_seconds: float = 0.0) -> list[Effect]:
         self.now += after_seconds
         effects = self.convener.handle(event, self.now, 0)
+        if self.is_full and any(isinstance(effect, SaveState) for effect in effects):
+            return self.tell(StoreFailed(None, "enospc"))
         self.effects += effects
+        for effect in effects:
+            if isinstance(effect, ShowToMachines):
+                self.tell(effect.event)
         return effects
 
     def see(self, *rounds: int) -> None:
@@ -137,6 +144,19 @@ def test_a_subset_is_awaited_obeyed_and_kept(make_desk: MakeDesk) -> None:
     again.see(9, 9, 9)
     again.tell(TimerFired(), FIND_SECONDS)
     assert again.roster.subset == (0, 1, 2)
+
+
+def test_a_roster_is_known_to_nobody_before_the_disk_took_the_vote(make_desk: MakeDesk) -> None:
+    """Otherwise a coordinator that starts again signs another roster of the same number and term."""
+    office = Office(make_desk)
+    office.is_full = True
+    office.see(0, 0, 0)
+    assert office.desk.rosters.newest is None
+    office.tell(TimerFired(), 5.0)
+    assert office.desk.rosters.newest is None
+    office.is_full = False
+    office.tell(TimerFired(), 5.0)
+    assert office.roster.term == 1
 
 
 def test_without_its_own_training_process_an_authority_neither_stands_nor_renews(make_desk: MakeDesk) -> None:

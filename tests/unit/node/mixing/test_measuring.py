@@ -61,6 +61,9 @@ class Office:
         self.now += after_seconds
         effects = self.convener.handle(event, self.now, 0)
         self.effects += effects
+        for effect in effects:
+            if isinstance(effect, ShowToMachines):
+                self.tell(effect.event)
         return effects
 
     def see(self, round_index: int) -> None:
