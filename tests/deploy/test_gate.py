@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -25,6 +27,22 @@ def run_step(code: int) -> tuple[int, str]:
 )
 def test_only_a_step_that_says_why_may_be_skipped(code: int, outcome: tuple[int, str]) -> None:
     assert run_step(code) == outcome
+
+
+@pytest.mark.parametrize("failing", ["", *re.findall(r"^make ([\w-]+)", GATE.read_text(), re.MULTILINE)])
+def test_the_gate_fails_with_any_of_its_steps(failing: str, tmp_path: Path) -> None:
+    """The one that runs beside the others too."""
+    make = f'#!/bin/sh\necho "$1 ran"\n[ "$1" != "{failing}" ]\n'
+    for name, text in (("make", make), (".ci/programs", "#!/bin/sh\n"), (".venv/bin/python", "#!/bin/sh\n")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    gate = shutil.copy(GATE, tmp_path / ".ci")
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = subprocess.run(["bash", gate], env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == (1 if failing else 0), ended.stderr
+    assert f"{failing} ran" in ended.stdout
+    assert ("== done" in ended.stdout) == (not failing)
 
 
 def test_no_test_file_is_left_out_of_the_gate() -> None:
