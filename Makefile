@@ -99,10 +99,9 @@ wheel-smoke: $(STAMP)
 	@$(BIN)/python -m build --wheel --outdir build/wheel . > build/wheel/log.txt 2>&1 || (tail -20 build/wheel/log.txt; exit 1)
 	@$(BIN)/python tests/wheel_smoke.py build/wheel
 
-## make bench        sizes and speeds of the codecs, memory of the nodes; rewrites docs/benchmarks.md
+## make bench        every benchmark this machine can run; rewrites docs/benchmarks.md (BENCH_ARGS="--long" or "--only NAME")
 bench: $(STAMP)
-	@$(BIN)/python tests/benchmarks/bench_codec.py --write docs/benchmarks.md
-	@$(BIN)/python tests/benchmarks/bench_memory.py
+	@$(BIN)/python tests/benchmarks/run_all.py $(BENCH_ARGS)
 
 ## make vllm         environment with a real vLLM for the CPU (2.5 GB), its tests, and the demo on it
 vllm: $(STAMP)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from reporting import Figure, add_summary_option, write_summary
 
 from pulsenet import limits
 from pulsenet.chain.records import Kind, Manifest
@@ -301,6 +302,28 @@ def format_report(figures: dict[str, Any]) -> str:
     )
 
 
+def choose_figures(figures: dict[str, Any]) -> Iterator[Figure]:
+    """Yield the rows: size, time by stage, memory."""
+    publish, apply = figures["publish"], figures["apply"]
+    yield Figure(
+        f"{figures['parameters'] / 1e9:.2f} G weights, {figures['density_ratio']:.2%} changed: "
+        f"patch of {publish['patch_bytes'] / 1e6:,.1f} MB, {figures['bits_per_change']:.1f} bits a change",
+        f"{figures['ratio']:.0f} times below dense",
+    )
+    yield Figure(
+        f"the same: published in {publish['patch_seconds']:.1f} s, {publish['patch_waited_seconds']:.1f} of them "
+        f"waiting for weights; applied in {apply['patch_seconds']:.1f} s: decode {apply['decode_seconds']:.1f}, "
+        f"write {apply['apply_seconds']:.1f}, check {apply['verify_seconds']:.1f}",
+        f"{publish['patch_seconds'] / publish['anchor_seconds']:.2f} and "
+        f"{apply['patch_seconds'] / apply['anchor_seconds']:.2f} of a whole version",
+    )
+    yield Figure(
+        f"the same: publisher grew by {publish['growth_mib']:,.0f} MiB, mirror by {apply['growth_mib']:,.0f}",
+        f"{publish['growth_mib'] / publish['limit_mib']:.2f} and {apply['growth_mib'] / apply['limit_mib']:.2f} "
+        "of what is promised",
+    )
+
+
 def main() -> int:
     """Print the figures; fail if a memory limit was broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -308,6 +331,7 @@ def main() -> int:
     parser.add_argument("--codec", choices=sorted(CODEC_CHOICES), default="auto")
     parser.add_argument("--directory", type=Path, help="where the files go (default: the system's)")
     parser.add_argument("--json", action="store_true")
+    add_summary_option(parser)
     parser.add_argument("--stage", choices=("publish", "apply"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     stages: dict[str, Callable[[], dict[str, Any]]] = {
@@ -318,6 +342,7 @@ def main() -> int:
         print(json.dumps(stages[arguments.stage]()))
         return 0
     figures = run_all(arguments)
+    write_summary(arguments.summary, choose_figures(figures))
     print(json.dumps(figures) if arguments.json else format_report(figures))
     return 0 if figures["kept"] else 1
 

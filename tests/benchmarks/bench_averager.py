@@ -29,6 +29,7 @@ sys.path += [str(ROOT / "tests" / "lab"), str(ROOT / "tests" / "e2e")]
 
 from mixing_lab import SEND_BUFFER_SIZE_BYTES, Case, start_nodes  # noqa: E402
 from namespaces import Lab, Link  # noqa: E402
+from reporting import Figure, add_summary_option, write_summary  # noqa: E402
 from swarm import make_environment, open_swarm  # noqa: E402
 
 PEER: Final = Path(__file__).with_name("averaging_peer.py")
@@ -235,6 +236,20 @@ def measure(case: Case, open_peers: Callable[[Lab, Case], Any], system: str) -> 
         return [run_round(peers, system, case, number) for number in range(ROUNDS)][WHOLE_ROUND:]
 
 
+def choose_figures(rows: Sequence[Row]) -> Iterator[Figure]:
+    """Yield a row for each number of trainers of which both systems were measured, with nobody killed."""
+    whole = {(row.system, row.peers): row for row in rows if not row.is_killed}
+    for (system, peers), ours in whole.items():
+        theirs = whole.get(("hivemind", peers))
+        if system == "pulsenet" and theirs is not None:
+            equal = [sum(count == 1 for count in row.distinct) for row in (ours, theirs)]
+            yield Figure(
+                f"mean of all of {peers} trainers: {ours.seconds:.1f} s, {equal[0]} of {len(ours.distinct)} tensors "
+                "equal",
+                f"{ours.seconds / theirs.seconds:.2f} of the time of hivemind's averager, which left {equal[1]} equal",
+            )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -242,6 +257,7 @@ def main() -> None:
     parser.add_argument("--mbps", type=float, default=8.0)
     parser.add_argument("--params", type=int, default=1 << 20)
     parser.add_argument("--only", choices=("hivemind", "pulsenet"))
+    add_summary_option(parser)
     arguments = parser.parse_args()
     rows = []
     for count in arguments.peers:
@@ -251,6 +267,7 @@ def main() -> None:
                 continue
             rows += measure(case, opened, system)
             print(rows[-2:], flush=True)
+    write_summary(arguments.summary, choose_figures(rows))
     print(format_table(rows), f"\nload {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")
 
 

@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from reporting import Figure, add_summary_option, describe_machine, replace_block, write_summary
 
 from pulsenet.codec.patch import CODEC_CHOICES
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
@@ -280,16 +280,6 @@ def format_line(line: Line) -> str:
     return f"{verdict(line):<12}  {figure:>9} {sign} {line.limit:<6g}  {line.name}"
 
 
-def describe_machine() -> str:
-    """Return processor, cores and versions."""
-    cpu = platform.processor() or platform.machine()
-    for text in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
-        if text.startswith("model name"):
-            cpu = text.split(":", 1)[1].strip()
-            break
-    return f"{cpu}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, numpy {np.__version__}"
-
-
 def format_rate(rate: float | None) -> str:
     """Return MB/s for people."""
     return "-" if rate is None else f"{rate:,.0f}"
@@ -342,12 +332,28 @@ def format_markdown(report: dict[str, Any], lines: list[Line]) -> str:
     return "\n".join(rows)
 
 
-def write_markdown(path: Path, text: str) -> None:
-    """Put the tables between their marks in a document."""
-    document = path.read_text()
-    pattern = re.compile(re.escape(BEGIN) + ".*" + re.escape(END), re.DOTALL)
-    assert pattern.search(document), f"{path} lacks the marks"
-    path.write_text(pattern.sub(lambda _: f"{BEGIN}\n{text}\n{END}", document))
+def choose_figures(report: dict[str, Any]) -> Iterator[Figure]:
+    """Yield the rows of *tight*, which nodes use where they may, beside public layouts."""
+    for view, weights in (
+        ("off", "FP32 masters anywhere in their cells"),
+        ("grid", "masters that began on BF16 values"),
+    ):
+        codecs = by_name(report["trace"][view])
+        tight = codecs["tight"]
+        below = {name: codecs[name]["bytes"] / tight["bytes"] for name in ("published", "index_value_zstd", "xor_zstd")}
+        yield Figure(
+            f"recorded GRPO steps, {weights}: {tight['bits_per_change']:.1f} bits a change, "
+            f"{tight['ratio']:.0f} times below dense",
+            f"{below['published']:.1f} times below gaps and values, {below['index_value_zstd']:.1f} below 32-bit "
+            f"indices and values, {below['xor_zstd']:.1f} below XOR, all with zstandard",
+        )
+    if "speeds" in report:
+        codecs, memory = by_name(report["speeds"]), report["speeds"]["memory"]
+        rates = [codecs["tight"][f"{kind}_mb_s"] for kind in ("encode", "decode")]
+        yield Figure(
+            f"one core encodes {rates[0]:,.0f} and decodes {rates[1]:,.0f} MB/s of dense weights",
+            "{:.2f} and {:.2f} of a bare read".format(*(rate / memory["read_mb_s"] for rate in rates)),
+        )
 
 
 def main() -> int:
@@ -359,6 +365,7 @@ def main() -> int:
     parser.add_argument("--busy", action="store_true", help="measure all cores though others are at work on them")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the tables into this document")
+    add_summary_option(parser)
     arguments = parser.parse_args()
     if arguments.write and arguments.sizes_only:
         parser.error("--write needs speeds too")
@@ -369,7 +376,7 @@ def main() -> int:
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **THREADS_OFF})  # noqa: S606
     report: dict[str, Any] = {
-        "machine": describe_machine(),
+        "machine": f"{describe_machine()}, Python {platform.python_version()}, numpy {np.__version__}",
         "load": os.getloadavg()[0],
         "date": time.strftime("%Y-%m-%d"),
         "trace": measure_trace_sizes(arguments.trace),
@@ -384,7 +391,8 @@ def main() -> int:
         lines += speed_lines(report["speeds"])
     report["lines"] = [{**asdict(line), "passed": line.passed} for line in lines]
     if arguments.write:
-        write_markdown(arguments.write, format_markdown(report, lines))
+        replace_block(arguments.write, BEGIN, END, format_markdown(report, lines))
+    write_summary(arguments.summary, choose_figures(report))
     print(json.dumps(report) if arguments.json else "\n".join(map(format_line, lines)))
     return 1 if any(line.passed is False for line in lines) else 0
 

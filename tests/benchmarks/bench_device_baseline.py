@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parent))
 from bench_memory import MIB, Sampler, wait_until
+from reporting import Figure, add_summary_option, write_summary
 
 from pulsenet.local.protocol import PublishStatus
 from pulsenet.training.publisher import Publisher, attach_publisher
@@ -205,6 +207,17 @@ def read_step(publisher: Publisher) -> object:
     return publisher.status().get("trainer_step")
 
 
+def choose_figures(rows: list[Figures]) -> Iterator[Figure]:
+    """Yield a row for each model: what changed beside all."""
+    for whole, listed in zip(rows[::2], rows[1::2], strict=True):
+        yield Figure(
+            f"{listed.parameters / 1e6:,.0f} M weights, {listed.changed_share:.1%} changed: publish() returns after "
+            f"{listed.returns_seconds:.2f} s, {listed.crossed_mib:,.0f} MiB cross",
+            f"{listed.returns_seconds / whole.returns_seconds:.2f} and {listed.crossed_mib / whole.crossed_mib:.2f} of "
+            "publishing without a device baseline",
+        )
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Print both ways for each model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -212,12 +225,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--publishes", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", action="store_true")
+    add_summary_option(parser)
     options = parser.parse_args(arguments)
     rows = [
         measure(name, is_listed=is_listed, device=options.device, publish_count=options.publishes)
         for name in options.models.split(",")
         for is_listed in (False, True)
     ]
+    write_summary(options.summary, choose_figures(rows))
     if options.json:
         print(json.dumps([asdict(row) for row in rows]))
         return 0

@@ -35,17 +35,26 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from bench_outer import write_whole
-from gossip_report import draw_gossip_plot, find_inversions, format_tables, format_toy, summarize_gossip
+from gossip_report import (
+    draw_gossip_plot,
+    find_inversions,
+    format_difference,
+    format_tables,
+    format_toy,
+    label,
+    summarize_gossip,
+)
 from gossip_swarm import GossipFigures, GossipSwarm, SwarmPlan
 from gossip_toy import ToyPlan, ToyRow, run_toys
 from outer_tasks import DialectTask
+from reporting import Figure, add_summary_option, replace_block, write_summary
 
 from pulsenet.outer.mixing.settings import MixingSettings, MixingVariant
 
@@ -121,6 +130,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--write", type=Path, default=None, help="Markdown file whose marked part becomes the tables")
     parser.add_argument("--plot", type=Path, default=None, help="SVG file")
+    add_summary_option(parser)
     options = parser.parse_args(arguments)
     if options.write is not None and BEGIN not in options.write.read_text():
         parser.error(f"--write: {options.write} has no line {BEGIN}")
@@ -191,10 +201,18 @@ def run_toy_part(options: argparse.Namespace, folder: Path) -> list[ToyRow]:
     return rows
 
 
-def write_tables(document: Path, tables: str) -> None:
-    """Put the tables between the marks of a Markdown file."""
-    before, rest = document.read_text().split(BEGIN, 1)
-    document.write_text(f"{before}{BEGIN}\n{tables}{END}{rest.split(END, 1)[1]}")
+def choose_figures(summary: Mapping[str, Any]) -> Iterator[Figure]:
+    """Yield a row for each variant of the main part but DiLoCo, with its own momentum."""
+    part = summary.get("main", {"runs": {}})
+    for name in MixingVariant:
+        run = part["runs"].get(name.value)
+        if run is not None and name is not MixingVariant.DILOCO:
+            yield Figure(
+                f"{label(name.value)}, {part['round_count']} rounds of {part['members']} trainers: "
+                f"loss {run['loss']:.4f} nats",
+                f"DiLoCo's {format_difference(run['differences'][-1])}; squared distance of trainers "
+                f"{run['distance_ratio']:.1f} times its",
+            )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -213,12 +231,13 @@ def main(arguments: list[str] | None = None) -> int:
     inversions = find_inversions(summary)
     tables += format_tables(summary)
     print(tables)
+    write_summary(options.summary, choose_figures(summary))
     for inversion in inversions:
         print(f"FAILS: {inversion}")
     if options.json is not None:
         options.json.write_text(json.dumps({"toy": [asdict(row) for row in toy], "summary": summary}, indent=1))
     if options.write is not None:
-        write_tables(options.write, tables)
+        replace_block(options.write, BEGIN, END, tables)
     if options.plot is not None and "main" in summary:
         options.plot.write_text(draw_gossip_plot(summary))
     return 1 if inversions else 0

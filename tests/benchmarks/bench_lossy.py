@@ -16,9 +16,10 @@ import argparse
 import dataclasses
 import os
 import platform
-import re
+import statistics
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -31,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "lab"))
 import plain_tcp
 from lab_swarm import LabNode, RandomModel, Transfer, open_lab_swarm
 from namespaces import Lab, Link, list_congestion_controls, why_not
+from reporting import Figure, add_summary_option, replace_block, write_summary
 from synthetic import connect
 
 from pulsenet.local.client import Client
@@ -161,12 +163,22 @@ def format_table(rows: list[Row], payload_mb: float, seconds_max: float) -> str:
     return "\n".join([intro, "", *head, *map(format_row, rows)])
 
 
-def write_markdown(path: Path, text: str) -> None:
-    """Put the table between its marks in a document."""
-    document = path.read_text()
-    pattern = re.compile(re.escape(BEGIN) + ".*" + re.escape(END), re.DOTALL)
-    assert pattern.search(document), f"{path} lacks the marks"
-    path.write_text(pattern.sub(lambda _: f"{BEGIN}\n{text}\n{END}", document))
+def choose_figures(rows: list[Row], payload_mb: float) -> Iterator[Figure]:
+    """Yield a row for each congestion control."""
+
+    def span(values: list[float], form: str = "g") -> str:
+        low, high = (format(value, form) for value in (min(values), max(values)))
+        return low if low == high else f"{low} to {high}"
+
+    for congestion in dict.fromkeys(row.condition.congestion for row in rows):
+        found = [row for row in rows if row.condition.congestion == congestion]
+        links, ratios = [row.condition for row in found], [row.ratio for row in found]
+        yield Figure(
+            f"a patch of {payload_mb:g} MB, {congestion}, {span([one.rate_mbps for one in links])} Mb/s with "
+            f"{span([100 * one.loss for one in links])} % lost and {span([one.round_trip_ms for one in links])} ms: "
+            f"{span([row.ours_mbps for row in found], '.1f')} Mb/s",
+            f"{span(ratios, '.2f')} of plain TCP, median {statistics.median(ratios):.2f} of {len(found)}",
+        )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -179,6 +191,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--payload-mb", type=float, default=20)
     parser.add_argument("--seconds-max", type=float, default=60)
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this document")
+    add_summary_option(parser)
     options = parser.parse_args(arguments)
     reason = why_not()
     if reason:
@@ -193,8 +206,9 @@ def main(arguments: list[str] | None = None) -> int:
         rows += measure_all(conditions, int(options.payload_mb * MB), options.seconds_max)
     table = format_table(rows, options.payload_mb, options.seconds_max)
     print(table)
+    write_summary(options.summary, choose_figures(rows, options.payload_mb))
     if options.write is not None:
-        write_markdown(options.write, table)
+        replace_block(options.write, BEGIN, END, table)
     return 0
 
 

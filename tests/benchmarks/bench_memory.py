@@ -22,9 +22,11 @@ import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from reporting import Figure, add_summary_option, write_summary
 
 from pulsenet.local.client import Client, PublishResult
 from pulsenet.local.parts import SealedPart
@@ -120,7 +122,7 @@ def wait_until(condition, seconds: float, what: str) -> None:  # type: ignore[no
         time.sleep(0.1)
 
 
-def measure(model_mib: int, mode: str) -> dict[str, object]:
+def measure(model_mib: int, mode: str) -> dict[str, Any]:
     """Run the two nodes and return the figures, in MiB."""
     table = make_model_table(model_mib)
     model = Model(table)
@@ -198,6 +200,17 @@ def publish(
     return client.publish_parts(table, model.write_parts, version, wait=True, is_blocking=mode == "blocking")
 
 
+def choose_figure(figures: dict[str, Any]) -> Figure:
+    """Return the row of one mode."""
+    grown = [figures[role]["growth_peak_mib"] for role in ROLES]
+    shares = [figures[role]["growth_peak_mib"] / figures[role]["promised_mib"] for role in ROLES]
+    return Figure(
+        f"model of {figures['model_mib']:,} MiB, {figures['mode']}: trainer's node grew by {grown[0]:,} MiB, "
+        f"inferencer's by {grown[1]:,}",
+        f"{shares[0]:.2f} and {shares[1]:.2f} of what is promised",
+    )
+
+
 def main() -> int:
     """Print the figures of every mode; fail if a promise was broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -208,18 +221,20 @@ def main() -> int:
     mode.add_argument("--listed", dest="modes", action="store_const", const=("listed",), help="only what changed")
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(modes=MODES)
+    add_summary_option(parser)
     arguments = parser.parse_args()
     results = [measure(arguments.model_mib, mode) for mode in arguments.modes]
+    write_summary(arguments.summary, map(choose_figure, results))
     if arguments.json:
         print(json.dumps(results))
     for figures in results:
         if not arguments.json:
             print_figures(figures)
-    kept = all(figures[role]["kept"] for figures in results for role in ROLES)  # type: ignore[index]
+    kept = all(figures[role]["kept"] for figures in results for role in ROLES)
     return 0 if kept else 1
 
 
-def print_figures(figures: dict[str, object]) -> None:
+def print_figures(figures: dict[str, Any]) -> None:
     """Print one mode's figures for a person."""
     print(
         f"model {figures['model_mib']} MiB, largest tensor {figures['largest_tensor_mib']} MiB, {figures['mode']}: "
@@ -227,7 +242,6 @@ def print_figures(figures: dict[str, object]) -> None:
     )
     for role in ROLES:
         row = figures[role]
-        assert isinstance(row, dict)
         print(
             f"  {role:<11} idle {row['idle_mib']} MiB, growth at most {row['growth_peak_mib']} MiB, "
             f"promised {row['promised_mib']} MiB: {'kept' if row['kept'] else 'BROKEN'}"

@@ -25,6 +25,7 @@ sys.path += [str(ROOT / "tests" / "lab"), str(ROOT / "tests" / "e2e")]
 
 from mixing_lab import Case, start_nodes  # noqa: E402
 from namespaces import Lab, Link  # noqa: E402
+from reporting import Figure, add_summary_option, write_summary  # noqa: E402
 from swarm import make_environment, open_swarm, wait_until  # noqa: E402
 
 TRAINER: Final = ROOT / "tests" / "lab" / "overlap_trainer.py"
@@ -127,6 +128,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--both", action="store_true", help="both trainers compute")
     parser.add_argument("--write", type=Path, default=None, help="document, whose line is replaced or appended")
+    add_summary_option(parser)
     arguments = parser.parse_args()
     overlap = measure(
         arguments.mbps,
@@ -137,6 +139,8 @@ def main() -> None:
         both=arguments.both,
     )
     line = format_line(overlap, arguments.mbps)
+    times = f"median {overlap.ratio(0.5):.2f}, 95th percentile {overlap.ratio(0.95):.2f} times as long as without"
+    write_summary(arguments.summary, [Figure(f"inner steps beside Mix1 over {arguments.mbps:g} Mb/s", times)])
     print(line, f"\nload {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")
     if arguments.write is not None:
         text = arguments.write.read_text()

@@ -71,6 +71,7 @@ from outer_plot import draw_plot
 from outer_report import SEEDS_MAX, format_table, summarize, verdicts
 from outer_swarm import CONTROLS, Plan, RunFigures, SizeRow, Swarm
 from outer_tasks import DialectTask, SumsTask, Task
+from reporting import Figure, add_summary_option, replace_block, write_summary
 
 BEGIN, END = "<!-- convergence: written by tests/benchmarks/bench_outer.py -->", "<!-- convergence: end -->"
 
@@ -104,6 +105,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--write", type=Path, default=None, help="Markdown file whose marked part becomes the table")
     parser.add_argument("--plot", type=Path, default=None, help="SVG file")
+    add_summary_option(parser)
     options = parser.parse_args(arguments)
     if not 1 <= options.seeds <= SEEDS_MAX:
         parser.error(f"--seeds is {options.seeds}: 1 to {SEEDS_MAX}")
@@ -207,18 +209,21 @@ def run_all(options: argparse.Namespace) -> dict[str, list[RunFigures]]:
     return {name: [figures for figures in found if figures.algorithm == name] for name in names}
 
 
-def write_table(document: Path, table: str) -> None:
-    """Put the table between the marks of a Markdown file."""
-    text = document.read_text()
-    before, rest = text.split(BEGIN, 1)
-    document.write_text(f"{before}{BEGIN}\n{table}{END}{rest.split(END, 1)[1]}")
-
-
 def describe_flushes(plan: Plan) -> str:
     """Return what PULSELoCo flushes, for people."""
     if plan.flush_interval == 0:
         return "no flushes"
     return f"each block flushed once in {plan.flush_interval} rounds with {plan.flush_mantissa_bits} mantissa bits"
+
+
+def choose_figure(summary: dict[str, Any], plan: Plan) -> Figure:
+    """Return the row: where training ends, and what it sent for that."""
+    mean, half_width = (100 * part for part in summary["difference_ratio"])
+    return Figure(
+        f"PULSELoCo, {plan.rounds} rounds of {plan.trainers} trainers: payload {summary['payload_ratio']:.1f} times "
+        "below dense FP32",
+        f"loss {mean:+.4f} % ± {half_width:.4f} % of DiLoCo's",
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -235,13 +240,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     table = format_table(summary, heading)
     print(table)
+    write_summary(options.summary, [choose_figure(summary, plan)])
     for promise, holds in kept.items():
         print(f"{'holds' if holds else 'FAILS'}: {promise}")
     if options.json is not None:
         detail = {name: [asdict(run) for run in listed] for name, listed in runs.items()}
         options.json.write_text(json.dumps({"summary": summary, "holds": kept, "runs": detail}, indent=1))
     if options.write is not None:
-        write_table(options.write, table)
+        replace_block(options.write, BEGIN, END, table)
     if options.plot is not None:
         options.plot.write_text(draw_plot(summary))
     return 0 if all(kept.values()) else 1

@@ -12,6 +12,7 @@ import argparse
 from dataclasses import dataclass
 
 import numpy as np
+from reporting import Figure, add_summary_option, write_summary
 
 from pulsenet.codec.slices import SliceHeader
 from pulsenet.ids import Digest
@@ -28,6 +29,7 @@ ROOT = Digest(bytes(32))
 INNER_STEPS = 8
 FLUSHED_TENSOR_COUNT = 16
 TRAINER_COUNTS = (2, 3, 4, 6, 8, 12, 16)
+SUMMARY_COUNT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,9 @@ def main() -> None:
     parser.add_argument("--shared", type=float, nargs="*", default=[0.0, 0.5])
     parser.add_argument("--flush-interval", type=int, default=0)
     parser.add_argument("--flush-mantissa-bits", type=int, default=MANTISSA_BITS)
+    add_summary_option(parser)
     arguments = parser.parse_args()
+    figures = []
     pulseloco = OuterSettings(
         flush_interval=arguments.flush_interval, flush_mantissa_bits=arguments.flush_mantissa_bits
     )
@@ -136,7 +140,17 @@ def main() -> None:
             found = measure(arguments.elements, count, density=arguments.density, shared=shared, settings=pulseloco)
             ratios = f"{found.ratio_whole:.1f} | {found.ratio_sliced:.1f} | {INNER_STEPS * found.ratio_sliced:.0f}"
             payload = 4 * arguments.elements / found.payload
+            if count == SUMMARY_COUNT:
+                figures.append(
+                    Figure(
+                        f"PULSELoCo, {count} trainers, {arguments.density:.0%} sent, {shared:.0%} of the variance "
+                        f"shared: payload {payload:.0f} times below dense FP32",
+                        f"received by slice: {found.ratio_sliced:.1f} times below a ring all-reduce, "
+                        f"{INNER_STEPS * found.ratio_sliced:.0f} below DDP",
+                    )
+                )
             print(f"| {count} | {payload:.0f}x | {found.union_density:.1%} | {ratios} |")
+    write_summary(arguments.summary, figures)
     if arguments.flush_interval:
         return
     diloco = OuterSettings(algorithm=Algorithm.DILOCO)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from reporting import Figure, add_summary_option, replace_block, write_summary
 
 from pulsenet.testing.fakes import Chance
 from pulsenet.testing.links import Link, draw_home_link
@@ -141,10 +142,19 @@ def draw_plot(figures: dict[str, Any]) -> str:
 
 def write(figures: dict[str, Any], path: Path) -> None:
     """Put the tables between the marks of a document, and the plot beside it."""
-    text = path.read_text()
-    block = f"<!-- figures -->\n\n{format_tables(figures)}\n\n<!-- end of figures -->"
-    path.write_text(re.sub(r"<!-- figures -->.*<!-- end of figures -->", lambda _: block, text, flags=re.DOTALL))
+    replace_block(path, "<!-- figures -->", "<!-- end of figures -->", format_tables(figures))
     path.with_suffix(".svg").write_text(draw_plot(figures))
+
+
+def choose_figures(figures: dict[str, Any]) -> Iterator[Figure]:
+    """Yield a row for each payload: the largest swarm."""
+    largest = {row["payload"]: row for row in sorted(figures["model"], key=lambda row: row["reader_count"])}
+    for name, row in largest.items():
+        yield Figure(
+            f"{name} to {row['reader_count']:,} readers over home lines (simulated): {row['all_seconds']:,.0f} s, the "
+            f"publisher sends it {row['publisher_payloads']:.1f} times",
+            f"{row['ratio']:.2f} of what the lines allow",
+        )
 
 
 def main() -> int:
@@ -155,10 +165,12 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", type=Path)
+    add_summary_option(parser)
     arguments = parser.parse_args()
     counts = {name: [int(n) for n in getattr(arguments, name).split(",") if n] for name in ("model", "full")}
     figures = measure(counts["model"], counts["full"], arguments.seeds)
     print(format_tables(figures))
+    write_summary(arguments.summary, choose_figures(figures))
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1))
     if arguments.write:

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 sys.path += [str(ROOT / "tests" / "lab"), str(ROOT / "tests" / "e2e")]
 
 from mixing_lab import Case, Measured, measure  # noqa: E402
+from reporting import Figure, add_summary_option, write_summary  # noqa: E402
 
 VARIANTS = ("diloco", "global_m1", "global_m1_local_m2", "global_m1_local_m2_subset", "local_m1_m2")
 COMPUTE_OVER_PAIR = 236 / 240
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--mbps", type=float, default=8.0)
     parser.add_argument("--params", type=int, default=1 << 24)
     parser.add_argument("--write", type=Path, default=None, help="document, whose table is replaced or appended")
+    add_summary_option(parser)
     arguments = parser.parse_args()
     found = []
     for variant in arguments.variant or VARIANTS:
@@ -62,6 +64,15 @@ def main() -> None:
             f"bytes a parameter and {one.goodput_mbps:.2f} Mbit/s, {one.case.predict():.3f} by 4 and {one.case.mbps:g}",
             flush=True,
         )
+    write_summary(
+        arguments.summary,
+        (
+            Figure(
+                f"{one.case.variant}: {one.utilization:.2f} of the time in inner steps", f"planned: {one.predicted:.2f}"
+            )
+            for one in found
+        ),
+    )
     table = format_table(found)
     print(table, f"\nload {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")
     if arguments.write is not None:

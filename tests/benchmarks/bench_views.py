@@ -17,10 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import platform
 import random
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from reporting import Figure, add_summary_option, describe_machine, replace_block, write_summary
 
 from pulsenet import limits
 from pulsenet.codec.changes import apply_changes
@@ -336,16 +335,6 @@ def summarize(recording: Recording) -> list[dict[str, Any]]:
     return rows
 
 
-def describe_machine() -> str:
-    """Return processor, cores and versions."""
-    cpu = platform.processor() or platform.machine()
-    for text in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
-        if text.startswith("model name"):
-            cpu = text.split(":", 1)[1].strip()
-            break
-    return f"{cpu}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, torch {torch.__version__}"
-
-
 def format_markdown(recording: Recording, rows: list[dict[str, Any]], *, date: str, machine: str) -> str:
     """Return the table of docs/benchmarks.md."""
 
@@ -376,12 +365,11 @@ def format_markdown(recording: Recording, rows: list[dict[str, Any]], *, date: s
     return "\n".join(lines)
 
 
-def write_markdown(path: Path, text: str) -> None:
-    """Put the table between its marks in a document."""
-    document = path.read_text()
-    pattern = re.compile(re.escape(BEGIN) + ".*" + re.escape(END), re.DOTALL)
-    assert pattern.search(document), f"{path} lacks the marks"
-    path.write_text(pattern.sub(lambda _: f"{BEGIN}\n{text}\n{END}", document))
+def choose_figure(rows: list[dict[str, Any]]) -> Figure:
+    """Return the row: what a version in other formats takes."""
+    sizes = {row["view"]: row["codecs"]["tight"]["bytes"] for row in rows}
+    others = ", ".join(f"{name} {size / sizes['BF16']:.3g}" for name, size in sizes.items() if name != "BF16")
+    return Figure(f"a patch of the BF16 view: {sizes['BF16']:,.0f} bytes", f"of it, patches of other views: {others}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -393,20 +381,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this document")
+    add_summary_option(parser)
     options = parser.parse_args(arguments)
     if not 0 <= options.burn_in < options.steps:
         parser.error("--burn-in must leave at least one step")
     torch.set_num_threads(1)
     recording = record(options.model, steps=options.steps, burn_in=options.burn_in, seed=options.seed)
     rows = summarize(recording)
-    date, machine = time.strftime("%Y-%m-%d"), describe_machine()
+    date = time.strftime("%Y-%m-%d")
+    machine = f"{describe_machine()}, Python {platform.python_version()}, torch {torch.__version__}"
     table = format_markdown(recording, rows, date=date, machine=machine)
     print(table)
+    write_summary(options.summary, [choose_figure(rows)])
     if options.json is not None:
         report = {"date": date, "machine": machine, "views": rows, "recording": asdict(recording)}
         options.json.write_text(json.dumps(report, indent=1))
     if options.write is not None:
-        write_markdown(options.write, table)
+        replace_block(options.write, BEGIN, END, table)
     return 0
 
 

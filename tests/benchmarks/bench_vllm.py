@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import statistics
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from reporting import Figure, add_summary_option, replace_block, write_summary
 
 from pulsenet.codec.changes import Changes, encode_changes
 from pulsenet.ids import Version, compute_digest
@@ -226,6 +226,15 @@ def format_markdown(heading: str, ways: list[Way]) -> str:
     return "\n".join(lines)
 
 
+def choose_figure(heading: str, ways: list[Way]) -> Figure:
+    """Return the row: our pause beside those of vLLM's own ways."""
+    ours, others = ways[0], [way for way in ways if way.name.startswith("vLLM")]
+    return Figure(
+        f"{heading}: the engine paused {1000 * ours.paused_seconds:.0f} ms",
+        "; ".join(f"{way.paused_seconds / ours.paused_seconds:.1f} times that by {way.name}" for way in others),
+    )
+
+
 def main() -> None:
     """Measure, print, and write if asked."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -233,16 +242,16 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this document")
+    add_summary_option(parser)
     arguments = parser.parse_args()
     if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
         parser.error("set VLLM_ENABLE_V1_MULTIPROCESSING=0: the engine must run in this process")
     heading, ways = measure(arguments.layers, arguments.hidden, arguments.repeats)
     text = format_markdown(heading, ways)
     print(text)
+    write_summary(arguments.summary, [choose_figure(heading, ways)])
     if arguments.write:
-        document = arguments.write.read_text()
-        pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
-        arguments.write.write_text(pattern.sub(lambda _: f"{BEGIN}\n\n{text}\n\n{END}", document))
+        replace_block(arguments.write, BEGIN, END, text)
 
 
 if __name__ == "__main__":

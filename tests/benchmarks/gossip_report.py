@@ -159,7 +159,7 @@ def _describe(part: Mapping[str, Any]) -> str:
     )
 
 
-def _format_difference(difference: Sequence[float]) -> str:
+def format_difference(difference: Sequence[float]) -> str:
     mean, half_width = difference
     return f"{mean:+.4f} ± {half_width:.4f}" if math.isfinite(half_width) else f"{mean:+.4f}"
 
@@ -175,7 +175,7 @@ def _format_part(part: Mapping[str, Any]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, run in part["runs"].items():
-        difference = "" if name == BASE else _format_difference(run["differences"][-1])
+        difference = "" if name == BASE else format_difference(run["differences"][-1])
         lines.append(
             f"| {label(name)} | {run['loss']:.4f} | {difference} | {run['own_loss']:.4f} | {run['distance']:.3f} "
             f"| {run['distance_ratio']:.2f} | {run['bound_ratio']:.2f} | {run['js_true'][-1]:.4f} "
@@ -195,7 +195,7 @@ def _format_orders(part: Mapping[str, Any]) -> str:
             better, worse = (closer, farther) if mean < 0 else (farther, closer)
             shown.append(f"{label(better)} below {label(worse)} by {abs(mean):.4f} ± {half_width:.4f}")
         else:
-            open_pairs.append(f"{label(closer)} and {label(farther)} ({_format_difference((mean, half_width))})")
+            open_pairs.append(f"{label(closer)} and {label(farther)} ({format_difference((mean, half_width))})")
     text = f"Orders of the loss whose interval excludes 0: {'; '.join(shown) or 'none'}."
     if open_pairs:
         text += f" No order is claimed of {'; '.join(open_pairs)}."
@@ -227,7 +227,7 @@ def _format_gated(part: Mapping[str, Any]) -> str:
             pairs = zip(run["losses_by_seed"], base["losses_by_seed"], strict=True)
             difference = interval([mine - theirs for mine, theirs in pairs])
             compared = [
-                _format_difference(difference),
+                format_difference(difference),
                 f"{run['distance'] / base['distance']:.3f}",
                 f"{run['js_true'][-1] / base['js_true'][-1]:.3f}",
             ]

@@ -189,7 +189,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], s
     figures, document, picture = folder / "figures.json", folder / "gossip.md", folder / "gossip.svg"
     document.write_text(DOCUMENT)
     files = ["--json", str(figures), "--write", str(document), "--plot", str(picture), "--resume", str(folder / "kept")]
-    bench.main([*SMALL, *files])
+    bench.main([*SMALL, *files, "--summary", str(folder / "summary.json")])
+    rows = json.loads((folder / "summary.json").read_text())
+    assert [row["measured"].partition(", 4 rounds of ")[0] for row in rows] == [
+        bench.label(variant.value) for variant in MixingVariant if variant is not MixingVariant.DILOCO
+    ]
     return json.loads(figures.read_text()), document.read_text(), picture.read_text(), folder / "kept"
 
 

@@ -45,8 +45,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], s
     figures, document, picture = folder / "figures.json", folder / "outer.md", folder / "outer.svg"
     document.write_text(DOCUMENT)
     files = ["--json", str(figures), "--write", str(document), "--plot", str(picture)]
+    files += ["--summary", str(folder / "summary.json")]
     # No run of four rounds lowers the loss by 5 %.
     assert bench.main([*SMALL, *files, *BESIDE]) == 1
+    (row,) = json.loads((folder / "summary.json").read_text())
+    assert row["measured"].startswith("PULSELoCo, 4 rounds of 2 trainers: payload ")
+    assert row["ratio"].endswith(" % of DiLoCo's")
     return json.loads(figures.read_text()), document.read_text(), picture.read_text()
 
 

@@ -112,7 +112,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], st
     document, figures = directory / "benchmarks.md", directory / "figures.json"
     document.write_text(DOCUMENT)
     sizes = ["--model", "tiny", "--steps", "4", "--burn-in", "2"]
-    assert bench.main([*sizes, "--json", str(figures), "--write", str(document)]) == 0
+    files = ["--json", str(figures), "--write", str(document), "--summary", str(directory / "summary.json")]
+    assert bench.main([*sizes, *files]) == 0
+    (row,) = json.loads((directory / "summary.json").read_text())
+    assert row["measured"].startswith("a patch of the BF16 view: ")
+    assert row["ratio"].count("FP") == len(bench.VIEWS) - 1
     return json.loads(figures.read_text()), document.read_text()
 
 

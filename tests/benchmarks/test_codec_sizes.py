@@ -61,7 +61,7 @@ def test_a_broken_promise_is_called_broken() -> None:
 def test_tables_are_written_between_their_marks(tmp_path: Path) -> None:
     document = tmp_path / "benchmarks.md"
     document.write_text(f"before\n{bench.BEGIN}\nold\n{bench.END}\nafter\n")
-    bench.write_markdown(document, "new")
+    bench.replace_block(document, bench.BEGIN, bench.END, "new")
     assert document.read_text() == f"before\n{bench.BEGIN}\nnew\n{bench.END}\nafter\n"
 
 
