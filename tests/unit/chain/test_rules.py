@@ -169,3 +169,36 @@ def test_rollouts_that_no_arrays_could_fit_are_refused(run: Any, changes: dict[s
     refuse(
         replace(RolloutBatch(run.run_id, 1, Version(0, 1), Version(0, 2), 1, (), 16, None, (), b"", "{}"), **changes)
     )
+
+
+def test_every_bound_may_be_met(run: Any) -> None:
+    whole = {"base_version": None, "base_root": None}
+    keys = tuple(bytes([number]) * 32 for number in range(64))
+    batch = RolloutBatch(run.run_id, 1, Version(0, 1), Version(0, 1), 4_096, (), 32, None, (), b"", "{}")
+    for record in (
+        replace(run.descriptor, owners=keys, owner_threshold=64),
+        replace(run.descriptor, anchor_interval=1),
+        run.manifest(5, raw_size_bytes=RAW_SIZE_BYTES_MAX),
+        run.manifest(5, raw_size_bytes=1000),
+        run.manifest(5, encoded_size_bytes=compute_encoded_size_bytes_max(2000)),
+        run.manifest(5, kind=Kind.SKIP, base_version=Version(0, 3)),
+        run.manifest(5, kind=Kind.ANCHOR, changed_count=1000, **whole),
+        run.head(5, valid_until_ms=1_800_000_000_001),
+        Have(run.run_id, "seed", 0, 3, 3, (), (), 0),
+        batch,
+    ):
+        check_record(record)
+
+
+def test_an_epoch_0_that_keeps_nothing_is_none_either(run: Any) -> None:
+    refuse(run.epoch(0, 9, kept_version=None, kept_root=None))
+
+
+def test_an_anchor_leads_from_nowhere(run: Any) -> None:
+    refuse(run.manifest(5, kind=Kind.ANCHOR, base_version=Version(0, 1), changed_count=1000))
+
+
+def test_a_catalogue_lists_one_anchor_of_a_version(run: Any) -> None:
+    catalogue = run.catalogue(run.manifest(9, is_anchor=True))
+    other = replace(catalogue.entries[0], manifest_digest=DIGEST)
+    refuse(replace(catalogue, entries=(*catalogue.entries, other)))

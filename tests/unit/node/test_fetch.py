@@ -956,3 +956,45 @@ def test_what_slow_readers_owe_is_called_back_where_the_publisher_is_quick() -> 
 def delay_chunks(answer: Answer) -> Answer:
     """Let every chunk take a minute, as if over a thin uplink."""
     return [(delay + 60.0 if isinstance(reply, ChunkReply) else delay, reply) for delay, reply in answer]
+
+
+@pytest.mark.parametrize("change", ["unwanted", "gone"])
+def test_a_miss_of_what_nobody_wants_or_of_who_has_left_is_held_against_nobody(change: str) -> None:
+    blob = make_blob(payload(2048), 1024)
+
+    def refuse(answer: Answer) -> Answer:
+        is_list = isinstance(answer[0][1], ChunkListReply)
+        return answer if is_list else [(1.0, Refusal("not-found", "", 0))]
+
+    bench = Bench({PUBLISHER: Provider({blob.blob_id: blob}, change=refuse)})
+    bench.want(blob)
+    while not chunk_requests(bench.providers[PUBLISHER]):
+        bench.step()
+    if change == "unwanted":
+        bench.execute(bench.fetcher.set_wants([]))
+    else:
+        bench.sources.disconnect(PUBLISHER)
+    bench.run_for(5.0)
+    assert bench.strikes() == []
+    bench.providers[PUBLISHER].change = lambda answer: answer
+    bench.sources.connect(PUBLISHER)
+    bench.want(blob)
+    bench.run(blob)
+    assert bench.data(blob) == payload(2048)
+
+
+def test_a_source_that_refuses_is_put_off_as_long_as_it_asks() -> None:
+    blob = make_blob(payload(2048), 1024)
+    first = itertools.count()
+
+    def refuse(answer: Answer) -> Answer:
+        if isinstance(answer[0][1], ChunkReply) and next(first) == 0:
+            return [(0.01, Refusal("rate", "", 30_000))]
+        return answer
+
+    bench = Bench({PUBLISHER: Provider({blob.blob_id: blob}, change=refuse)})
+    bench.want(blob)
+    bench.run(blob)
+    assert bench.data(blob) == payload(2048)
+    assert bench.count("retries", "refused") == 1
+    assert bench.now >= 30.0

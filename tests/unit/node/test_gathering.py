@@ -375,3 +375,20 @@ def test_gathering_stalls_only_while_nothing_moves_and_nothing_is_summed(make_ru
     summing.update()
     assert not summing.gathering.is_stalled(100.0)
     assert summing.gathering.progress().source_count == 0
+
+
+def test_names_that_are_heard_twice_are_stored_once(bench: Bench) -> None:
+    bench.update()
+    statement = bench.statement(bench.names())
+    told = bench.hear(statement, statement)
+    assert len([effect for effect in told if isinstance(effect, StoreRecord)]) == 1
+
+
+def test_names_that_do_not_come_are_asked_for_again_in_time(bench: Bench) -> None:
+    bench.connect(bench.others[1])
+    assert asked_of(bench.update()) == [bench.others[1].peer_id]
+    wake = bench.gathering.next_wake(bench.now)
+    assert wake is not None
+    assert wake <= ASK_SECONDS
+    bench.now = wake
+    assert asked_of(bench.update()) == [bench.others[1].peer_id]

@@ -580,3 +580,17 @@ def test_a_have_in_the_own_name_that_this_node_did_not_sign_is_told_to_the_opera
     assert told.level == "warning"
     assert "/ip4/10.0.0.9/tcp/9" in told.text
     assert of(node.send(HaveSeen(other, None)), Log) == []
+
+
+def test_answers_of_a_peer_that_left_meanwhile_are_no_offence(run: Any, node: Node) -> None:
+    sent = requests(node.connect(run.second), ExchangeHave)
+    sent += requests(node.send(HeadSeen(run.head(Version(0, 1)), None)), PushHead)
+    sent += requests(node.wait(2 * ASK_HEAD_SECONDS), GetHead)
+    assert {type(request.message) for request in sent} == {ExchangeHave, PushHead, GetHead}
+    node.send(PeerLost(run.second.peer_id, "closed"))
+    for request in sent:
+        reply = PushReply(True, "") if isinstance(request.message, PushHead) else HaveReply(None, ())
+        event: Event = ReplyReceived(request.request_id, request.peer_id, reply)
+        if isinstance(request.message, GetHead):
+            event = RequestFailed(request.request_id, request.peer_id, "closed")
+        assert of(node.send(event), StrikePeer) == []

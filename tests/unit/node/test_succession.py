@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pulsenet.chain.records import EpochRecord
+from pulsenet.chain.records import EpochRecord, Head
 from pulsenet.chain.signing import decode_signed, encode_signed, open_record
 from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, Version
@@ -26,6 +26,10 @@ def state_at(run: Any, version: Version, root: str | None = None, epoch_record: 
 
 def succession_of(run: Any, trust: Any) -> Succession:
     return Succession(trust, run.verify, Scribe(trust, run.publisher.peer_id, run.publisher.sign))
+
+
+def read_head(run: Any, record: bytes) -> Head:
+    return open_record(Head, decode_signed(record), run.verify, run_id=run.run_id)
 
 
 def read_epoch(run: Any, signed: Any) -> EpochRecord:
@@ -225,3 +229,21 @@ def test_a_leaked_key_that_used_the_last_number_is_passed_by_where_the_owners_sa
     assert succession.newest is None
     assert succession.may_open(state)
     assert succession.choose_version(state, "opened")[0] == Version(1, 58)
+
+
+def test_an_epoch_that_somebody_opened_is_entered_with_the_next_version(run: Any) -> None:
+    trust = run.trust()
+    succession = succession_of(run, trust)
+    state = state_at(run, Version(0, 7))
+    fields = {"kept_version": Version(0, 7), "kept_root": state.root, "first_number": 8, "reason": "restart"}
+    trust.accept_epoch(run.seal(EpochRecord(run_id=run.run_id, revision=0, epoch=1, **fields), run.publisher))
+    assert succession.find_epoch_reason(state, TABLE) == "opened"
+    assert succession.choose_version(state, "opened")[0] == Version(1, 8)
+
+
+def test_a_rival_nobody_read_is_none(run: Any) -> None:
+    succession = succession_of(run, run.trust())
+    state = state_at(run, Version(0, 7))
+    head = read_head(run, run.head(Version(0, 9), issued_at_ms=run.start_ms + CLOCK_MARGIN_MS + 1))
+    assert succession.compare_later(head, state, run.start_ms) is Standing.LIVE
+    assert succession.rival is None

@@ -33,7 +33,7 @@ from pulsenet.node.mixing.reach import GRACE_SECONDS, Reach
 from pulsenet.outer.mixing.settings import Job, MixingVariant
 from pulsenet.testing.fakes import make_key
 from pulsenet.testing.toy_mixing import SIZE, read_values
-from pulsenet.wire.messages import GetRoster, GetShares, PushReply, RosterReply, SharesReply
+from pulsenet.wire.messages import GetChunkList, GetRoster, GetShares, PushReply, RosterReply, SharesReply
 from pulsenet.wire.schema import decode_value
 
 MakeDesk = Callable[..., Any]
@@ -344,3 +344,31 @@ class TestJoiners:
         (start,) = desk.find(StartMixing)
         assert start.is_consensus
         assert len(start.parts) == 3
+
+
+class TestEndsOfAJob:
+    def test_a_word_of_the_partner_after_the_end_ends_nothing_twice(self, make_desk: MakeDesk) -> None:
+        desk = begin(make_desk)
+        desk.hand_over(np.ones(SIZE))
+        desk.judge("round")
+        (ready,) = desk.find(MixReady)
+        assert ready.reason == "over"
+        desk.judge("round")
+        assert desk.find(MixReady) == [ready]
+
+    def test_a_part_of_another_size_is_not_fetched(self, make_desk: MakeDesk) -> None:
+        desk = begin(make_desk)
+        desk.hand_over(np.ones(SIZE))
+        part = desk.part(np.ones(SIZE + 1))
+        desk.push(desk.keys[1], desk.share(desk.keys[1], part))
+        asked = [e.message for e in desk.find(SendRequest) if isinstance(e.message, GetChunkList)]
+        assert part.blob_id not in [message.blob_id for message in asked]
+
+    def test_a_word_on_a_slice_changes_nothing_of_a_mean_of_all(self, make_desk: MakeDesk) -> None:
+        desk = begin_globally(make_desk)
+        desk.judge("round")
+        assert desk.find(MixReady) == []
+        desk.tell(ResultWanted(0, Job.MIX1))
+        desk.tell(ResultWanted(0, Job.MIX1))
+        desk.wait(10.0)
+        assert len(desk.find(MixReady)) == 1
