@@ -30,7 +30,7 @@ NIGHTLY   := seeds fuzz endurance lab two-ranks vllm trl rest demo
 
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo test test-quick coverage lint format api wheel-smoke bench vllm vllm-environment nightly clean \
+.PHONY: help install demo test test-quick coverage lint format api wheel-smoke dist sbom bench vllm vllm-environment nightly clean \
 	$(NIGHTLY:%=nightly-%)
 
 help:
@@ -98,6 +98,17 @@ wheel-smoke: $(STAMP)
 	@rm -rf build/wheel && mkdir -p build/wheel
 	@$(BIN)/python -m build --wheel --outdir build/wheel . > build/wheel/log.txt 2>&1 || (tail -20 build/wheel/log.txt; exit 1)
 	@$(BIN)/python tests/wheel_smoke.py build/wheel
+
+## make dist         wheel and sdist in dist/, checked as for a release
+dist: $(STAMP)
+	@rm -rf dist && mkdir -p build
+	@$(BIN)/python -m build --outdir dist . > build/dist.txt 2>&1 || (tail -20 build/dist.txt; exit 1)
+	@$(BIN)/python .ci/dist.py $(CURDIR)/dist
+	@$(BIN)/python tests/wheel_smoke.py dist
+
+## make sbom         deploy/sbom.cdx.json and deploy/licences.md, of what is installed now
+sbom: $(STAMP)
+	@$(BIN)/python .ci/sbom.py
 
 ## make bench        every benchmark this machine can run; rewrites docs/benchmarks.md (BENCH_ARGS="--long" or "--only NAME")
 bench: $(STAMP)

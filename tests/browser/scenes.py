@@ -65,7 +65,7 @@ BASE: dict[str, Any] = {
     "peer_id": to_libp2p_text(PeerId(bytes([9]) * 32)),
     "pid": 4711,
     "role": "inferencer",
-    "software": "pulsenet 0.1.0.dev0",
+    "software": "pulsenet 0.1.0",
     "now_ms": NOW_MS,
     "uptime_seconds": 93_000.0,
     "event_loop_turns": True,
