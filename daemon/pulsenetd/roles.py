@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
-import threading
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any
 
 from pulsenet.chain.retention import RetentionLimits
 from pulsenet.chain.trust import Trust
-from pulsenet.errors import PulsenetError, StorageError
+from pulsenet.errors import StorageError
 from pulsenet.ids import PeerId, Version
 from pulsenet.local.protocol import PublishDone, PublishStatus, RolloutsTaken, SignedBatch, SubmitRollouts
 from pulsenet.node.effects import Effect
@@ -27,16 +26,10 @@ from pulsenet.node.mesh import BOOK_KEY, Holdings, Mesh
 from pulsenet.node.published import STATE_KEY
 from pulsenet.node.trainer import Trainer
 from pulsenet.outer.mixing.settings import ALGORITHM as GOSSIP
-from pulsenet.serving.files import FilesEngine
-from pulsenet.serving.sglang import SglangEngine
-from pulsenet.serving.subscriber import Subscriber, attach_engine
-from pulsenet.serving.vllm.engine import UpdateTimes
 from pulsenet.wire.messages import PeerAddress
 from pulsenetd.config import Config
 from pulsenetd.driver import Handler
-from pulsenetd.engines.openai_server import OpenAiServer
-from pulsenetd.engines.vllm import VllmRunner
-from pulsenetd.engines.vllm_server import find_reload_model, make_server
+from pulsenetd.engines.own import DiskEngine, VllmEngine
 from pulsenetd.handlers.follower import FollowerHandlers
 from pulsenetd.handlers.publisher import PublisherHandlers
 from pulsenetd.handlers.reporting import Ledger
@@ -57,9 +50,6 @@ from pulsenetd.storage.mirror import Mirror
 from pulsenetd.storage.publishing import Publisher
 from pulsenetd.storage.staging import StagedUpdate
 from pulsenetd.storage.store import Store
-
-ENGINE_RETRY_SECONDS = 5.0
-"""Pause before the files engine's directory is tried again."""
 
 STORE_SHARE_DEFAULT = 0.2
 """Share of the free disk that blobs may take unless the operator says otherwise."""
@@ -82,27 +72,31 @@ class Parts:
     rounds: RoundsPart | MixingPart
 
 
-class Role(Protocol):
+class Role(ABC):
     """One role of a node."""
 
-    mesh: Mesh
-    rounds: RoundsPart | MixingPart
-    helpers: Mapping[str, Machine]  # further machines, by name
+    machine: Machine
+    """The role's core."""
+    handlers: Mapping[type[Effect], Handler]
+    """How the effects only this role has are executed."""
+    helpers: Mapping[str, Machine] = MappingProxyType({})
+    """Further machines, by name."""
+    engine: DiskEngine | VllmEngine | None = None
+    """The engine this node runs itself."""
 
-    @property
-    def machine(self) -> Machine:
-        """The role's core."""
-
-    @property
-    def handlers(self) -> Mapping[type[Effect], Handler]:
-        """How the effects only this role has are executed."""
+    def __init__(self, parts: Parts) -> None:
+        self.mesh, self.rounds = parts.mesh, parts.rounds
+        self._post: Callable[[Event], None] = _unbound
 
     def bind(self, post: Callable[[Event], None]) -> None:
         """Learn how to reach the role's machine."""
+        self._post = post
 
+    @abstractmethod
     def holdings(self) -> Holdings:
         """Return what this node can serve now."""
 
+    @abstractmethod
     def hooks(
         self,
         *,
@@ -115,10 +109,19 @@ class Role(Protocol):
 
     def start_engine(self) -> None:
         """Start the engine this node runs itself, if any; its local socket is served."""
+        self.engine = self._make_engine()
+        if self.engine is not None:
+            self.engine.start()
+
+    def _make_engine(self) -> DiskEngine | VllmEngine | None:
+        return None
 
     def stop_engine(self) -> None:
         """Stop it. Blocks."""
+        if self.engine is not None:
+            self.engine.stop()
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of memory."""
 
@@ -183,12 +186,11 @@ def _build_mesh(config: Config, settled: Settled, store: Store, trust: Trust, ow
         return make(saved=None)
 
 
-class TrainerRole:
+class TrainerRole(Role):
     """Publishes what the training process hands over, and queues rollouts for it."""
 
     def __init__(self, parts: Parts) -> None:
-        self.mesh, self.rounds = parts.mesh, parts.rounds
-        self._parts = parts
+        super().__init__(parts)
         self._publisher = Publisher(
             parts.store,
             parts.settled.data_directory / "spools",
@@ -208,7 +210,7 @@ class TrainerRole:
             state=parts.store.state(STATE_KEY),
             leadership=parts.rounds.coordinator,
         )
-        self.helpers: Mapping[str, Machine] = {
+        self.helpers = {
             "mender": Mender(
                 parts.settled.identity.peer_id,
                 secrets.randbelow,
@@ -218,7 +220,6 @@ class TrainerRole:
                 lacking=find_lacking(parts.store),
             )
         }
-        self._post: Callable[[Event], None] = _unbound
         self._publishing = PublisherHandlers(
             self._publisher,
             parts.work_threads,
@@ -230,10 +231,6 @@ class TrainerRole:
             takes_turns=bool(parts.rounds.shape),
         )
         self.handlers = self._publishing.table()
-
-    def bind(self, post: Callable[[Event], None]) -> None:
-        """Learn how to reach the machine."""
-        self._post = post
 
     def holdings(self) -> Holdings:
         """Return what is committed here."""
@@ -263,24 +260,17 @@ class TrainerRole:
             rounds=self.rounds.hook(take_up_rounds),
         )
 
-    def start_engine(self) -> None:
-        """A trainer runs no engine."""
-
-    def stop_engine(self) -> None:
-        """A trainer runs no engine."""
-
     def close(self) -> None:
         """Let go of the baseline."""
         self._publisher.close()
 
 
-class FollowerRole:
+class FollowerRole(Role):
     """Keeps a mirror and engines current, or as a seed stores and serves blobs."""
 
     def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
         config = parts.config
-        self.helpers: Mapping[str, Machine] = {}
-        self.mesh, self.rounds = parts.mesh, parts.rounds
         self._parts = parts
         self._mirror = Mirror(parts.store, parts.settled.data_directory / "spools", run_blocks=parts.block_threads.map)
         if config.role == "inferencer":
@@ -299,7 +289,6 @@ class FollowerRole:
             retention_limits=RetentionLimits(size_bytes_max=_choose_store_limit(config, parts.store)),
             have_of=parts.mesh.have_of,
         )
-        self._post: Callable[[Event], None] = _unbound
         self._following = FollowerHandlers(
             self._mirror,
             parts.work_threads,
@@ -309,15 +298,6 @@ class FollowerRole:
             parts.monotonic,
         )
         self.handlers = self._following.table()
-        self._engine_thread: threading.Thread | None = None
-        self._engine_stop = threading.Event()
-        self._subscriber: Subscriber | None = None
-        self._vllm: VllmRunner | None = None
-        self._openai: OpenAiServer | None = None
-
-    def bind(self, post: Callable[[Event], None]) -> None:
-        """Learn how to reach the machine."""
-        self._post = post
 
     def holdings(self) -> Holdings:
         """Return what is stored whole here."""
@@ -334,7 +314,7 @@ class FollowerRole:
         """Serve engines, and take their rollouts; a training process is told that this node may not publish."""
         return LocalHooks(
             on_snapshot=_refuse_snapshot,
-            on_engine_request=self._serve_engine,
+            on_engine_request=self._following.serve_engine,
             on_confirm=self._following.confirm,
             on_rollouts=outbox.take,
             on_take_rollouts=_no_rollouts,
@@ -343,106 +323,13 @@ class FollowerRole:
             on_status=_threaded(status),
         )
 
-    async def _serve_engine(self, engine_version: Version | None, wait_seconds: float) -> StagedUpdate | None:
-        return await self._following.serve_engine(engine_version, wait_seconds)
-
-    def start_engine(self) -> None:
-        """Start what keeps the configured engine current: a subscriber like any other, in a thread of this process."""
-        config = self._parts.config
-        if config.role == "inferencer" and config.engine == "vllm":
-            self._start_vllm()
-        if config.role != "inferencer" or config.engine not in ("files", "sglang"):
-            return
-        directory = Path(config.engine_dir) if config.engine_dir else self._parts.settled.data_directory / "weights"
-        self._engine_thread = threading.Thread(
-            target=self._run_disk_engine, args=(directory,), name=f"{config.engine}-engine", daemon=True
-        )
-        self._engine_thread.start()
-
-    def _start_vllm(self) -> None:
-        parts, loop = self._parts, asyncio.get_running_loop()
-        directory = parts.settled.data_directory
-        server = make_server(
-            parts.config.engine_url,
-            parts.config.serve,
-            python=parts.config.engine_python or sys.executable,
-            data_directory=directory,
-            states_versions=bool(parts.config.openai_port),
-        )
-
-        def note_times(times: UpdateTimes) -> None:
-            parts.metrics.observe("stage", times.stage_seconds)
-            if times.pause_seconds:
-                parts.metrics.observe("pause", times.pause_seconds)
-
-        def note_ready(is_ready: bool) -> None:
-            loop.call_soon_threadsafe(lambda: parts.ledger.note(engine_ready=is_ready))
-
-        def note_loss(reason: str) -> None:
-            loop.call_soon_threadsafe(self._following.lose_engine, reason)
-
-        self._vllm = VllmRunner(
-            directory,
-            server,
-            on_times=note_times,
-            on_ready=note_ready,
-            on_lost=note_loss,
-            reload_from=find_reload_model(parts.config.engine_reload, parts.config.companions, parts.config.serve),
-        )
-        if parts.config.openai_port:
-            host, port = parts.config.openai_host, parts.config.openai_port
-            self._openai = OpenAiServer(host, port, self._vllm.find_upstream, count=parts.metrics.count)
-        self._vllm.start()
-
-    def _run_disk_engine(self, directory: Path) -> None:
-        engine, name = self._open_disk_engine(directory), self._parts.config.engine
-        if engine is None:
-            return
-        try:
-            self._subscriber = attach_engine(
-                engine,
-                data_dir=self._parts.settled.data_directory,
-                on_update=lambda version: logger.info("version %s is in %s", version, directory / "current"),
-                on_failure=lambda error: logger.warning("the %s engine: %s", name, error),
-            )
-            self._subscriber.run()
-        except PulsenetError as error:
-            logger.error("the %s engine stopped: %s", name, error)
-        finally:
-            engine.close()
-
-    def _open_disk_engine(self, directory: Path) -> FilesEngine | SglangEngine | None:
-        """Open the engine's directory, as often as it takes: a full disk or a lock may be gone in a minute.
-
-        Returns:
-            ``None`` once the node stops.
-        """
-        config = self._parts.config
-        companions = Path(config.companions) if config.companions else None
-        told = ""
-        while not self._engine_stop.is_set():
-            try:
-                if config.engine == "sglang" and companions is not None:
-                    return SglangEngine(config.engine_url, directory, companions=companions)
-                return FilesEngine(directory, companions=companions)
-            except PulsenetError as error:
-                if str(error) != told:
-                    told = str(error)
-                    logger.error("the %s engine cannot start: %s; it is tried again by itself", config.engine, error)
-            self._engine_stop.wait(ENGINE_RETRY_SECONDS)
+    def _make_engine(self) -> DiskEngine | VllmEngine | None:
+        parts, directory = self._parts, self._parts.settled.data_directory
+        if parts.config.role == "inferencer" and parts.config.engine == "vllm":
+            return VllmEngine(parts.config, directory, parts.ledger, parts.metrics, on_lost=self._following.lose_engine)
+        if parts.config.role == "inferencer" and parts.config.engine in ("files", "sglang"):
+            return DiskEngine(parts.config, directory)
         return None
-
-    def stop_engine(self) -> None:
-        """Stop the engine's thread; an update in work is finished first."""
-        self._engine_stop.set()
-        if self._openai is not None:
-            self._openai.close()
-        if self._vllm is not None:
-            self._vllm.stop()
-        if self._subscriber is not None:
-            self._subscriber.close()
-        if self._engine_thread is not None:
-            self._engine_thread.join(timeout=5)
 
     def close(self) -> None:
         """Let go of the mirror."""

@@ -36,6 +36,7 @@ from pulsenet.serving.vllm.engine import UpdateTimes
 from pulsenet.wire.messages import GetChunks
 from pulsenetd import roles, startup
 from pulsenetd.config import Config
+from pulsenetd.engines import own
 from pulsenetd.engines.vllm_process import pick_port
 from pulsenetd.handlers.reporting import Ledger
 from pulsenetd.handlers.store import StoreHandlers
@@ -323,7 +324,7 @@ def test_a_seed_stores_and_serves_without_a_mirror(swarm: Swarm, hands: Any) -> 
         node.queue.append(HeadSeen(encode_signed(trainer.heads[-1]), seed.peer_id))
         await node.drive(lambda: node.role._mirror.held is not None)
         seed.role.start_engine()
-        assert seed.role._engine_thread is None
+        assert seed.role.engine is None
 
     asyncio.run(scenario())
 
@@ -345,7 +346,7 @@ def test_an_inferencer_takes_rollouts_and_no_snapshots(swarm: Swarm, run: Any, h
         hooks.on_checks(node.peer_id, 1, 1)
         assert await hooks.on_status() == {"role": "inferencer"}
         node.role.start_engine()
-        assert node.role._engine_thread is None, "--engine none"
+        assert node.role.engine is None, "--engine none"
 
     asyncio.run(scenario())
 
@@ -396,7 +397,7 @@ def test_an_sglang_server_is_given_each_version_from_the_node_directory(
         made.append((url, directory, options))
         return FilesEngine(directory, **options)
 
-    monkeypatch.setattr(roles, "SglangEngine", make)
+    monkeypatch.setattr(own, "SglangEngine", make)
 
     async def scenario() -> None:
         trainer = await swarm.start("trainer")
@@ -417,7 +418,7 @@ def test_a_files_engine_that_cannot_start_is_said_once_and_starts_when_it_can(
     swarm: Swarm, hands: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A-DSK-1: what the disk refuses now it may grant in a minute."""
-    monkeypatch.setattr(roles, "ENGINE_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(own, "RETRY_SECONDS", 0.01)
     place = tmp_path / "file"
     place.write_text("in the way")
     tries = []
@@ -428,7 +429,7 @@ def test_a_files_engine_that_cannot_start_is_said_once_and_starts_when_it_can(
             place.unlink()
         return FilesEngine(directory, **options)
 
-    monkeypatch.setattr(roles, "FilesEngine", open_engine)
+    monkeypatch.setattr(own, "FilesEngine", open_engine)
 
     async def scenario() -> None:
         trainer = await swarm.start("trainer")
@@ -451,7 +452,7 @@ def test_a_files_engine_that_never_starts_keeps_no_node_from_stopping(swarm: Swa
         node = await swarm.start("inferencer", engine_dir=str(tmp_path / "file"))
         node.role.start_engine()
         await asyncio.to_thread(node.role.stop_engine)
-        assert not node.role._engine_thread.is_alive()
+        assert not node.role.engine._thread.is_alive()
 
     asyncio.run(scenario())
 
@@ -461,8 +462,8 @@ def test_a_files_engine_without_its_node_gives_up(swarm: Swarm, caplog: pytest.L
         await swarm.start("trainer")
         node = await swarm.start("inferencer")
         node.role.start_engine()
-        await asyncio.to_thread(node.role._engine_thread.join, 10)
-        assert not node.role._engine_thread.is_alive()
+        await asyncio.to_thread(node.role.engine._thread.join, 10)
+        assert not node.role.engine._thread.is_alive()
 
     asyncio.run(scenario())
     assert "the files engine stopped" in caplog.text
@@ -493,7 +494,7 @@ def test_a_vllm_beside_the_node_is_followed_until_the_node_stops(swarm: Swarm, m
         def find_upstream(self) -> Any:
             raise UnavailableError("vLLM is started again in 4 s")
 
-    monkeypatch.setattr(roles, "VllmRunner", Runner)
+    monkeypatch.setattr(own, "VllmRunner", Runner)
     port = pick_port()
 
     def ask() -> int:
