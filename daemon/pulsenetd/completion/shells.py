@@ -52,17 +52,16 @@ def write_bash(commands: Sequence[Command]) -> str:
     """Return the script for bash."""
     values, words, places = [], [], []
     for command in commands:
-        at = "".join(f" {word}" for word in command.path)
+        at = command.at
         for option in command.options:
             if option.value is not Value.NONE:
                 pattern = "|".join(_quote(f"{at} {name}") for name in option.names)
                 values.append(f"        {pattern}) {_bash_value(option)}; return ;;")
         listed = [name for option in command.options for name in option.names] + [name for name, _ in command.actions]
         words.append(f'        {_quote(at)}) COMPREPLY=($(compgen -W {_quote(" ".join(listed))} -- "$cur")) ;;')
-        place = _first_named(command.places)
-        if place is not None:
-            places.append(f"            {_quote(at)}) {_bash_value(place)} ;;")
-    names = "|".join(_quote("".join(f" {word}" for word in command.path)) for command in commands if command.path)
+        if command.place is not None:
+            places.append(f"            {_quote(at)}) {_bash_value(command.place)} ;;")
+    names = "|".join(_quote(command.at) for command in commands if command.path)
     return (
         _BASH.replace("@COMMANDS@", names)
         .replace("@VALUES@", "\n".join(values))
@@ -83,11 +82,6 @@ def _bash_value(word: Word) -> str:
             return f'COMPREPLY=($(compgen -W {_quote(" ".join(word.choices))} -- "$cur"))'
         case _:
             return ":"
-
-
-def _first_named(places: Sequence[Word]) -> Word | None:
-    """Return what can be said about the places of a command: the first that is no free text."""
-    return next((place for place in places if place.value is not Value.ANY), None)
 
 
 # zsh
@@ -180,16 +174,14 @@ def write_fish(commands: Sequence[Command]) -> str:
     """Return the script for fish."""
     lines = []
     for command in commands:
-        at = "".join(f" {word}" for word in command.path)
-        start = f"complete -c pulsenet -n {_fish_quote(f'__pulsenet_at {_fish_quote(at)}')}"
+        start = f"complete -c pulsenet -n {_fish_quote(f'__pulsenet_at {_fish_quote(command.at)}')}"
         lines += [f"{start} -a {_fish_quote(name)} -d {_fish_quote(text)}" for name, text in command.actions]
         for option in command.options:
             spelled = " ".join(f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.names)
             lines.append(f"{start} {spelled} -d {_fish_quote(option.help)}{_fish_value(option)}")
-        place = _first_named(command.places)
-        if place is not None:
-            lines.append(start + _fish_value(place).replace(" -x", "").replace(" -r", ""))
-    names = " ".join(_fish_quote("".join(f" {word}" for word in command.path)) for command in commands if command.path)
+        if command.place is not None:
+            lines.append(start + _fish_value(command.place).replace(" -x", "").replace(" -r", ""))
+    names = " ".join(_fish_quote(command.at) for command in commands if command.path)
     return _FISH.replace("@COMMANDS@", names).replace("@LINES@", "\n".join(lines))
 
 

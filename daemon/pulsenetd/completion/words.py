@@ -50,6 +50,16 @@ class Command:
     actions: tuple[tuple[str, str], ...]
     """Commands below it, each with its help."""
 
+    @property
+    def at(self) -> str:
+        """The path as one text, a blank before every word."""
+        return "".join(f" {word}" for word in self.path)
+
+    @property
+    def place(self) -> Word | None:
+        """What can be said about its places: the first that is no free text."""
+        return next((place for place in self.places if place.value is not Value.ANY), None)
+
 
 FILES: Final = ("FILE", "PATH", "OUT", "OLD", "NEW", "A", "B", "BASE")
 DIRECTORIES: Final = ("DIR",)

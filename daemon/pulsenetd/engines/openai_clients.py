@@ -1,12 +1,14 @@
-"""What clients of the OpenAI port may not do: hold a connection by drops, or fill the memory together."""
+"""What clients of the OpenAI port may not do: hold a connection by drops, fill the memory together, or leave unseen."""
 
 from __future__ import annotations
 
 import io
+import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 
@@ -71,3 +73,57 @@ class MemoryBudget:
         """Give back what was taken."""
         with self._mutex:
             self._left += size_bytes
+
+
+class HangUpWatch:
+    """One thread that notices clients that went away, and shuts the engine's side of their requests.
+
+    The engine then cancels what nobody waits for.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._epoll = select.epoll()
+        self._others: dict[int, socket.socket] = {}
+        self._wake, self._waker = socket.socketpair()
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._run, name="openai-hang-ups", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def over(self, client: socket.socket, engine: socket.socket) -> Iterator[None]:
+        """Watch over one request while the block runs."""
+        number = client.fileno()
+        with self._mutex:
+            self._others[number] = engine
+            self._epoll.register(number, select.EPOLLRDHUP | select.EPOLLONESHOT)
+        try:
+            yield
+        finally:
+            with self._mutex:
+                del self._others[number]
+                self._epoll.unregister(number)
+
+    def close(self) -> None:
+        """Shut the engine's side of every request, and stop watching."""
+        self._waker.close()
+        self._thread.join()
+        with self._mutex:
+            for engine in self._others.values():
+                _shut(engine)
+
+    def _run(self) -> None:
+        while True:
+            for number, _ in self._epoll.poll():
+                if number == self._wake.fileno():
+                    self._wake.close()
+                    return
+                with self._mutex:
+                    engine = self._others.get(number)
+                    if engine is not None:
+                        _shut(engine)
+
+
+def _shut(engine: socket.socket) -> None:
+    with suppress(OSError):
+        engine.shutdown(socket.SHUT_RDWR)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import errno
 import http.client
 import io
-import select
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
@@ -23,7 +22,7 @@ from urllib.parse import urlsplit
 
 from pulsenet.errors import RemoteProtocolError, UnavailableError
 from pulsenetd.engines.openai_answers import Stamp, StreamStamper, encode_error, stamp_body
-from pulsenetd.engines.openai_clients import Incoming, MemoryBudget
+from pulsenetd.engines.openai_clients import HangUpWatch, Incoming, MemoryBudget
 from pulsenetd.engines.openai_upstream import Upstream, find_stamp, read_stamp
 from pulsenetd.errors import AddressInUseError
 from pulsenetd.http_hosts import find_family, join_host, takes_host
@@ -111,55 +110,6 @@ class OpenAiServer:
         self._watch.close()
         self._server.end_connections()
         self._thread.join()
-
-
-class HangUpWatch:
-    """One thread that notices clients that went away, and shuts the engine's side of their requests.
-
-    The engine then cancels what nobody waits for.
-    """
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._epoll = select.epoll()
-        self._others: dict[int, socket.socket] = {}
-        self._wake, self._waker = socket.socketpair()
-        self._epoll.register(self._wake, select.EPOLLIN)
-        self._thread = threading.Thread(target=self._run, name="openai-hang-ups", daemon=True)
-        self._thread.start()
-
-    @contextmanager
-    def over(self, client: socket.socket, engine: socket.socket) -> Iterator[None]:
-        """Watch over one request while the block runs."""
-        number = client.fileno()
-        with self._mutex:
-            self._others[number] = engine
-            self._epoll.register(number, select.EPOLLRDHUP | select.EPOLLONESHOT)
-        try:
-            yield
-        finally:
-            with self._mutex:
-                del self._others[number]
-                self._epoll.unregister(number)
-
-    def close(self) -> None:
-        """Shut the engine's side of every request, and stop watching."""
-        self._waker.close()
-        self._thread.join()
-        with self._mutex:
-            for engine in self._others.values():
-                _shut(engine)
-
-    def _run(self) -> None:
-        while True:
-            for number, _ in self._epoll.poll():
-                if number == self._wake.fileno():
-                    self._wake.close()
-                    return
-                with self._mutex:
-                    engine = self._others.get(number)
-                    if engine is not None:
-                        _shut(engine)
 
 
 class _Server(ThreadingHTTPServer):
@@ -493,8 +443,3 @@ def _make_handler(
         count = staticmethod(counter)
 
     return Handler
-
-
-def _shut(engine: socket.socket) -> None:
-    with suppress(OSError):
-        engine.shutdown(socket.SHUT_RDWR)
