@@ -12,7 +12,8 @@ from pulsenet.ids import Digest
 from pulsenet.local.shared_memory import Bytes, create_memory, seal_snapshot, write_at
 from pulsenet.wire.chunks import ChunkList
 from pulsenet.wire.sections import BlobCutter
-from pulsenetd.storage.store import BlobWriter, Store
+from pulsenetd.storage.blob_writer import BlobWriter
+from pulsenetd.storage.store import Store
 
 MEMORY_NAME = "pulsenet-blob-part"
 

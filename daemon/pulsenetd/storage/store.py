@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pulsenet.chain.records import Manifest, SignedRecord
@@ -24,6 +25,7 @@ from pulsenet.wire.chunks import ChunkCutter, ChunkList
 from pulsenet.wire.schema import decode_value
 from pulsenet.wire.sections import BlobCutter
 from pulsenetd.storage import list_parts
+from pulsenetd.storage.blob_writer import BlobWriter
 from pulsenetd.storage.chunk_files import ChunkFiles
 from pulsenetd.storage.database import Database
 from pulsenetd.storage.disk import (
@@ -290,7 +292,13 @@ class Store:
         Args:
             cutter: Says where chunks begin; ``None`` cuts every MiB.
         """
-        return BlobWriter(self, self._chunks, ChunkCutter() if cutter is None else cutter)
+        return BlobWriter(
+            self._chunks,
+            ChunkCutter() if cutter is None else cutter,
+            hold=self._add_references,
+            let_go=self._drop_references,
+            keep_list=partial(self._keep_list, made_here=True),
+        )
 
     def blob_ids(self) -> list[Digest]:
         """Return the blobs whose lists are kept, in no order."""
@@ -455,54 +463,3 @@ class Store:
         if chunk_list is None:
             raise StorageError(f"blob {short(blob_id)} is not held", "damaged")
         return chunk_list
-
-
-class BlobWriter:
-    """Cuts the bytes fed to it into chunks and keeps each; made by :meth:`Store.writing_blob`."""
-
-    def __init__(self, store: Store, chunks: ChunkFiles, cutter: ChunkCutter | BlobCutter) -> None:
-        self._store = store
-        self._chunks = chunks
-        self._cutter = cutter
-        self._held: set[Digest] = set()
-
-    def feed(self, piece: bytes | bytearray | memoryview) -> None:
-        """Append bytes to the blob.
-
-        Raises:
-            StorageError: The disk refused.
-        """
-        self._keep(self._cutter.feed(piece))
-
-    def boundary(self) -> None:
-        """Let the next byte start a new chunk."""
-        assert not isinstance(self._cutter, BlobCutter)
-        self._keep(self._cutter.boundary())
-
-    def finish(self) -> ChunkList:
-        """Make the blob durable and servable, and return its list.
-
-        It stays only if a record that names it is committed: see :meth:`Store.discard_blob`.
-        """
-        self._keep(self._cutter.finish())
-        self._chunks.sync(self._held)
-        chunk_list = self._cutter.chunk_list
-        self._store._keep_list(chunk_list, made_here=True)
-        self._let_go()
-        return chunk_list
-
-    def abandon(self) -> None:
-        """Delete what was written, but for chunks other blobs name; does nothing after ``finish``."""
-        self._let_go()
-
-    def _keep(self, chunks: Iterable[tuple[Digest, bytes]]) -> None:
-        for digest, data in chunks:
-            if digest not in self._held:
-                # Referenced before it is written: deleting another blob must not take it away.
-                self._store._add_references([digest])
-                self._held.add(digest)
-                self._chunks.write(digest, data)
-
-    def _let_go(self) -> None:
-        held, self._held = self._held, set()
-        self._store._drop_references(held)
