@@ -120,7 +120,11 @@ def _apply_loop(view: Bits, indices: Indices, expected: Bits, bits: Bits) -> tup
 
 
 def apply_changes(view: Bits, changes: Changes) -> None:
-    """Overwrite the changed elements of one tensor's ``view`` in place.
+    """Overwrite the changed elements of one tensor's ``view`` in place (spec-codec 11).
+
+    Args:
+        view: The tensor's bits, flat and row-major: unsigned integers of its elements' width.
+        changes: Records of that tensor.
 
     Raises:
         LocalProtocolError: an index outside the tensor, twice or out of order, or another element width.

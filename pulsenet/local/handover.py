@@ -27,12 +27,15 @@ class PublishResult:
 
     status: PublishStatus
     version: Version | None = None
+    """What the weights are called from now on: (epoch, number)."""
     raw_size_bytes: int = 0
     """Bytes of the whole version, dense."""
     encoded_size_bytes: int = 0
     """Bytes that travel."""
     changed_count: int = 0
+    """Elements whose bits differ from those of the version before; all of them in an anchor."""
     element_count: int = 0
+    """Elements of all tensors."""
     reason: str = ""
     """Why not, for a person; begins with a stable code and a colon."""
 

@@ -28,13 +28,19 @@ Reals = Sequence[float] | npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One prompt and one completion with what the sampler knew about it. Lists and numpy arrays do alike."""
+    """One prompt and one completion with what the sampler knew about it. Lists and numpy arrays do alike.
+
+    It travels as ``RolloutArrays`` (SPEC 4.7), which refuse what is out of range when the batch is made.
+    """
 
     prompt_tokens: Tokens
+    """Token ids from 0 to 2^31 - 1, flat."""
     completion_tokens: Tokens
+    """The same, without the prompt."""
     logprobs: Reals
-    """One per completion token, natural logarithm, under the weights that sampled it."""
+    """One per completion token, in nats, at most 0.001, under the weights that sampled it; FP32 or FP16 on the way."""
     reward: float
+    """FP32, finite."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """What the reward is made of; the same names in every sample of a batch."""
     version_first: Version | None = None

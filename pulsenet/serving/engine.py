@@ -36,6 +36,7 @@ class RecordsUpdate:
     root: Digest
     """Root of ``version``."""
     table: ParameterTable
+    """Names, dtypes and shapes, ascending by name."""
     changes: Callable[[], Iterator[Changes]]
     """Starts a fresh walk over the records, ascending by tensor and index; the same records every time."""
     descriptor: int = -1
@@ -48,9 +49,11 @@ class FullUpdate:
 
     version: Version
     root: Digest
+    """Root of ``version``."""
     table: ParameterTable
+    """Names, dtypes and shapes, ascending by name."""
     region: Bytes
-    """The dense layout of ``table``, read-only."""
+    """The dense layout of ``table``, flat, read-only: every tensor row-major, little-endian, in its own dtype."""
     descriptor: int = -1
     """Memory that holds the region, for an engine in other processes; -1 if it is only in this one."""
 
@@ -64,7 +67,7 @@ EngineUpdate = RecordsUpdate | FullUpdate
 
 
 class Engine(Protocol):
-    """Holds weights and serves from them. One thread at a time brings it forward.
+    """Holds weights and serves from them. One thread at a time brings it forward (docs/engines.md).
 
     A reader never sees a mix. When a call raises, the weights are what they were before and ``version`` stays, or
     ``version`` is ``None`` and nothing is served until a full update was committed.
@@ -137,7 +140,11 @@ def apply_update(engine: Engine, update: EngineUpdate) -> None:
 
 
 def check_base(held: Version | None, update: RecordsUpdate) -> None:
-    """Refuse records that start from another version than the one held."""
+    """Refuse records that start from another version than the one held.
+
+    Raises:
+        PatchMismatchError: They do.
+    """
     if held != update.base_version:
         raise PatchMismatchError(
             f"records lead from {update.base_version} to {update.version}, but the engine holds "
@@ -146,14 +153,22 @@ def check_base(held: Version | None, update: RecordsUpdate) -> None:
 
 
 def require_staged(staged: Staged | None) -> Staged:
-    """Return what ``commit`` was called for, or say that it was called too early."""
+    """Return what ``commit`` was called for.
+
+    Raises:
+        LocalProtocolError: Nothing is staged.
+    """
     if staged is None:
         raise LocalProtocolError("nothing is staged: commit follows stage")
     return staged
 
 
 def check_root(version: Version, expected: Digest, found: Digest) -> None:
-    """Refuse a result whose root is not the version's."""
+    """Refuse a result whose root is not the version's.
+
+    Raises:
+        IntegrityError: It is not.
+    """
     if found != expected:
         raise IntegrityError(
             f"weights of version {version} have root {short(found)}, expected {short(expected)}: load them in full"
@@ -161,7 +176,7 @@ def check_root(version: Version, expected: Digest, found: Digest) -> None:
 
 
 def check_records(changes: Iterable[Changes], table: ParameterTable) -> int:
-    """Check the structure of every record before any is written, and return how many values change.
+    """Check the structure of every record before any is written; return how many values change.
 
     Records ascend by tensor, and inside a tensor every index is above all before it and below the tensor's end.
     Indexing would otherwise wrap, repeat or cross into a neighbour without an error.

@@ -83,6 +83,9 @@ class Subscriber:
         An engine that fails is reported to the daemon before the error is raised; the next call asks for what the
         engine then needs, which is everything if it no longer knows its weights.
 
+        Args:
+            timeout_seconds: How long to wait; 0 takes what is there.
+
         Raises:
             UnavailableError: The daemon is away.
             PulsenetError: The engine refused the update; it says what it holds.
@@ -163,7 +166,7 @@ class Subscriber:
             timeout_seconds: How long to wait for a daemon that is away or busy.
 
         Raises:
-            LocalProtocolError: The samples do not form a batch.
+            LocalProtocolError: The samples do not form a batch (SPEC 4.7 has its bounds).
             UnavailableError: The daemon is away.
         """
         batch = pack_rollouts(
@@ -203,7 +206,11 @@ class Subscriber:
                 return
 
     def status(self) -> dict[str, Any]:
-        """Return how the daemon is, as ``pulsenet status --json`` does."""
+        """Return how the daemon is, as ``pulsenet status --json`` does.
+
+        Raises:
+            UnavailableError: It is away.
+        """
         return self._client.status()
 
     def close(self) -> None:

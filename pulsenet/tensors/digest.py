@@ -52,9 +52,11 @@ def compute_root(table: ParameterTable, hashes: Sequence[bytes]) -> Digest:
 
 
 def compute_region_root(table: ParameterTable, region: Region, *, run_tensors: RunTensors = map) -> Digest:
-    """Return the root of the weights in ``region``, which holds the dense layout of ``table``.
+    """Return the root of the weights in ``region`` (spec-codec 3).
 
     Args:
+        table: Names, dtypes and shapes.
+        region: The dense layout of ``table``, flat, as bytes.
         run_tensors: ``map``, or an executor's ``map`` to hash tensors on several cores.
     """
     hashes = run_tensors(lambda index: hash_tensor(table.view(region, index)), range(len(table.tensors)))

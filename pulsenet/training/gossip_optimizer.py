@@ -47,7 +47,8 @@ from pulsenet.training.ranks import RankNews, is_distributed, is_first_rank, sha
 class GossipOptimizer:
     """Runs Factored Gossip DiLoCo around an inner optimizer.
 
-    Under ``torch.distributed`` every rank makes one and calls it alike; rank 0 mixes and broadcasts.
+    proto/spec-outer.md, section 11, has the arithmetic. z and momentum are FP32 in the model's own shapes. Under
+    ``torch.distributed`` every rank makes one and calls it alike; rank 0 mixes and broadcasts.
 
     Args:
         model: Plain or wrapped by ``torch.compile`` or DistributedDataParallel.

@@ -43,6 +43,8 @@ WARMUP_STEPS_DEFAULT: Final = 8
 class OuterOptimizer:
     """Runs the outer algorithm of a run around an inner optimizer.
 
+    PULSELoCo, DiLoCo or DDP, as the run's descriptor says; proto/spec-outer.md has the arithmetic. Masters, residual
+    and momentum are FP32 in the model's own shapes: a BF16 model gets masters, and computes with their cast.
     Under ``torch.distributed`` every rank makes one and calls it alike; rank 0 exchanges and broadcasts.
 
     Args:

@@ -39,10 +39,10 @@ Batch = torch.Tensor | Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probe:
-    """What a trainer answers; the same for all trainers of a run.
+    """What a trainer answers; the same for all trainers of a run (SPEC 6.16, docs/gossip.md).
 
     Raises:
-        ConfigError: a batch of anything but tensors.
+        ConfigError: a batch of anything but tensors, or a number of bins out of range.
     """
 
     batch: Batch
@@ -59,7 +59,11 @@ class Probe:
         self.name()
 
     def name(self) -> Digest:
-        """Return the digest of the batch: names, types, shapes and bits of its tensors."""
+        """Return the digest of the batch: names, types, shapes and bits of its tensors.
+
+        Raises:
+            ConfigError: It is anything but tensors.
+        """
         parts = {"": self.batch} if isinstance(self.batch, torch.Tensor) else self.batch
         if not isinstance(parts, Mapping) or not all(isinstance(one, torch.Tensor) for one in parts.values()):
             raise ConfigError("the batch of a probe is a tensor, or tensors by name")

@@ -117,12 +117,14 @@ class Publisher:
         of sharded tensors and get ``not_publisher``.
 
         Args:
-            model: The module, wrapped or not, or a state dict.
+            model: The module, wrapped or not, or a state dict. Dense tensors of any shape and of the dtypes of
+                safetensors, on any device, strided as they like; FP32 parameters are cast as ``compute_dtype`` says,
+                everything else is published bit by bit (proto/spec-codec.md, section 2).
             step: Optimiser steps so far.
             wait: Return only once the version is committed, replaced or given up.
             blocking: Where memory is short: wait, and copy no faster than the daemon encodes, so that beside its own
                 copy of the weights no more than twice the largest tensor is in memory.
-            timeout_seconds: With ``wait`` or ``blocking``, how long at most.
+            timeout_seconds: With ``wait`` or ``blocking``, how long at most; ``None`` waits for ever.
             consensus: Whether all members of a run that mixes hold these weights; its manifest says so.
 
         Raises:
