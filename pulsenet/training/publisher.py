@@ -117,9 +117,8 @@ class Publisher:
         of sharded tensors and get ``not_publisher``.
 
         Args:
-            model: The module, wrapped or not, or a state dict. Dense tensors of any shape and of the dtypes of
-                safetensors, on any device, strided as they like; FP32 parameters are cast as ``compute_dtype`` says,
-                everything else is published bit by bit (proto/spec-codec.md, section 2).
+            model: The module, wrapped or not, or a state dict: dense tensors of any shape, stride and device, of the
+                dtypes of spec-codec 2. FP32 parameters are cast as ``compute_dtype`` says, the rest stays as it is.
             step: Optimiser steps so far.
             wait: Return only once the version is committed, replaced or given up.
             blocking: Where memory is short: wait, and copy no faster than the daemon encodes, so that beside its own
