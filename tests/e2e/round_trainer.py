@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--goal", type=Path, required=True, help="file with the round to end at, once it exists")
     parser.add_argument("--pauses", type=Path, default=None, help="directory of the files that hold this process up")
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="least time of an inner step")
     arguments = parser.parse_args()
     if arguments.pauses is not None:
         pause_on_demand(arguments.pauses)
@@ -106,8 +107,10 @@ def main() -> None:
     tell(caught_up=caught_up, round_index=sync.round_index, root=sync.state_root.hex())
     while not arguments.goal.exists() or sync.round_index < int(arguments.goal.read_text()):
         batch_index += 1
+        ends_at = time.monotonic() + arguments.step_seconds
         compute_loss(model, draw_batch(arguments.seed, batch_index)).backward()
         optimizer.step()
+        time.sleep(max(0.0, ends_at - time.monotonic()))
         before = sync.round_index
         if str(sync.settings.algorithm) == "ddp":
             tell(offers=[before, batch_index])

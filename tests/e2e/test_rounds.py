@@ -39,7 +39,10 @@ class Story:
         options += [f"--trainer={keys[name]}" for name in names]
         constants = "--algorithm pulseloco --inner-steps 2 --contribution-wait-seconds 3 --state-anchor-interval 4"
         run_json("run", "create", RUN, *options, *constants.split(), home=owner)
-        self.training = {name: Training(swarm, self.nodes[name], seed) for seed, name in enumerate(names)}
+        # Trainers that hurry leave no processor to a node that starts.
+        self.training = {
+            name: Training(swarm, self.nodes[name], seed, "--step-seconds", 0.2) for seed, name in enumerate(names)
+        }
 
     def tell(self) -> None:
         first, third = self.training["first"], self.training["third"]
