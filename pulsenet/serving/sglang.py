@@ -169,7 +169,11 @@ class Routes:
         self._call("POST", "/continue_generation", {})
 
     def load(self, path: Path, label: str) -> None:
-        """Load a model directory into the weights, drop the caches and set the label."""
+        """Load a model directory into the weights, drop the caches and set the label.
+
+        Raises:
+            UnavailableError: SGLang does not answer, or did not load it.
+        """
         body = {"model_path": str(path), "flush_cache": True, "weight_version": label}
         reply = self._call("POST", "/update_weights_from_disk", body)
         if reply.get("success") is not True:

@@ -103,7 +103,11 @@ class SglangControl:
         return self._rank_count
 
     def attach(self, order: Mapping[str, Any]) -> None:
-        """Give every rank the order ATTACH, between two steps: the loader is the model's own code."""
+        """Give every rank the order ATTACH, between two steps: the loader is the model's own code.
+
+        Raises:
+            StructureError: The model SGLang was started from is no directory of this machine.
+        """
         model = self._routes.model_path()
         if not order.get("checkpoint") and not Path(model).is_dir():
             raise StructureError(f"SGLang was started from {model!r}: start it from a model directory of this machine")

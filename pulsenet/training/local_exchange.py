@@ -134,7 +134,12 @@ class LocalExchange(LocalRun):
             self._close_if_complete()
 
     def take(self, member: int, round_index: int, given: Contribution | str) -> tuple[Outcome, str]:
-        """Take a member's contribution, or its reason to have none, and wait for the round to close."""
+        """Take a member's contribution, or its reason to have none, and wait for the round to close.
+
+        Raises:
+            UnavailableError: The member has left the run.
+            LocalProtocolError: The round is not open yet.
+        """
         with self._changed:
             if member not in self._live:
                 raise UnavailableError(f"member {member} has left the run")

@@ -195,7 +195,11 @@ class OuterState:
 def allocate_copies(
     kind: str, table: ParameterTable, devices: Sequence[torch.device], placement: Placement
 ) -> list[torch.Tensor]:
-    """Return one zeroed flat FP32 tensor per tensor of the table."""
+    """Return one zeroed flat FP32 tensor per tensor of the table.
+
+    Raises:
+        ConfigError: A file that is to be mapped cannot be made.
+    """
     if isinstance(placement, Path):
         try:
             region = np.memmap(placement, np.uint8, "w+", shape=max(1, table.layout_size_bytes))

@@ -66,6 +66,28 @@ def test_each_name_is_documented_with_all_that_can_be_called_on_it(name: str) ->
     assert not silent
 
 
+@pytest.mark.parametrize("place", sorted(set(pulsenet._PLACES.values())))
+def test_errors_that_a_public_function_raises_itself_are_named(place: str) -> None:
+    source = (PACKAGE / Path(*place.split("."))).with_suffix(".py").read_text()
+    unnamed = []
+    for top in ast.parse(source).body:
+        if getattr(top, "name", "") not in NAMES:
+            continue
+        for function in (node for node in ast.walk(top) if isinstance(node, ast.FunctionDef)):
+            raised = {ast.unparse(node).split()[1].partition("(")[0] for node in ast.walk(function) if is_raising(node)}
+            # What a constructor raises stands with its class, what an engine's methods raise with the protocol.
+            text = ast.get_docstring(top if function.name.startswith("__") else function) or ""
+            is_public = not function.name.startswith("_") or function.name in ("__init__", "__post_init__")
+            if is_public and ":meth:`Engine." not in text:
+                unnamed += [f"{function.name}: {error}" for error in raised if error[0].isupper() and error not in text]
+    assert not unnamed
+
+
+def is_raising(node: ast.AST) -> bool:
+    """Return whether a node raises something new."""
+    return isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
+
+
 def test_references_in_docstrings_lead_somewhere() -> None:
     """Roles name modules and what is in them, as the API reference links them."""
     broken = []

@@ -114,7 +114,11 @@ class HttpControl:
         return self._url
 
     def count_ranks(self) -> int:
-        """Return the world size that the server states."""
+        """Return the world size that the server states.
+
+        Raises:
+            UnavailableError: It states none.
+        """
         value = self._call("GET", "/get_world_size").get("world_size")
         if type(value) is not int or value < 1:
             raise UnavailableError(f"{self._url} states a world size of {value!r}")

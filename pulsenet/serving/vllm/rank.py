@@ -173,6 +173,7 @@ class RankWeights:
 
         Raises:
             PulsenetError: It does not fit; the message says how.
+            LocalProtocolError: An update is committed and not finished.
         """
         if self.state is State.COMMITTED:
             raise LocalProtocolError("an update is committed and not finished: roll it back first")
@@ -326,6 +327,7 @@ class RankWeights:
 
         Raises:
             IntegrityError: The bits differ; the weights are unknown now.
+            LocalProtocolError: An update is committed and not finished.
         """
         if self.state is State.COMMITTED:
             raise LocalProtocolError("an update is committed and not finished")
