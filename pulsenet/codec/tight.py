@@ -271,7 +271,8 @@ def _read_plan_loop(body: UInt8s, offset: int, count_max: int, plan: Int64s) -> 
 def _read_head_loop(body: UInt8s, element_count: int, plans: Int64s) -> int:
     count, offset = _read_number(body, 0)
     present, offset = _read_number(body, offset)
-    if not 0 < count <= element_count or present < 0 or present >> CLASS_COUNT:
+    # Of a number that is none, -1, the upper bits are set too.
+    if not 0 < count <= element_count or present >> CLASS_COUNT:
         return -1
     left = count
     for row in range(CLASS_COUNT):

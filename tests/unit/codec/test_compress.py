@@ -34,12 +34,15 @@ def test_plane_comes_back_and_costs_at_most_its_size_and_head(size: int, kind: s
 
 
 def test_long_plain_runs_are_compressed_and_short_ones_are_not() -> None:
-    assert len(PlaneEncoder().encode(np.zeros(100_000, np.uint8))) < 40
+    encoded = PlaneEncoder().encode(np.zeros(100_000, np.uint8))
+    assert len(encoded) < 40
+    assert not zstandard.get_frame_parameters(encoded[1:]).has_checksum
     assert PlaneEncoder().encode(np.zeros(31, np.uint8)) == bytes([62]) + bytes(31)
 
 
 @pytest.mark.parametrize("size", [9, 13])
 def test_raw_plane_of_another_size_is_refused(size: int) -> None:
+    assert read(bytes([11 << 1]) + bytes(11), 10, 12) == bytes(11)
     with pytest.raises(RemoteProtocolError, match="patch-plane"):
         read(bytes([size << 1]) + bytes(size), 10, 12)
 
@@ -124,14 +127,17 @@ def test_trailing_cut_and_foreign_frames_are_refused(frame: bytes) -> None:
 
 
 def test_frame_asking_for_a_huge_window_is_refused() -> None:
-    def frame(window_log: int) -> bytes:
+    def frame(window_log: int, eighths: int = 0) -> bytes:
         # Content size 300 as two bytes less 256; one last block repeats one byte 300 times.
-        head = b"\x28\xb5\x2f\xfd\x40" + bytes([(window_log - 10) << 3]) + (300 - 256).to_bytes(2, "little")
+        head = b"\x28\xb5\x2f\xfd\x40" + bytes([(window_log - 10) << 3 | eighths]) + (300 - 256).to_bytes(2, "little")
         return head + (300 << 3 | 1 << 1 | 1).to_bytes(3, "little") + b"\x07"
 
-    assert read(framed(frame(20)), 300, 300) == b"\x07" * 300
-    with pytest.raises(RemoteProtocolError, match="patch-plane"):
-        read(framed(frame(29)), 300, 300)
+    # 8 MiB is the most.
+    for allowed in (frame(20), frame(23)):
+        assert read(framed(allowed), 300, 300) == b"\x07" * 300
+    for refused in (frame(23, eighths=1), frame(29)):
+        with pytest.raises(RemoteProtocolError, match="patch-plane"):
+            read(framed(refused), 300, 300)
 
 
 def test_frame_that_needs_a_dictionary_is_refused() -> None:

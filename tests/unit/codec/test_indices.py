@@ -62,7 +62,10 @@ def test_wide_gaps_escape_at_65535() -> None:
         ([1], 1000, 2),  # fewer than stated
         ([], 1000, 1),
         ([255, 0], 255, 1),
+        ([200], 10, 1),
         ([0] * 11, 10, 11),
+        ([3], 1000, 0),
+        ([255], 1000, 0),
     ],
 )
 def test_codes_that_do_not_name_the_stated_positions_are_refused(
@@ -104,6 +107,9 @@ def test_rank_gaps_are_leb128(ranks: list[int], encoded: str) -> None:
         ("0000", 10, 1),  # more than stated
         ("00", 10, 2),  # fewer than stated
         ("0000", 1, 2),
+        ("09", 5, 1),
+        ("05", 10, 0),
+        ("80", 10, 0),
     ],
 )
 def test_ranks_that_do_not_decode_are_refused(encoded: str, rank_count: int, count: int) -> None:

@@ -68,11 +68,19 @@ def test_numbers_of_every_width_come_back(start_bit: int, parameter: int) -> Non
         list(range(100)),
         [2, 2, 3, 4],
         [0, 1000, 0, 1000],
+        # Larger than the mean suggests, by one from an even parameter and from an odd one.
+        [1, 3, 1, 3, 1],
+        [2, 6, 2, 6, 2],
         [],
     ],
 )
 def test_parameter_is_the_smallest_of_the_best(values: list[int]) -> None:
     assert rice.choose_parameter(u32(*values)) == rice.choose_parameter_twin(u32(*values))
+
+
+def test_largest_numbers_take_the_largest_parameter() -> None:
+    for choose in (rice.choose_parameter, rice.choose_parameter_twin):
+        assert choose(u32((1 << 32) - 1)) == (31, 33)
 
 
 def test_best_parameter_of_a_thousand_draws_is_found_for_every_mean() -> None:
@@ -120,8 +128,9 @@ def test_single_bits_are_written_and_read_where_they_belong() -> None:
 STARTS = np.array([0, 3, 3, 8, 60], np.int64)
 GAPS = np.arange(60, dtype=np.uint32) * np.uint32(7) % np.uint32(50)
 UPS = (np.arange(60) % 3 == 0).astype(np.uint8)
-EXTRAS = np.where(np.arange(60) == 30, 5, 0).astype(np.uint32)
+EXTRAS = np.zeros(60, np.uint32)
 EXTRAS[3:8] = (9, 12, 8, 11, 10)
+EXTRAS[[9, 30, 33]] = (1, 12, 5)
 
 
 def test_plan_takes_nothing_for_ones_a_list_for_few_exceptions_and_codes_for_many() -> None:
@@ -131,18 +140,39 @@ def test_plan_takes_nothing_for_ones_a_list_for_few_exceptions_and_codes_for_man
     assert size_bits == twin_size_bits
     assert plans[:, rice.COUNT].tolist() == [3, 0, 5, 52]
     assert plans[:, rice.MODE].tolist() == [0, 0, rice.STEPS_ARE_RICE, rice.STEPS_ARE_SPARSE]
-    assert plans[3, rice.EXCEPTIONS] == 1
+    assert plans[3, rice.EXCEPTIONS] == 3
 
 
-def test_exceptions_counts_of_one_two_and_three_bytes_are_weighed_alike_in_loop_and_twin() -> None:
-    for exceptions, count in ((127, 1500), (128, 1500), (16_383, 150_000), (16_384, 150_000)):
-        extras = np.zeros(count, np.uint32)
-        extras[np.linspace(0, count - 1, exceptions).astype(int)] = 1
-        starts = np.array([0, count], np.int64)
+@pytest.mark.parametrize(
+    ("exceptions", "size", "count"),
+    [(1, 13, 9), (127, 1, 396), (128, 1, 407), (16_383, 1, 49_172), (16_384, 1, 49_183)],
+)
+def test_steps_are_listed_where_that_takes_no_more_bits_than_codes(exceptions: int, size: int, count: int) -> None:
+    """Exceptions spread over ``count`` steps cost as much either way, over one step less a bit more as a list."""
+    for steps, mode in ((count, rice.STEPS_ARE_SPARSE), (count - 1, rice.STEPS_ARE_RICE)):
+        extras = np.zeros(steps, np.uint32)
+        extras[np.linspace(0, steps - 1, exceptions).astype(int)] = size
+        starts = np.array([0, steps], np.int64)
         plans, size_bits = rice.plan_stream(extras, extras, starts)
         twin_plans, twin_size_bits = rice.plan_stream_twin(extras, extras, starts)
         assert np.array_equal(plans, twin_plans)
-        assert (size_bits, plans[0, rice.EXCEPTIONS]) == (twin_size_bits, exceptions)
+        assert size_bits == twin_size_bits
+        assert plans[0, rice.MODE] == mode
+
+
+def test_stream_of_whole_bytes_has_none_more() -> None:
+    nothing, starts = np.zeros(4, np.uint32), np.array([0, 4], np.int64)
+    plans, size_bits = rice.plan_stream(nothing, nothing, starts)
+    assert size_bits == 8
+    for write in (rice.write_stream, rice.write_stream_twin):
+        # A one and a direction each, the ones first.
+        assert write(nothing, u8(1, 0, 0, 1), nothing, starts, plans, size_bits).tolist() == [0b10011111]
+
+
+def test_stream_that_ends_early_in_one_class_is_not_read_on_in_the_next() -> None:
+    plans = plans_of((1, 0, rice.STEPS_ARE_RICE, 0, 0, 6), (1, 0, rice.STEPS_ARE_ONES, 0, 0, 0))
+    for read in (rice.read_stream, rice.read_stream_twin):
+        assert read(u8(0b10000101), plans, 3, 3)[0] == rice.ENDS_EARLY
 
 
 def test_stream_comes_back_from_loop_and_twin() -> None:
