@@ -267,8 +267,7 @@ class Coordinator(Authority):
 
     def _close(self, state: StateReached, settings: RoundSettings, now: float) -> list[Effect]:
         collection = self._collection
-        if collection is None or collection.round_index != state.round_index:
-            return []
+        assert collection is not None, "whoever leads in its state's round has collected for it"
         effects: list[Effect] = []
         for peer_id, (digest, entry) in collection.undecided().items():
             refused = self._gatherer.refusal_of(entry.contribution.blob_id)

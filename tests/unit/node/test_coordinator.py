@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from pulsenet.chain.ballot import Ballot
 from pulsenet.chain.ledger import LEDGER_KEY, Ledger
 from pulsenet.chain.records import Contribution, Member, Receipt, SignedRecord, Vote
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
+from pulsenet.errors import LocalProtocolError
 from pulsenet.ids import compute_digest
 from pulsenet.limits import VOTE_RENEW_SECONDS
 from pulsenet.node.candidacy import BALLOT_KEY, decode_ballot
@@ -439,3 +441,29 @@ def test_a_check_that_a_full_disk_swallowed_is_ordered_again(make_run: Callable[
     bench.now += STORE_RETRY_SECONDS
     bench.tell(TimerFired())
     assert only(bench.tell(TimerFired()), CheckContribution)
+
+
+def test_an_authority_signs_nothing_that_its_own_ballot_forbids(make_run: Callable[..., Any]) -> None:
+    """Whatever led there: a second word for one place would undo what is final."""
+    bench = Bench(make_run, 3)
+    receipt = bench.trust.accept_receipt(decode_signed(bench.receipt(bench.me)))
+    bench.machine._candidacy.ballot = Ballot(term=9)
+    with pytest.raises(LocalProtocolError, match="may not be proposed: term"):
+        bench.machine._propose(receipt, bench.now)
+
+
+def test_what_was_shown_is_proposed_again_once_all_it_lists_is_here(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 3)
+    former, voter = bench.others
+    signed = bench.contribution(is_held=False)
+    bench.tell(ReceiptSeen(bench.receipt(former, contribution=signed), (), voter.peer_id))
+    bench.tell(StateReached(0, STATE))
+    bench.now = 30.0
+    bench.tell(TimerFired())
+    effects = bench.tell(bench.vote(voter, bench.machine._candidacy.ballot.term, bench.me))
+    assert bench.machine.is_leading(bench.now)
+    assert pushed(effects, PushReceipt) == []
+    bench.ledger.accept_contribution(signed)
+    bench.contribution()
+    bench.machine._gatherer.set_wants({}, None)
+    assert pushed(bench.tell(TimerFired()), PushReceipt)
