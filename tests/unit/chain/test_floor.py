@@ -41,3 +41,8 @@ def test_heads_and_epochs_are_judged_alike(run: Any) -> None:
     kept = (run.head(99), run.sign(run.head(99), run.publisher))
     assert find_binding(run.descriptor, order, kept, ()) == (kept, ())
     assert find_binding(run.descriptor, order, None, ()) == (None, ())
+
+
+def test_what_every_key_of_the_run_signed_binds(run: Any) -> None:
+    everybody = (*run.descriptor.owners, *run.descriptor.authorities)
+    assert outlives(run.descriptor, run.epoch(1, 58, revision=1), 0, everybody)

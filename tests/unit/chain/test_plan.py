@@ -183,7 +183,7 @@ def test_of_two_equal_ways_the_one_the_catalogue_names_first_is_taken() -> None:
 
 def test_a_dearer_way_that_was_found_first_is_not_gone_on_from() -> None:
     """The way to v2 by one dear hop waits in the queue while the cheap one by v1 is found."""
-    kept = catalogue(skip(v(0), v(2), 50), *patches(1, 3), skip(v(2), v(4), 5), skip(v(3), v(5), 5))
+    kept = catalogue(skip(v(0), v(2), 50), *patches(1, 3), skip(v(2), v(4), 100), skip(v(3), v(5), 5))
     assert [entry.version.number for entry in plan_route(v(0), v(4), kept)] == [1, 2, 4]
     with pytest.raises(UnavailableError, match="no_target"):
         plan_route(v(0), v(6), kept)

@@ -177,6 +177,11 @@ class TestCatalogues:
         publish(run, trust, run.manifest(1), run.manifest(2))
         fork_of(lambda: trust.accept_manifest(run.sign(run.manifest(1, root=digest("other")), run.publisher)))
 
+    def test_one_that_fits_the_head_in_all_but_its_name_is_refused(self, run: Any, trust: Trust) -> None:
+        publish(run, trust, run.manifest(1), run.manifest(2))
+        other = run.sign(run.catalogue(run.manifest(2)), run.publisher)
+        assert code_of(trust, lambda: trust.accept_catalogue(other)) == "mismatch"
+
     def test_one_of_a_later_epoch_than_its_heads_is_refused(self, run: Any, trust: Trust) -> None:
         catalogue = run.sign(run.catalogue(run.manifest(1), epoch=1), run.publisher)
         digests = {
