@@ -97,7 +97,7 @@ class Trust(Beliefs):
             self._evidence = Evidence(record.epoch)
         if binding != (self._head, self._epochs):
             self._head, self._epochs = binding
-            self._number_max = 0 if head is None else head.version.number
+            self._number_max = 0
         earlier = tuple(item for item in self._epochs if item[0].epoch < record.epoch)
         self._epochs = (*earlier, (record, signed))[-EPOCH_RECORDS_MAX:]
         self._number_max = max(self._number_max, record.first_number - 1)

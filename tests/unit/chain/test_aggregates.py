@@ -58,9 +58,12 @@ def test_one_statement_is_believed_and_a_second_is_a_dispute(bench: Bench) -> No
     assert bench.ledger.aggregate(0) is None
     assert bench.ledger.aggregate_signer(0) is None
     signed = bench.sign(b"a", b"b", b"c")
+    bench.ledger.save()
     assert bench.ledger.accept_aggregate(signed)
     assert bench.ledger.is_changed
+    bench.ledger.save()
     assert not bench.ledger.accept_aggregate(signed)
+    assert not bench.ledger.is_changed
     assert not bench.ledger.is_disputed(0)
     found = bench.ledger.aggregate(0)
     assert found is not None

@@ -163,3 +163,21 @@ def test_an_empty_state_of_another_run_is_not_restored(run: Any, make_run: Any, 
     other = Beliefs(make_run(name="other").run_id, real_verify)
     with pytest.raises(StorageError, match="of format 1 and run"):
         Beliefs.restore(other.save(), run.run_id, real_verify)
+
+
+def test_without_an_epoch_record_every_head_binds_and_the_run_is_endorsed(run: Any) -> None:
+    trust = run.trust()
+    assert trust.epoch_is_endorsed
+    assert trust.binds(run.head(1), run.stranger.peer_id)
+
+
+def test_a_head_of_the_epoch_before_is_not_in_force(run: Any) -> None:
+    trust = run.trust()
+    assert trust.head_in_force is None
+    head = trust.accept_head(run.signed_head(4), run.now_ms)
+    assert trust.head_in_force == head
+    assert not trust.stale(head.valid_until_ms - 1)
+    assert trust.stale(head.valid_until_ms)
+    trust.accept_epoch(run.sign(run.epoch(1, 5), run.owner))
+    assert trust.head_in_force is None
+    assert trust.stale(run.now_ms)

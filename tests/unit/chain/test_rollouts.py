@@ -11,7 +11,7 @@ import zstandard
 
 from pulsenet import limits
 from pulsenet.chain.records import RolloutBatch
-from pulsenet.chain.rollouts import RolloutArrays, pack_rollouts, unpack_rollouts
+from pulsenet.chain.rollouts import RolloutArrays, pack_rollouts, read_metadata, unpack_rollouts
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import RunId, Version
 
@@ -221,3 +221,15 @@ def test_we_never_pack_what_a_trainer_would_refuse(changes: dict[str, Any]) -> N
 def test_no_sample_is_no_batch() -> None:
     with pytest.raises(LocalProtocolError, match="0 samples"):
         pack(make_arrays().select(np.zeros(3, np.bool_)))
+
+
+def test_metadata_comes_back_and_none_is_an_empty_object() -> None:
+    batch = pack(make_arrays())
+    assert read_metadata(batch) == {"task": "add"}
+    assert read_metadata(replace(batch, metadata="")) == {}
+
+
+def test_arrays_beyond_the_limit_are_refused_before_they_are_packed() -> None:
+    arrays = make_arrays(prompt_tokens=np.zeros(1 << 20, np.int32), prompt_lengths=np.array([1 << 20, 0, 0], np.uint32))
+    with pytest.raises(LocalProtocolError, match="at least and at most 1 sample and 4194304 bytes"):
+        pack(arrays)
