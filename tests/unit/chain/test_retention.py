@@ -206,3 +206,9 @@ def test_a_seed_has_no_mirror_of_its_own_to_look_after() -> None:
 def test_what_must_be_kept_takes_its_room_once() -> None:
     verdict = retained([anchor(0), anchor(10), *patches(1, 12)], "trainer", RetentionLimits(size_bytes_max=1030))
     assert numbers(verdict.keep, Kind.PATCH) == [10, 11, 12]
+
+
+def test_of_a_patch_and_an_anchor_of_one_version_a_seed_short_of_room_keeps_the_patch() -> None:
+    """It serves the many who are up to date."""
+    verdict = retained([anchor(5), anchor(10), *patches(6, 10)], "seed", RetentionLimits(entries_max=1))
+    assert [entry.kind for entry in verdict.keep] == [Kind.PATCH]

@@ -135,7 +135,7 @@ def test_a_window_larger_than_allowed_is_refused() -> None:
     parameters = zstandard.get_frame_parameters(body)
     if parameters.window_size <= 1 << 23:  # this release sizes the window by the content
         body = b"\x28\xb5\x2f\xfd\x80\x70" + len(raw_body()).to_bytes(4, "little") + b"\1\0\0"
-    with pytest.raises(RemoteProtocolError, match="window"):
+    with pytest.raises(RemoteProtocolError, match=r"^rollouts-shape: .* window"):
         unpack_rollouts(replace(pack(make_arrays()), body=body))
 
 
@@ -170,7 +170,7 @@ def test_a_record_that_tells_of_other_arrays_is_refused(changes: dict[str, Any])
     ],
 )
 def test_values_no_engine_produces_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(LocalProtocolError, match="rollouts-value"):
+    with pytest.raises(LocalProtocolError, match=r"^rollouts-value:"):
         pack(make_arrays(**changes))
 
 
@@ -233,3 +233,29 @@ def test_arrays_beyond_the_limit_are_refused_before_they_are_packed() -> None:
     arrays = make_arrays(prompt_tokens=np.zeros(1 << 20, np.int32), prompt_lengths=np.array([1 << 20, 0, 0], np.uint32))
     with pytest.raises(LocalProtocolError, match="at least and at most 1 sample and 4194304 bytes"):
         pack(arrays)
+
+
+def test_a_body_may_fill_its_limit_and_a_window_too() -> None:
+    def arrays(token_count: int) -> RolloutArrays:
+        one = make_arrays().select(np.array([False, False, True]))
+        return replace(
+            one,
+            prompt_tokens=np.zeros(token_count, np.int32),
+            prompt_lengths=np.array([token_count], np.uint32),
+        )
+
+    small = len(zstandard.ZstdDecompressor().decompress(pack(arrays(0)).body))
+    full = (limits.ROLLOUT_BODY_SIZE_BYTES_MAX - small) // 4
+    assert unpack_rollouts(pack(arrays(full))).prompt_lengths.tolist() == [full]
+    with pytest.raises(LocalProtocolError, match="at most"):
+        pack(arrays(full + 1))
+    raw = raw_body()
+    header = b"\x28\xb5\x2f\xfd\x80\x68" + len(raw).to_bytes(4, "little")
+    body = header + (len(raw) << 3 | 1).to_bytes(3, "little") + raw
+    assert zstandard.get_frame_parameters(body).window_size == 1 << 23
+    assert unpack_rollouts(replace(pack(make_arrays()), body=body)).sample_count == 3
+
+
+def test_the_highest_version_there_is_comes_back() -> None:
+    top = np.array([[2**63 - 1] * 3] * 4, np.uint64)
+    assert unpack_rollouts(pack(make_arrays(versions=top))).versions_last == [Version(2**63 - 1, 2**63 - 1)] * 3

@@ -46,7 +46,8 @@ def test_any_changed_letter_is_noticed(size_bytes: int) -> None:
     """The last letter too, some of whose bits may say nothing."""
     text = encode_token(replace(TOKEN, bootstraps=(), secret=bytes(size_bytes)))
     for position in range(len(text)):
-        for letter in {"a", "b", "c", "e", "i", "q"} - {text[position]}:
+        is_last = position == len(text) - 1
+        for letter in set("abcdefghijklmnopqrstuvwxyz234567" if is_last else "abi") - {text[position]}:
             with pytest.raises(RemoteProtocolError):
                 decode_token(text[:position] + letter + text[position + 1 :])
 
