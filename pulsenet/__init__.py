@@ -80,11 +80,13 @@ _PLACES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import a name when it is asked for."""
-    if name in _PLACES:
-        return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would take any name to be there
+
+    def __getattr__(name: str) -> Any:
+        """Import a name when it is asked for."""
+        if name in _PLACES:
+            return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -33,7 +33,7 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_type_checkers_see_what_programs_get() -> None:
-    (block,) = [node for node in ast.parse(SOURCE.read_text()).body if isinstance(node, ast.If)]
+    block = next(node for node in ast.parse(SOURCE.read_text()).body if isinstance(node, ast.If))
     typed = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert typed == {name: f"pulsenet.{place}" for name, place in pulsenet._PLACES.items()}
     assert typed.keys() == NAMES
