@@ -134,6 +134,10 @@ def test_body_made_by_hand_decodes() -> None:
     positions, _, bits = decode_tight(BF16, BodyReader(body), OLD)
     assert positions.tolist() == [2, 3, 9]
     assert bits.tolist() == [0x3F81, 0x3F7F, 0x3F03]
+    # Gap 0, up, and size 2 with the largest parameter.
+    body = body_of(1, 1, plan(1, 0, RICE, b"\x1f"), stream=[0b1111, 0, 0, 0, 0])
+    positions, _, bits = decode_tight(BF16, BodyReader(body), OLD)
+    assert (positions.tolist(), bits.tolist()) == ([0], [0x3F82])
 
 
 def outcome_of(read: object, body: bytes) -> object:
@@ -204,6 +208,8 @@ def test_a_head_and_every_damage_to_it_read_as_the_twin_reads_them(seed: int) ->
         (body_of(1, 1, plan(1, 0, RICE, b"\x0f"), stream=[0b1011, 0, 0]), "patch-values"),
         (body_of(1, 1, plan(1, 0, RICE, b"\x0f"), stream=[0b1011, 0, 0x08]), "patch-values"),
         (body_of(1, 1, plan(1, 0, SPARSE, b"\1\0\0"), stream=[0b11011]), "patch-values"),
+        # A gap beyond the block and a step beyond its bound: the stream comes before what its gaps add up to.
+        (body_of(1, 1, plan(1, 0, RICE, b"\x0f"), stream=[0, 0b101100, 0, 0]), "patch-values"),
     ],
 )
 def test_body_with_a_fault_is_refused_by_name(body: bytes, code: str) -> None:
