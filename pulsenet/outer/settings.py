@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-import numpy as np
-
 from pulsenet.errors import ConfigError
-from pulsenet.outer.floats import fp32_from_bits, fp32_to_bits
+from pulsenet.outer.constants import check_constants, decode_constants, encode_constants
 
 
 class Algorithm(StrEnum):
@@ -31,9 +28,6 @@ class Combination(StrEnum):
     MEDIAN = "median"
     TRIMMED = "trimmed"
 
-
-_REALS: Final = ("learning_rate", "momentum_factor", "clip_norm_ratio", "norm_max")
-_COMBINATIONS: Final = tuple(Combination)
 
 MANTISSA_BITS: Final = 23
 """Of FP32."""
@@ -76,21 +70,9 @@ class OuterSettings:
     """Mantissa bits of a value that passes so; what is cut off stays in the residual."""
 
     def __post_init__(self) -> None:
-        for name in _REALS:
-            with np.errstate(all="ignore"):
-                rounded = float(np.float32(getattr(self, name)))
-            if not math.isfinite(rounded) or rounded < 0.0:
-                raise ConfigError(f"{name} is {getattr(self, name)}, which is no finite FP32 value from 0")
-            object.__setattr__(self, name, rounded)
-        for name in ("inner_steps", "missed_rounds_max", "state_anchor_interval"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: it is at least 1")
-        if self.momentum_factor >= 1.0:
-            raise ConfigError(f"momentum_factor is {self.momentum_factor}: it is below 1")
+        check_constants(self, ("inner_steps", "missed_rounds_max", "state_anchor_interval"))
         if 0.0 < self.clip_norm_ratio < 1.0:
             raise ConfigError(f"clip_norm_ratio is {self.clip_norm_ratio}: it is 0 or at least 1")
-        if not 0.0 < self.norm_max <= 1e30:
-            raise ConfigError(f"norm_max is {self.norm_max}: sums of contributions must stay inside FP32, so 1e30")
         if self.trim_count < 0 or (self.trim_count and self.combination is not Combination.TRIMMED):
             raise ConfigError(f"trim_count is {self.trim_count} with combination {self.combination}")
         if self.flush_interval < 0 or (self.flush_interval and self.is_dense):
@@ -115,21 +97,11 @@ class OuterSettings:
         return self.flush_mantissa_bits < MANTISSA_BITS
 
     def to_constants(self) -> tuple[tuple[str, int], ...]:
-        """Return the descriptor's constants, ascending by name: integers as they are, reals as their FP32 bits.
+        """Return the descriptor's constants; see :mod:`pulsenet.outer.constants`.
 
         Without flushes their constants are left out, so that versions that do not know them can take part.
         """
-        constants = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "algorithm" or (field.name in _FLUSH and not self.flush_interval):
-                continue
-            if field.name in _REALS:
-                value = fp32_to_bits(value)
-            elif isinstance(value, Combination):
-                value = _COMBINATIONS.index(value)
-            constants.append((field.name, value))
-        return tuple(sorted(constants))
+        return encode_constants(self, {"algorithm", *(() if self.flush_interval else _FLUSH)})
 
     @classmethod
     def from_constants(cls, algorithm: str, constants: tuple[tuple[str, int], ...]) -> OuterSettings:
@@ -140,21 +112,5 @@ class OuterSettings:
         """
         if algorithm not in tuple(Algorithm):
             raise ConfigError(f"the run's outer algorithm {algorithm!r} is not one of {', '.join(Algorithm)}")
-        known = {field.name for field in fields(cls)} - {"algorithm"}
-        values: dict[str, object] = {}
-        for name, value in constants:
-            if name in _OTHERS_NAMES:
-                continue
-            if name not in known:
-                raise ConfigError(f"the run has the outer constant {name!r}, which this version does not know")
-            if name in _REALS:
-                if not 0 <= value < 1 << 32:
-                    raise ConfigError(f"the outer constant {name!r} is {value}, not the bits of an FP32 value")
-                values[name] = float(fp32_from_bits(value))
-            elif name == "combination":
-                if not 0 <= value < len(_COMBINATIONS):
-                    raise ConfigError(f"the outer constant combination has the unknown value {value}")
-                values[name] = _COMBINATIONS[value]
-            else:
-                values[name] = value
-        return cls(algorithm=Algorithm(algorithm), **values)  # type: ignore[arg-type]
+        ours = [(name, value) for name, value in constants if name not in _OTHERS_NAMES]
+        return cls(algorithm=Algorithm(algorithm), **decode_constants(cls, ours, {"algorithm"}))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Final
 
-import numpy as np
-
 from pulsenet.errors import ConfigError
-from pulsenet.outer.floats import fp32_from_bits, fp32_to_bits
+from pulsenet.outer.constants import check_constants, decode_constants, encode_constants
 
 ALGORITHM: Final = "gossip"
 """Name of the algorithm in a run's descriptor."""
@@ -92,10 +89,6 @@ _KINDS: Final = {
     MixingVariant.GLOBAL_M1_LOCAL_M2_SUBSET: (MixingKind.GLOBAL, MixingKind.PAIR),
     MixingVariant.LOCAL_M1_M2: (MixingKind.PAIR, MixingKind.PAIR),
 }
-_VARIANTS: Final = tuple(MixingVariant)
-
-_REALS: Final = ("learning_rate", "momentum_factor", "disagreement_max", "subset_ratio", "norm_max")
-_FLAGS: Final = ("mixes_momentum", "mixing_gate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,25 +126,13 @@ class MixingSettings:
     """A part of a larger Euclidean norm is refused."""
 
     def __post_init__(self) -> None:
-        for name in _REALS:
-            with np.errstate(all="ignore"):
-                rounded = float(np.float32(getattr(self, name)))
-            if not math.isfinite(rounded) or rounded < 0.0:
-                raise ConfigError(f"{name} is {getattr(self, name)}, which is no finite FP32 value from 0")
-            object.__setattr__(self, name, rounded)
-        for name in ("inner_steps", "roster_rounds", "mix1_wait_seconds", "mix2_wait_seconds"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: it is at least 1")
-        if self.momentum_factor >= 1.0:
-            raise ConfigError(f"momentum_factor is {self.momentum_factor}: it is below 1")
+        check_constants(self, ("inner_steps", "roster_rounds", "mix1_wait_seconds", "mix2_wait_seconds"))
         if self.probe_interval < 0:
             raise ConfigError(f"probe_interval is {self.probe_interval}: it is at least 0")
         if self.disagreement_max > 1.0:
             raise ConfigError(f"disagreement_max is {self.disagreement_max}: a Jensen-Shannon distance is at most 1")
         if not 0.0 < self.subset_ratio <= 1.0:
             raise ConfigError(f"subset_ratio is {self.subset_ratio}: it is above 0 and at most 1")
-        if not 0.0 < self.norm_max <= 1e30:
-            raise ConfigError(f"norm_max is {self.norm_max}: sums of parts must stay inside FP32, so 1e30")
         if self.mixes_momentum and self.variant is MixingVariant.DILOCO:
             raise ConfigError("mixes_momentum with the variant diloco: trainers of one mean have one momentum already")
 
@@ -179,16 +160,8 @@ class MixingSettings:
         return True
 
     def to_constants(self) -> tuple[tuple[str, int], ...]:
-        """Return the descriptor's constants, ascending by name: integers as they are, reals as their FP32 bits."""
-        constants = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in _REALS:
-                value = fp32_to_bits(value)
-            elif field.name == "variant":
-                value = _VARIANTS.index(value)
-            constants.append((field.name, int(value)))
-        return tuple(sorted(constants))
+        """Return the descriptor's constants; see :mod:`pulsenet.outer.constants`."""
+        return encode_constants(self)
 
     @classmethod
     def from_constants(cls, algorithm: str, constants: tuple[tuple[str, int], ...]) -> MixingSettings:
@@ -199,23 +172,4 @@ class MixingSettings:
         """
         if algorithm != ALGORITHM:
             raise ConfigError(f"the run's outer algorithm is {algorithm!r}, not {ALGORITHM!r}")
-        known = {field.name for field in fields(cls)}
-        values: dict[str, object] = {}
-        for name, value in constants:
-            if name not in known:
-                raise ConfigError(f"the run has the outer constant {name!r}, which this version does not know")
-            if name in _REALS:
-                if not 0 <= value < 1 << 32:
-                    raise ConfigError(f"the outer constant {name!r} is {value}, not the bits of an FP32 value")
-                values[name] = float(fp32_from_bits(value))
-            elif name == "variant":
-                if not 0 <= value < len(_VARIANTS):
-                    raise ConfigError(f"the outer constant variant has the unknown value {value}")
-                values[name] = _VARIANTS[value]
-            elif name in _FLAGS:
-                if value not in (0, 1):
-                    raise ConfigError(f"the outer constant {name!r} is {value}: it is 0 or 1")
-                values[name] = bool(value)
-            else:
-                values[name] = value
-        return cls(**values)  # type: ignore[arg-type]
+        return cls(**decode_constants(cls, constants))
