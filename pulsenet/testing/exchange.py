@@ -3,51 +3,25 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from pulsenet import limits
-from pulsenet.ids import Digest, PeerId
+from pulsenet.ids import PeerId
 from pulsenet.node.effects import SendRequest
 from pulsenet.node.events import Event, ReplyReceived, RequestDone, RequestFailed
 from pulsenet.node.uploads import WAIT_SECONDS_MAX, Uploads
 from pulsenet.testing.clock import VirtualClock
-from pulsenet.testing.links import Links
-from pulsenet.testing.network import Network
 from pulsenet.wire.messages import ChunkReply, GetChunks, Message, Refusal
 
 if TYPE_CHECKING:
     from pulsenet.testing.node import SimNode
+    from pulsenet.testing.world import World
 
 UPLOAD_SLOTS_MAX: Final = limits.SERVED_REQUESTS_MAX - 4
 """Requests for chunks that a node serves at once at most, as the daemon does."""
 
 RETRY_MS: Final = 2_000
 """When an asker that found no slot may come back, as the daemon says."""
-
-
-class Carrier(Protocol):
-    """What an exchange needs of its world."""
-
-    clock: VirtualClock
-    network: Network
-    links: Links
-    nodes: dict[PeerId, SimNode]
-
-    def deliver(self, node: SimNode, machine: str, event: Event) -> None:
-        """Hand an event to a machine now."""
-        ...
-
-    def answer(self, node: SimNode, message: Message, asker: PeerId) -> list[Message]:
-        """Have a node answer a request now."""
-        ...
-
-    def kind_of(self, digests: tuple[Digest, ...]) -> str:
-        """Return the kind of the blob that chunks belong to."""
-        ...
-
-    def is_reachable(self, sender: PeerId, receiver: PeerId) -> bool:
-        """Say whether there is a connection, or one could be opened at once."""
-        ...
 
 
 class Slots:
@@ -120,7 +94,7 @@ class Exchange:
 
     __slots__ = ("_is_over", "_life", "_machine", "_missing_count", "_node", "_request", "_world")
 
-    def __init__(self, world: Carrier, node: SimNode, machine: str, request: SendRequest) -> None:
+    def __init__(self, world: World, node: SimNode, machine: str, request: SendRequest) -> None:
         self._world = world
         self._node = node
         self._life = node.life

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from blake3 import blake3
 
 from pulsenet.chain.records import Descriptor, EpochRecord, Manifest, SignedRecord
-from pulsenet.chain.signing import Sign, decode_signed, encode_signed, record_digest
+from pulsenet.chain.signing import Sign, decode_signed, encode_signed, record_digest, seal
 from pulsenet.ids import Digest, PeerId, compute_digest
 from pulsenet.node.holdings import Given
 from pulsenet.node.published import HEAD_KEY
@@ -59,6 +60,35 @@ def make_sign(peer_id: PeerId) -> Sign:
 def verify(peer_id: PeerId, message: bytes, signature: bytes) -> bool:
     """Check a simulated signature."""
     return make_sign(peer_id)(message) == signature
+
+
+def make_genesis(authorities: Iterable[PeerId], trainers: Iterable[PeerId], **changes: Any) -> SignedRecord:
+    """Return the first descriptor of a run, signed by its owner; without rounds, unless ``changes`` say otherwise."""
+    fields: dict[str, Any] = {
+        "name": "simulated",
+        "nonce": bytes(16),
+        "revision": 0,
+        "previous": None,
+        "owners": (make_key("owner"),),
+        "owner_threshold": 1,
+        "authorities": tuple(sorted(authorities)),
+        "trainers": tuple(sorted(trainers)),
+        "inferencers": (),
+        "open_trainers_max": 0,
+        "open_inferencers_max": 0,
+        "private": False,
+        "table_digest": None,
+        "base_root": None,
+        "base_blob_id": None,
+        "algorithm": "none",
+        "constants": (),
+        "publish_interval_min_ms": 0,
+        "anchor_interval": 10,
+        "wire_version_min": 1,
+        "wire_version_max": 1,
+    }
+    owner = make_key("owner")
+    return seal(Descriptor(**fields | changes), make_sign(owner), owner)
 
 
 @dataclass

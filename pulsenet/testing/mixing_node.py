@@ -11,7 +11,8 @@ from pulsenet.chain.records import SliceName
 from pulsenet.chain.rosters import Rosters
 from pulsenet.node.candidacy import BALLOT_KEY
 from pulsenet.node.effects import Effect, SaveState
-from pulsenet.node.events import Event, TimerFired
+from pulsenet.node.events import Event
+from pulsenet.node.machine import Machine
 from pulsenet.node.mixing.convener import Convener
 from pulsenet.node.mixing.effects import (
     CheckMean,
@@ -33,6 +34,7 @@ from pulsenet.outer.mixing.settings import Job, MixingSettings
 from pulsenet.testing.checkers import SimulationError
 from pulsenet.testing.fakes import Chance, make_sign
 from pulsenet.testing.rounds_node import RoundsNode
+from pulsenet.testing.simulated_node import SimulatedNode
 from pulsenet.testing.toy_mixing import (
     TOY_TABLE,
     Doing,
@@ -63,6 +65,8 @@ class MixingNode(RoundsNode):
         base: As for :class:`RoundsNode`.
     """
 
+    _world: MixingWorld
+
     def __init__(
         self,
         name: str,
@@ -77,7 +81,6 @@ class MixingNode(RoundsNode):
         super().__init__(
             name, peer_id, world, chance, is_authority=is_authority, is_trainer=is_trainer, holds_start=holds_start
         )
-        self._mixing_world = world
         self._start = make_start(peer_id, world.spread if holds_start else 0.0, world.dtype)
         self.mixing_disk = MixingDisk(self._start.copy() if holds_start and world.spread else None)
         self.mixing: Mixing | None = None
@@ -101,25 +104,22 @@ class MixingNode(RoundsNode):
 
     def start(self) -> None:
         """Build the machines from what the store holds; a training process that lives on attaches again."""
-        assert not self.is_up
-        self.is_up = True
-        self.life += 1
+        self._come_up()
         self.trust = self._open_trust()
-        state, settings = self.store.state, self._mixing_world.settings
+        state, settings = self.store.state, self._world.settings
         self.ledger = Ledger.restore(self.trust, state.get(LEDGER_KEY), self.store.record)
         self.rosters = Rosters(self.trust, self.ledger)
         sign = make_sign(self.peer_id)
         common = (self.trust, self.ledger, self.rosters, settings, self.peer_id, sign)
-        self.machines = {}
+        machines: dict[str, Machine] = {}
         if self.is_trainer:
             chance = self._chance.fork()
             self.mixing = Mixing(*common, chance, self.store, journal=state.get(MIXING_KEY))
-            self.machines["mixing"] = self.mixing
+            machines["mixing"] = self.mixing
         if self.is_authority:
             self.convener = Convener(*common, self._chance.fork(), ballot=state.get(BALLOT_KEY))
-            self.machines["convener"] = self.convener
-        for machine in self.machines:
-            self._world.schedule(self, machine, TimerFired())
+            machines["convener"] = self.convener
+        self._add_machines(machines)
         if self.convener is not None:
             self._world.schedule(self, "convener", MastersTold(TOY_TABLE))
         if self.is_trainer and self.toy is None:
@@ -134,13 +134,12 @@ class MixingNode(RoundsNode):
 
     def stop_daemon(self) -> None:
         """Let the node's process die alone: the training process goes on."""
-        self.is_up = False
-        self.machines, self.timers = {}, {}
+        SimulatedNode.crash(self)
         self.convener = None
 
     def attach_training(self) -> None:
         """Start a training process from its disk."""
-        world = self._mixing_world
+        world = self._world
         chance = Chance(self._chance(1 << 62))
         self.is_training = True
         self.toy_count += 1
@@ -162,7 +161,7 @@ class MixingNode(RoundsNode):
     @property
     def settings(self) -> MixingSettings:
         """Of the run."""
-        return self._mixing_world.settings
+        return self._world.settings
 
     @property
     def round_count(self) -> int:
@@ -189,7 +188,7 @@ class MixingNode(RoundsNode):
             self.waited_since.setdefault(job, self._world.now)
 
     def _open(self, plan: OpenRound) -> None:
-        toy, world = self.toy, self._mixing_world
+        toy, world = self.toy, self._world
         if toy is None or toy.doing is not Doing.OPENING:
             return
         offers, self.wants_state = self.wants_state, False
@@ -202,7 +201,7 @@ class MixingNode(RoundsNode):
                 self.busy_seconds += seconds
                 self._tell_or_keep(toy.end_inner_steps())
 
-        world.later(seconds, end)
+        world.clock.after(seconds, end)
 
     def _tell_or_keep(self, events: list[MixingEvent]) -> None:
         if self.is_up:
@@ -218,14 +217,14 @@ class MixingNode(RoundsNode):
         try:
             events = toy.take(ready)
         except ValueError as error:
-            raise SimulationError(self._mixing_world.seed, f"{self.name} was given no vector: {error}") from error
+            raise SimulationError(self._world.seed, f"{self.name} was given no vector: {error}") from error
         if toy.doing is not before:
-            self._mixing_world.note_wait(self, ready, self.waited_since.pop(ready.job, self._world.now))
+            self._world.note_wait(self, ready, self.waited_since.pop(ready.job, self._world.now))
         self._tell(events)
 
     def deliver(self, machine: str, event: Event) -> None:
         """Hand an event to one machine and carry out what it orders."""
-        self._mixing_world.touched.add(self.peer_id)
+        self._world.touched.add(self.peer_id)
         super().deliver(machine, event)
 
     def _lie(self, event: PartStored) -> PartStored:
@@ -242,13 +241,13 @@ class MixingNode(RoundsNode):
             honest = read_values(self.store, SliceName(answer.blob_id, answer.encoded_size_bytes))
             lie = write_values(self.store, self.lies(honest), order.round_index, int(order.job))
             answer = PartsCombined(order.number, lie.blob_id, lie.encoded_size_bytes, lie.norm_bits)
-        self._mixing_world.note_combined(self, order, answer)
+        self._world.note_combined(self, order, answer)
         return answer
 
     def do_compare(self, order: CompareProbes) -> Event:
         """Carry out a comparison, and tell the world what it came to."""
         found = compare_answers(order.answers, order.round_index)
-        self._mixing_world.note_compared(self, order, found)
+        self._world.note_compared(self, order, found)
         return ProbesCompared(order.number, found.distance)
 
     def _execute(self, machine: str, effect: Effect) -> None:
@@ -276,13 +275,8 @@ class MixingNode(RoundsNode):
                 super()._execute(machine, effect)
 
     def _hand(self, machine: str, work: Callable[[], Event]) -> None:
-        life, world = self.life, self._mixing_world
-
-        def act() -> None:
-            if self.is_up and self.life == life:
-                self._world.schedule(self, machine, work())
-
-        world.later(world.chance.between(0.0, HAND_SECONDS_MAX), act)
+        delay_seconds = self._world.chance.between(0.0, HAND_SECONDS_MAX)
+        self._world.later_on(self, delay_seconds, lambda: self._world.schedule(self, machine, work()))
 
     def answer(self, request: Message, asker: PeerId) -> list[Message]:
         """Answer a peer's request; what is pushed is shown to the machines first."""

@@ -5,34 +5,25 @@ Network, clock and crashes are those of :class:`RoundsWorld`. After every event 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from pulsenet.chain.records import Descriptor, SignedRecord
-from pulsenet.chain.signing import seal
+from pulsenet.chain.records import SignedRecord
 from pulsenet.ids import PeerId
 from pulsenet.node.effects import SendRequest
 from pulsenet.node.events import Event, RequestFailed
 from pulsenet.node.mixing.effects import CombineParts, CompareProbes, MixReady
 from pulsenet.outer.mixing.probe import Comparison
 from pulsenet.outer.mixing.settings import ALGORITHM, MixingSettings
-from pulsenet.testing.fakes import make_key, make_sign
+from pulsenet.testing.fakes import make_genesis
 from pulsenet.testing.mixing_checkers import TOLERANCE, TOLERANCE_FP32, MixingChecker
 from pulsenet.testing.mixing_node import MixingNode
 from pulsenet.testing.network import CALM, Faults
-from pulsenet.testing.rounds_checkers import RoundsChecker
 from pulsenet.testing.rounds_node import RoundsNode
 from pulsenet.testing.rounds_world import RoundsWorld
 from pulsenet.testing.toy_mixing import Values
-
-
-class _NoRounds(RoundsChecker):
-    """In place of the checker of rounds with receipts: there are none."""
-
-    def check(self, nodes: Mapping[PeerId, RoundsNode]) -> None:
-        """Find nothing."""
 
 
 class MixingWorld(RoundsWorld):
@@ -50,6 +41,8 @@ class MixingWorld(RoundsWorld):
         failures_per_mille: How often two members cannot reach each other for a whole round.
         counts: As in :class:`RoundsWorld`.
     """
+
+    node_class = MixingNode
 
     def __init__(
         self,
@@ -81,7 +74,6 @@ class MixingWorld(RoundsWorld):
         is_double = np.dtype(dtype) == np.float64
         self.mixing_checker = MixingChecker(seed, TOLERANCE if is_double else TOLERANCE_FP32)
         super().__init__(seed, faults=faults, constants=None, **counts)
-        self._checker = _NoRounds(seed)
 
     # Scenario
 
@@ -146,10 +138,6 @@ class MixingWorld(RoundsWorld):
 
     # What nodes ask of the world
 
-    def later(self, delay_seconds: float, action: Callable[[], None]) -> None:
-        """Let something happen after a delay, whoever lives then."""
-        self._later(delay_seconds, action)
-
     def open_round(self, node: MixingNode, round_index: int) -> float:
         """Return how long the inner steps of a round that a node opens take; draw which exchanges fail in it."""
         if round_index > self._drawn_round and self._failures_per_mille:
@@ -199,51 +187,12 @@ class MixingWorld(RoundsWorld):
 
     # Inside
 
-    def _step(self, end: float) -> bool:
-        if not super()._step(end):
-            return False
+    def _check(self) -> None:
+        # Not the checker of rounds with receipts: there are none.
         self.mixing_checker.check(self.members, self.touched, self.now)
         self.touched = set()
-        return True
-
-    def _make_node(
-        self, name: str, key: PeerId, *, is_authority: bool, is_trainer: bool, holds_start: bool
-    ) -> RoundsNode:
-        return MixingNode(
-            name,
-            key,
-            self,
-            self.chance.fork(),
-            is_authority=is_authority,
-            is_trainer=is_trainer,
-            holds_start=holds_start,
-        )
 
     def _make_genesis(
         self, authorities: Sequence[PeerId], trainers: Sequence[PeerId], changes: dict[str, int]
     ) -> SignedRecord:
-        owner = make_key("owner")
-        descriptor = Descriptor(
-            name="simulated",
-            nonce=bytes(16),
-            revision=0,
-            previous=None,
-            owners=(owner,),
-            owner_threshold=1,
-            authorities=tuple(sorted(authorities)),
-            trainers=tuple(sorted(trainers)),
-            inferencers=(),
-            open_trainers_max=0,
-            open_inferencers_max=0,
-            private=False,
-            table_digest=None,
-            base_root=None,
-            base_blob_id=None,
-            algorithm=ALGORITHM,
-            constants=self.settings.to_constants(),
-            publish_interval_min_ms=0,
-            anchor_interval=10,
-            wire_version_min=1,
-            wire_version_max=1,
-        )
-        return seal(descriptor, make_sign(owner), owner)
+        return make_genesis(authorities, trainers, algorithm=ALGORITHM, constants=self.settings.to_constants())

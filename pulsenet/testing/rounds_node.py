@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pulsenet.chain.ledger import LEDGER_KEY, Ledger
-from pulsenet.chain.records import SignedRecord
 from pulsenet.chain.signing import record_digest
 from pulsenet.chain.trust import Trust
 from pulsenet.ids import PeerId, RunId
@@ -19,23 +18,12 @@ from pulsenet.node.effects import (
     ApplyAggregate,
     CancelRequest,
     CheckContribution,
-    Count,
     Effect,
-    Log,
-    Release,
-    Report,
     RestoreState,
     RunInnerSteps,
-    SaveState,
-    SendRequest,
-    SetTimer,
-    ShowToMachines,
     StoreChunk,
-    StoreChunkList,
     StoreContribution,
-    StoreRecord,
     StoreStateAnchor,
-    StrikePeer,
     SumSlices,
 )
 from pulsenet.node.events import (
@@ -44,28 +32,32 @@ from pulsenet.node.events import (
     InnerStepsDone,
     StateAnchorStored,
     StoreFailed,
-    TimerFired,
     TrainingLost,
 )
 from pulsenet.node.machine import Machine
+from pulsenet.node.mesh import Mesh
 from pulsenet.node.onlooker import Onlooker
 from pulsenet.node.own_work import OWN_KEY
-from pulsenet.node.respond import Push, StoreView, respond
+from pulsenet.node.respond import respond
 from pulsenet.node.rounds import Rounds
 from pulsenet.node.rounds_respond import event_of, respond_to_round
 from pulsenet.testing.fakes import Chance, FakeStore, make_sign, verify
+from pulsenet.testing.simulated_node import SimulatedNode
 from pulsenet.testing.toy_training import SIZE, Exact, ToyTraining, TrainingDisk, start_state
+from pulsenet.testing.versioned_node import StoreAndMesh
 from pulsenet.wire.messages import (
     GetAggregates,
     GetRounds,
     Message,
-    PeerAddress,
     PushContribution,
     PushReceipt,
     PushTerm,
     PushVote,
     Refusal,
 )
+
+if TYPE_CHECKING:
+    from pulsenet.testing.rounds_world import RoundsWorld
 
 TrainingOrder = (
     RunInnerSteps | StoreContribution | CheckContribution | SumSlices | ApplyAggregate | RestoreState | StoreStateAnchor
@@ -83,69 +75,41 @@ TRAINING_ORDERS = (
 )
 
 
-class Surroundings(Protocol):
-    """What a node needs of its world."""
-
-    genesis: SignedRecord
-
-    @property
-    def now(self) -> float:
-        """Virtual monotonic time in seconds."""
-        ...
-
-    def schedule(self, node: RoundsNode, machine: str, event: Event, delay_seconds: float = 0.0) -> None:
-        """Deliver an event to one machine of this life of the node."""
-        ...
-
-    def train(self, node: RoundsNode, machine: str, order: TrainingOrder) -> None:
-        """Let the node's training process do something that takes time."""
-        ...
-
-    def send(self, node: RoundsNode, machine: str, request: SendRequest) -> None:
-        """Carry a request to its receiver and the replies back."""
-        ...
-
-
-class RoundsNode:
+class RoundsNode(SimulatedNode):
     """A node that can crash and come back with what its disks hold.
 
     Args:
         name: For people.
         peer_id: The node's key.
+        world: Its world.
+        chance: Everything this node leaves to chance.
         is_authority: Whether it votes, countersigns and may coordinate.
         is_trainer: Whether a training process is attached.
         holds_start: Whether that begins with the starting state; a joiner has none.
     """
 
+    mesh: Mesh | None = None
+    """None in runs without versions."""
+    _world: RoundsWorld
+
     def __init__(
         self,
         name: str,
         peer_id: PeerId,
-        surroundings: Surroundings,
+        world: RoundsWorld,
         chance: Chance,
         *,
         is_authority: bool,
         is_trainer: bool,
         holds_start: bool = True,
     ) -> None:
-        self.name = name
-        self.peer_id = peer_id
+        super().__init__(name, peer_id, world, chance, FakeStore())
         self.is_authority = is_authority
         self.is_trainer = is_trainer
-        self.store = FakeStore()
         self.disk = TrainingDisk(start_state() if holds_start else None)
-        self.is_up = False
         self.is_training = False
-        self.life = 0
-        self.counts: dict[tuple[str, str], int] = {}
-        self.reports: dict[str, object] = {}
-        self.log: list[str] = []
         self.busy_until = 0.0
         """Until then every request is refused: the node is in an outer step and says so."""
-        self._world = surroundings
-        self._chance = chance
-        self.machines: dict[str, Machine] = {}
-        self.timers: dict[str, float] = {}
         self.coordinator: Coordinator | None = None
         self.rounds: Rounds | None = None
         self._training_seed = chance(1 << 62)
@@ -168,31 +132,28 @@ class RoundsNode:
 
     def start(self) -> None:
         """Build the machines from what the store holds and let them begin."""
-        assert not self.is_up
-        self.is_up = True
-        self.life += 1
+        self._come_up()
         self.trust = self._open_trust()
         state = self.store.state
         self.ledger = Ledger.restore(self.trust, state.get(LEDGER_KEY), self.store.record)
         sign = make_sign(self.peer_id)
-        self.machines = {}
+        machines: dict[str, Machine] = {}
         if self.is_authority:
             ballot = state.get(BALLOT_KEY)
             chance = self._chance.fork()
             self.coordinator = Coordinator(
                 self.trust, self.ledger, self.peer_id, sign, chance, self.store, ballot=ballot
             )
-            self.machines["coordinator"] = self.coordinator
+            machines["coordinator"] = self.coordinator
         if self.is_trainer:
             own = state.get(OWN_KEY)
             chance = self._chance.fork()
             self.rounds = Rounds(self.trust, self.ledger, self.peer_id, sign, chance, self.store, own=own)
-            self.machines["rounds"] = self.rounds
+            machines["rounds"] = self.rounds
         else:
             chance = self._chance.fork()
-            self.machines["onlooker"] = Onlooker(self.trust, self.ledger, self.peer_id, chance)
-        for machine in self.machines:
-            self._world.schedule(self, machine, TimerFired())
+            machines["onlooker"] = Onlooker(self.trust, self.ledger, self.peer_id, chance)
+        self._add_machines(machines)
         if self.is_trainer:
             self.attach_training()
 
@@ -204,9 +165,7 @@ class RoundsNode:
     def crash(self) -> None:
         """Die at once, training process and all; the disks stay."""
         self._end_training()
-        self.is_up = False
-        self.machines = {}
-        self.timers = {}
+        super().crash()
         self.coordinator = None
         self.rounds = None
 
@@ -250,17 +209,7 @@ class RoundsNode:
 
     # Driver
 
-    def deliver(self, machine: str, event: Event) -> None:
-        """Hand an event to one machine and carry out what it orders."""
-        if machine not in self.machines:
-            return
-        self._execute_all(machine, self.machines[machine].handle(event, self._world.now, self._wall_ms()))
-
-    def _wall_ms(self) -> int:
-        # No record of the rounds has a time in it.
-        return 0
-
-    def _execute_all(self, machine: str, effects: list[Effect]) -> None:
+    def _execute_all(self, machine: str, effects: Iterable[Effect]) -> None:
         for effect in sorted(effects, key=lambda effect: EXECUTION_ORDER[type(effect)]):
             if self.is_full and isinstance(effect, StoreChunk):
                 self._world.schedule(self, machine, StoreFailed(effect.digest, "enospc"))
@@ -271,11 +220,6 @@ class RoundsNode:
                 return
             self._execute(machine, effect)
 
-    def deliver_to_all(self, event: Event) -> None:
-        """Hand an event that names no request to every machine."""
-        for machine in tuple(self.machines):
-            self.deliver(machine, event)
-
     def answer(self, request: Message, asker: PeerId) -> list[Message]:
         """Answer a peer's request; pushed items are shown to the machines first."""
         if self._world.now < self.busy_until:
@@ -285,10 +229,7 @@ class RoundsNode:
         if isinstance(request, PushVote | PushTerm | PushContribution | PushReceipt | GetRounds | GetAggregates):
             find_verdict = None if self.coordinator is None else self.coordinator.verdicts.find
             return [respond_to_round(request, self.ledger, find_verdict)]
-        return respond(request, self._view())
-
-    def _view(self) -> StoreView:
-        return _View(self.store)
+        return respond(request, StoreAndMesh(self.store, self.mesh))
 
     def do(self, order: TrainingOrder) -> Event:
         """Let the training process carry out one order; return what came of it."""
@@ -313,64 +254,12 @@ class RoundsNode:
 
     def _execute(self, machine: str, effect: Effect) -> None:
         match effect:
-            case SendRequest():
-                self._world.send(self, machine, effect)
             case CancelRequest():
                 pass  # lines are no bottleneck here: what was asked for arrives, and is ignored
-            case SetTimer(at):
-                self.timers[machine] = at
-            case ShowToMachines(event):
-                for name in self.machines:
-                    self._world.schedule(self, name, event)
             case StoreChunk(digest, data):
                 self.store.chunks[digest] = data
                 self._world.schedule(self, machine, ChunkStored(digest))
             case _ if isinstance(effect, TRAINING_ORDERS):
                 self._world.train(self, machine, effect)
             case _:
-                self._execute_here(effect)
-
-    def _execute_here(self, effect: Effect) -> None:
-        match effect:
-            case StoreRecord(record):
-                self.store.put_record(record)
-            case StoreChunkList(blob_id, data):
-                self.store.lists[blob_id] = data
-            case SaveState(key, value):
-                self.store.state[key] = value
-            case Release(blob_ids, record_digests):
-                self.store.release(blob_ids, record_digests)
-            case Count(name, label):
-                self.counts[name, label] = self.counts.get((name, label), 0) + 1
-            case StrikePeer(_, code):
-                self.counts["strike", code] = self.counts.get(("strike", code), 0) + 1
-            case Report(fields):
-                self.reports.update(fields)
-            case Log(level, text):
-                self.log.append(f"{level}: {text}")
-            case _:
-                raise AssertionError(f"nobody carries out {effect}")
-
-
-class _View:
-    """The store as the serving rule sees it."""
-
-    def __init__(self, store: FakeStore) -> None:
-        self.newest_head = store.newest_head
-        self.record = store.record
-        self.descriptors = store.descriptors
-        self.epochs = store.epochs
-        self.chunk_list = store.chunk_list
-        self.chunk_list_slice = store.chunk_list_slice
-        self.chunk = store.chunk
-        self.has_chunk = store.has_chunk
-        self.was_given = store.was_given
-
-    def have(self) -> bytes | None:
-        return None
-
-    def neighbours(self) -> Sequence[PeerAddress]:
-        return ()
-
-    def push_verdict(self, push: Push) -> str:
-        return "untrusted"
+                super()._execute(machine, effect)

@@ -6,35 +6,28 @@ checkers look at everything: one outcome a round, one vote a term, one state a r
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from blake3 import blake3
-
-from pulsenet.chain.records import Descriptor, Receipt, SignedRecord, Vote
-from pulsenet.chain.signing import decode_signed, seal
+from pulsenet.chain.records import Receipt, SignedRecord, Vote
+from pulsenet.chain.signing import decode_signed
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.effects import RunInnerSteps, SendRequest
 from pulsenet.node.events import (
-    Event,
     PeerConnected,
     PeerLost,
     ReplyReceived,
     RequestDone,
     RequestFailed,
-    TimerFired,
 )
-from pulsenet.testing.checkers import SimulationError
-from pulsenet.testing.fakes import Chance, make_key, make_sign
-from pulsenet.testing.network import CALM, Faults, Network
+from pulsenet.testing.fakes import make_genesis, make_key
+from pulsenet.testing.network import CALM, Faults
+from pulsenet.testing.outline import outline
 from pulsenet.testing.rounds_checkers import RoundsChecker
 from pulsenet.testing.rounds_node import RoundsNode, TrainingOrder
+from pulsenet.testing.simulation import Simulation
 from pulsenet.testing.toy_training import Exact
 from pulsenet.wire.messages import ChunkReply, GetChunks, PushVote
 from pulsenet.wire.schema import decode_value
-
-EVENTS_MAX = 1_000_000
-"""A run with more events is called stuck."""
 
 INNER_SECONDS_MAX = 2.0
 """Longest time of the inner steps of one round."""
@@ -46,18 +39,20 @@ ANSWER_SECONDS_MAX = 0.05
 """Longest time until the machine hears of it."""
 
 
-class RoundsWorld:
+class RoundsWorld(Simulation[RoundsNode]):
     """The trainers of one seed.
 
     Args:
-        seed: Decides everything that chance decides.
+        seed: As for :class:`Simulation`.
         authority_count: Authorities; all but ``voter_count`` of them train.
         trainer_count: Trainers that are no authorities.
         voter_count: Authorities that only vote.
         joiner_count: Trainers, listed like the others, that begin without a state and are started by hand.
-        faults: How bad the network is.
+        faults: Likewise.
         constants: Changes to the round constants.
     """
+
+    node_class: type[RoundsNode] = RoundsNode
 
     def __init__(
         self,
@@ -70,21 +65,13 @@ class RoundsWorld:
         faults: Faults = CALM,
         constants: dict[str, int] | None = None,
     ) -> None:
-        self.seed = seed
-        self.chance = Chance(seed)
-        self.network = Network(self.chance.fork(), faults)
+        super().__init__(seed, faults)
         # Rank follows the keys, so that names tell who stands first.
         keys = sorted(make_key(f"authority {index}") for index in range(authority_count))
-        self.nodes: dict[PeerId, RoundsNode] = {}
         trainers = keys[: authority_count - voter_count]
         others = [make_key(f"trainer {index}") for index in range(trainer_count)]
         joiners = [make_key(f"joiner {index}") for index in range(joiner_count)]
         self.genesis = self._make_genesis(keys, [*trainers, *others, *joiners], constants or {})
-        self.event_count = 0
-        self._trace = blake3()
-        self._now = 0.0
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = 0
         self._connections: set[frozenset[PeerId]] = set()
         self._checker = RoundsChecker(seed)
         for index, key in enumerate(keys):
@@ -125,7 +112,7 @@ class RoundsWorld:
             if self.network.is_cut(first.peer_id, second.peer_id):
                 self._disconnect(pair)
 
-        self._later(self.chance.between(0.0, 5.0), notice)
+        self.clock.after(self.chance.between(0.0, 5.0), notice)
 
     def heal(self) -> None:
         """End all faults of the network, and connect everybody who is up, anew: who lied is asked again."""
@@ -167,31 +154,6 @@ class RoundsWorld:
         goal = self.round_index + count
         self.run_until(lambda: self.round_index >= goal, limit_seconds)
 
-    # Time
-
-    @property
-    def now(self) -> float:
-        """Virtual monotonic time in seconds."""
-        return self._now
-
-    def run_for(self, seconds: float) -> None:
-        """Let virtual time pass."""
-        end = self._now + seconds
-        while self._step(end):
-            pass
-        self._now = end
-
-    def run_until(self, is_done: Callable[[], bool], limit_seconds: float) -> None:
-        """Run until a condition holds.
-
-        Raises:
-            SimulationError: it does not within ``limit_seconds`` of virtual time.
-        """
-        end = self._now + limit_seconds
-        while not is_done():
-            if not self._step(end):
-                raise SimulationError(self.seed, f"not done after {limit_seconds} s: {self.describe()}")
-
     def describe(self) -> str:
         """Return one line on where every node stands."""
         parts = []
@@ -201,54 +163,23 @@ class RoundsWorld:
                 where = f"knows {node.ledger.next_round_index}"
                 if node.rounds is not None:
                     where += f", {node.rounds.phase} {node.rounds.round_index}"
-                if node.coordinator is not None and node.coordinator.is_leading(self._now):
+                if node.coordinator is not None and node.coordinator.is_leading(self.now):
                     where += ", leads"
             parts.append(f"{node.name} {where}")
         return "; ".join(parts)
 
-    @property
-    def trace_digest(self) -> str:
-        """Digest of everything that happened, in order."""
-        return self._trace.hexdigest()
-
-    def _step(self, end: float) -> bool:
-        timer = min(
-            ((at, node.name, machine) for node in self.nodes.values() for machine, at in node.timers.items()),
-            default=None,
-        )
-        if self._queue and (timer is None or self._queue[0][0] <= timer[0]):
-            if self._queue[0][0] > end:
-                return False
-            at, _, action = heapq.heappop(self._queue)
-            self._now = max(self._now, at)
-            action()
-        elif timer is not None and timer[0] <= end:
-            at, name, machine = timer
-            self._now = max(self._now, at)
-            node = self.node(name)
-            del node.timers[machine]
-            self._deliver(node, machine, TimerFired())
-        else:
-            return False
-        self.event_count += 1
-        if self.event_count > EVENTS_MAX:
-            raise SimulationError(self.seed, f"more than {EVENTS_MAX} events: {self.describe()}")
+    def _check(self) -> None:
         self._checker.check(self.nodes)
-        return True
 
     # What nodes ask of the world
-
-    def schedule(self, node: RoundsNode, machine: str, event: Event, delay_seconds: float = 0.0) -> None:
-        """Deliver an event to one machine of this life of the node."""
-        self._later_on(node, delay_seconds, lambda: self._deliver(node, machine, event))
 
     def train(self, node: RoundsNode, machine: str, order: TrainingOrder) -> None:
         """Let the node's training process do something that takes time, after what it is at."""
         longest = INNER_SECONDS_MAX if isinstance(order, RunInnerSteps) else ORDER_SECONDS_MAX
         if not isinstance(order, RunInnerSteps):
             # Whatever else is ordered ends running inner steps.
-            node.training_free_at = min(node.training_free_at, self._now + ORDER_SECONDS_MAX)
-        at = max(self._now, node.training_free_at) + self.chance.between(0.0, longest)
+            node.training_free_at = min(node.training_free_at, self.now + ORDER_SECONDS_MAX)
+        at = max(self.now, node.training_free_at) + self.chance.between(0.0, longest)
         node.training_free_at = at
         training = node.training
 
@@ -258,7 +189,7 @@ class RoundsWorld:
                 answer = node.do(order)
                 self.schedule(node, machine, answer, self.chance.between(0.0, ANSWER_SECONDS_MAX))
 
-        self._later_on(node, at - self._now, act)
+        self.later_on(node, at - self.now, act)
 
     def send(self, node: RoundsNode, machine: str, request: SendRequest) -> None:
         """Carry a request to its receiver and the replies back."""
@@ -271,19 +202,12 @@ class RoundsWorld:
             self.schedule(node, machine, failed, delay_seconds)
             return
         for _ in range(2 if self.network.duplicates() else 1):
-            self._later(self.network.latency_seconds(), lambda: self._arrive(node, machine, request))
+            self.clock.after(self.network.latency_seconds(), lambda: self._arrive(node, machine, request))
 
     # Inside
 
     def _add(self, name: str, key: PeerId, *, is_authority: bool, is_trainer: bool, holds_start: bool = True) -> None:
-        self.nodes[key] = self._make_node(
-            name, key, is_authority=is_authority, is_trainer=is_trainer, holds_start=holds_start
-        )
-
-    def _make_node(
-        self, name: str, key: PeerId, *, is_authority: bool, is_trainer: bool, holds_start: bool
-    ) -> RoundsNode:
-        return RoundsNode(
+        self.nodes[key] = self.node_class(
             name,
             key,
             self,
@@ -297,30 +221,13 @@ class RoundsWorld:
         signed = decode_signed(push.vote)
         self._checker.note_vote(signed.signers[0], decode_value(Vote, signed.payload))
 
-    def _deliver(self, node: RoundsNode, machine: str, event: Event) -> None:
-        self._trace.update(f"{self._now:.6f} {node.name} {machine} {event!r}\n".encode())
-        node.deliver(machine, event)
-
-    def _later(self, delay_seconds: float, action: Callable[[], None]) -> None:
-        self._order += 1
-        heapq.heappush(self._queue, (self._now + delay_seconds, self._order, action))
-
-    def _later_on(self, node: RoundsNode, delay_seconds: float, action: Callable[[], None]) -> None:
-        life = node.life
-
-        def act() -> None:
-            if node.is_up and node.life == life:
-                action()
-
-        self._later(delay_seconds, act)
-
     def _arrive(self, node: RoundsNode, machine: str, request: SendRequest) -> None:
         receiver = self.nodes[request.peer_id]
         if not receiver.is_up:
             failed = RequestFailed(request.request_id, request.peer_id, "closed")
             self.schedule(node, machine, failed, self.network.latency_seconds())
             return
-        self._trace.update(f"{self._now:.6f} {receiver.name} asked {request.message!r}\n".encode())
+        self._trace.update(f"{self.now:.6f} {receiver.name} asked {outline(request.message)}\n".encode())
         last_seconds = 0.0
         for reply in receiver.answer(request.message, node.peer_id):
             received = self.network.corrupt(receiver.peer_id, reply)
@@ -336,8 +243,7 @@ class RoundsWorld:
         self._connections.add(frozenset((node.peer_id, other.peer_id)))
         for here, there in ((node, other), (other, node)):
             event = PeerConnected(there.peer_id, (), outbound=here is node)
-            after_seconds = delay_seconds + self.network.latency_seconds()
-            self._later_on(here, after_seconds, lambda here=here, event=event: self._to_all(here, event))  # type: ignore[misc]
+            self.notify(here, event, delay_seconds)
 
     def _disconnect(self, pair: frozenset[PeerId]) -> None:
         if pair not in self._connections:
@@ -345,43 +251,13 @@ class RoundsWorld:
         self._connections.discard(pair)
         first, second = sorted(pair)
         for here, there in ((first, second), (second, first)):
-            node = self.nodes[here]
-            event = PeerLost(there, "closed")
-            delay_seconds = self.network.latency_seconds()
-            self._later_on(node, delay_seconds, lambda node=node, event=event: self._to_all(node, event))  # type: ignore[misc]
-
-    def _to_all(self, node: RoundsNode, event: Event) -> None:
-        for machine in tuple(node.machines):
-            self._deliver(node, machine, event)
+            self.notify(self.nodes[here], PeerLost(there, "closed"))
 
     def _make_genesis(
         self, authorities: Sequence[PeerId], trainers: Sequence[PeerId], changes: dict[str, int]
     ) -> SignedRecord:
-        owner = make_key("owner")
         constants = {"contribution_wait_seconds": 5, "inner_steps": 2, "state_anchor_interval": 4, **changes}
         # Whole contributions, unless a scenario is about slices.
         constants.setdefault("all_gather_ratio_min", 0)
-        descriptor = Descriptor(
-            name="simulated",
-            nonce=bytes(16),
-            revision=0,
-            previous=None,
-            owners=(owner,),
-            owner_threshold=1,
-            authorities=tuple(sorted(authorities)),
-            trainers=tuple(sorted(trainers)),
-            inferencers=(),
-            open_trainers_max=0,
-            open_inferencers_max=0,
-            private=False,
-            table_digest=None,
-            base_root=None,
-            base_blob_id=None,
-            algorithm="pulseloco",
-            constants=tuple(sorted(constants.items())),
-            publish_interval_min_ms=0,
-            anchor_interval=10,
-            wire_version_min=1,
-            wire_version_max=1,
-        )
-        return seal(descriptor, make_sign(owner), owner)
+        signed = tuple(sorted(constants.items()))
+        return make_genesis(authorities, trainers, algorithm="pulseloco", constants=signed)

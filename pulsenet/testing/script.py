@@ -19,8 +19,9 @@ from pulsenet.chain.rules import Signable, entry_key
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest, seal
 from pulsenet.chain.trust import Trust, entry_of
 from pulsenet.ids import Digest, PeerId, RunId, Version, compute_digest
-from pulsenet.testing.fakes import FakeStore, make_key, make_sign, verify
+from pulsenet.testing.fakes import FakeStore, make_genesis, make_key, make_sign, verify
 from pulsenet.wire.chunks import ChunkCutter
+from pulsenet.wire.schema import decode_value
 
 NOW_MS = 1_700_000_000_000
 """Unix time of everything scripted, unless said otherwise."""
@@ -41,30 +42,9 @@ class ScriptedPublisher:
         self.owner = make_key("owner")
         self.store = FakeStore()
         keys = tuple(sorted({self.peer_id, *(make_key(other) for other in authorities)}))
-        self.descriptor = Descriptor(
-            name="scripted",
-            nonce=bytes(16),
-            revision=0,
-            previous=None,
-            owners=(self.owner,),
-            owner_threshold=1,
-            authorities=keys,
-            trainers=keys,
-            inferencers=(),
-            open_trainers_max=0,
-            open_inferencers_max=0,
-            private=False,
-            table_digest=None,
-            base_root=None,
-            base_blob_id=None,
-            algorithm="none",
-            constants=(),
-            publish_interval_min_ms=0,
-            anchor_interval=10,
-            wire_version_min=1,
-            wire_version_max=1,
-        )
-        self.genesis = self.sign(self.descriptor, self.owner)
+        self.genesis = make_genesis(keys, keys, name="scripted")
+        self.store.put_record(self.genesis)
+        self.descriptor = decode_value(Descriptor, self.genesis.payload)
         self.newest_descriptor = self.genesis
         self.run_id = RunId(record_digest(self.genesis))
         self.manifests: dict[Digest, Manifest] = {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.testing.checkers import ALL_CHECKERS, Checker, SimulationError, Swarm
 from pulsenet.testing.node import SimNode
-from pulsenet.testing.world import WALL_START_MS, World
+from pulsenet.testing.simulation import WALL_START_MS
+from pulsenet.testing.world import World
 
 RECORDS_MAX = 2_000
 """Records that a node may hold in a short run, whatever it is offered."""

@@ -7,26 +7,29 @@ back to nothing.
 
 from __future__ import annotations
 
+from typing import Any
+
 from pulsenet.chain.records import Head, SignedRecord
 from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.node.effects import DialPeer
 from pulsenet.node.events import HaveSeen, HeadSeen, PeerLost
 from pulsenet.testing.checkers import ALL_CHECKERS, SimulationError
 from pulsenet.testing.fakes import FakeDirectory, make_key
-from pulsenet.testing.hands import Work
+from pulsenet.testing.hands import Hands, Work
 from pulsenet.testing.network import CALM, Faults
 from pulsenet.testing.rounds_node import RoundsNode
 from pulsenet.testing.rounds_world import ANSWER_SECONDS_MAX, RoundsWorld
+from pulsenet.testing.versioned_node import VersionedWorld
 from pulsenet.testing.versions_node import VersionsNode, cast_weights
 from pulsenet.testing.weights import compute_root_of
-from pulsenet.testing.world import PULL_SECONDS, WALL_START_MS, WORK_SECONDS_MAX
+from pulsenet.testing.world import PULL_SECONDS, WORK_SECONDS_MAX
 from pulsenet.wire.schema import decode_value
 
 HAND_OVER_SECONDS_MAX = 0.5
 """Longest time from an outer step to the end of the copy out of the training process."""
 
 
-class VersionsWorld(RoundsWorld):
+class VersionsWorld(VersionedWorld[Any], RoundsWorld):
     """The swarm of one seed.
 
     Args:
@@ -36,6 +39,8 @@ class VersionsWorld(RoundsWorld):
         faults: How bad the network is.
         counts: As in :class:`RoundsWorld`.
     """
+
+    node_class = VersionsNode
 
     def __init__(
         self,
@@ -116,9 +121,13 @@ class VersionsWorld(RoundsWorld):
 
     # What nodes ask of the world
 
-    def wall_ms(self, node: VersionsNode) -> int:
-        """Return the node's wall clock, its skew included."""
-        return WALL_START_MS + round(self.now * 1000) + node.skew_ms
+    def make_hands(self, node: VersionsNode) -> Hands:
+        """Return new hands for a life of the node."""
+        return Hands(
+            node.store,
+            engine_fails=self.network.engine_fails,
+            note_version=lambda version, root: self.note_version(node, version, root),
+        )
 
     def work(self, node: VersionsNode, machine: str, work: Work) -> None:
         """Let the node's hands do something that takes time; a crash may come before its machine hears of it."""
@@ -127,14 +136,13 @@ class VersionsWorld(RoundsWorld):
         def act() -> None:
             self.schedule(node, machine, hands.finish(work), self.chance.between(0.0, ANSWER_SECONDS_MAX))
 
-        self._later_on(node, self.chance.between(0.0, WORK_SECONDS_MAX), act)
+        self.later_on(node, self.chance.between(0.0, WORK_SECONDS_MAX), act)
 
     def dial(self, node: VersionsNode, dial: DialPeer) -> None:
         """Try to connect two nodes."""
         other = self.nodes.get(dial.peer_id)
         if other is None or not other.is_up or self.network.is_cut(node.peer_id, dial.peer_id):
-            lost = PeerLost(dial.peer_id, "refused")
-            self._later_on(node, self.network.latency_seconds(), lambda: self._to_all(node, lost))
+            self.notify(node, PeerLost(dial.peer_id, "refused"))
         else:
             self._connect(node, other)
 
@@ -154,7 +162,7 @@ class VersionsWorld(RoundsWorld):
                 reason = node.offer_snapshot(region, round_index)
                 self.refusals[reason] = self.refusals.get(reason, 0) + bool(reason)
 
-        self._later_on(node, self.chance.between(0.0, HAND_OVER_SECONDS_MAX), act)
+        self.later_on(node, self.chance.between(0.0, HAND_OVER_SECONDS_MAX), act)
 
     def note_version(self, node: VersionsNode, version: Version, root: Digest) -> None:
         """A publisher committed a version, announced or not; damaged weights may be, as long as nobody hears of it."""
@@ -183,31 +191,16 @@ class VersionsWorld(RoundsWorld):
     def _versions_nodes(self) -> list[VersionsNode]:
         return [node for node in self.nodes.values() if isinstance(node, VersionsNode)]
 
-    def _step(self, end: float) -> bool:
-        if not super()._step(end):
-            return False
+    def _check(self) -> None:
+        super()._check()
         for node in self._versions_nodes:
             if node.is_up and node.trust.fork is not None:
                 raise SimulationError(self.seed, f"{node.name} sees a fork at {node.trust.fork.version}")
         for checker in self._versions_checkers:
-            checker.check(self)  # type: ignore[arg-type]  # nodes of another class with the same fields
-        return True
-
-    def _make_node(
-        self, name: str, key: PeerId, *, is_authority: bool, is_trainer: bool, holds_start: bool
-    ) -> RoundsNode:
-        return VersionsNode(
-            name,
-            key,
-            self,
-            self.chance.fork(),
-            is_authority=is_authority,
-            is_trainer=is_trainer,
-            holds_start=holds_start,
-        )
+            checker.check(self)
 
     def _pull_later(self, node: VersionsNode, delay_seconds: float) -> None:
-        self._later_on(node, delay_seconds, lambda: self._pull(node))
+        self.later_on(node, delay_seconds, lambda: self._pull(node))
 
     def _pull(self, node: VersionsNode) -> None:
         def is_near(peer_id: PeerId) -> bool:
@@ -215,8 +208,8 @@ class VersionsWorld(RoundsWorld):
 
         for peer_id, record in tuple(self.directory.heads.items()):
             if is_near(peer_id):
-                self._to_all(node, HeadSeen(record, None))
+                self.deliver_to_all(node, HeadSeen(record, None))
         for peer_id, record in tuple(self.directory.haves.items()):
             if is_near(peer_id) and peer_id != node.peer_id:
-                self._to_all(node, HaveSeen(record, None))
+                self.deliver_to_all(node, HaveSeen(record, None))
         self._pull_later(node, self.chance.between(0.8, 1.2) * PULL_SECONDS)

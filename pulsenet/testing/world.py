@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from blake3 import blake3
-
 from pulsenet import limits
-from pulsenet.chain.records import Descriptor, SignedRecord
 from pulsenet.chain.retention import RetentionLimits
-from pulsenet.chain.signing import seal
 from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.node.effects import DialPeer, SendRequest, StoreChunk
 from pulsenet.node.events import (
@@ -25,22 +21,18 @@ from pulsenet.node.events import (
     PeerConnected,
     PeerLost,
     SkipEncoded,
-    TimerFired,
 )
-from pulsenet.testing.checkers import ALL_CHECKERS, Checker, SimulationError, StuckError
-from pulsenet.testing.clock import VirtualClock
+from pulsenet.testing.checkers import ALL_CHECKERS, Checker, SimulationError
 from pulsenet.testing.exchange import Exchange, Slots
-from pulsenet.testing.fakes import Chance, FakeDirectory, make_key, make_sign
+from pulsenet.testing.fakes import FakeDirectory, make_genesis, make_key
 from pulsenet.testing.hands import ANCHOR_CODEC_ID, Hands, Work
 from pulsenet.testing.links import Link, Links
-from pulsenet.testing.network import CALM, Faults, Network
-from pulsenet.testing.node import SimNode, address_of
+from pulsenet.testing.network import CALM, Faults
+from pulsenet.testing.node import SimNode
 from pulsenet.testing.outline import outline
+from pulsenet.testing.versioned_node import VersionedWorld, address_of
 from pulsenet.testing.weights import change_region, make_region
 from pulsenet.wire.messages import GetChunks, Message, PeerAddress
-
-WALL_START_MS = 1_700_000_000_000
-"""Unix time at which every simulation begins."""
 
 PULL_SECONDS = 15.0
 """How often each node reads the directory."""
@@ -48,20 +40,19 @@ PULL_SECONDS = 15.0
 WORK_SECONDS_MAX = 0.05
 """Longest time of one piece of disk, mirror, engine or encoder work."""
 
-EVENTS_MAX = 50_000_000
-"""A run with more events is called stuck."""
 
-
-class World:
+class World(VersionedWorld[SimNode]):
     """The swarm of one seed.
 
     Args:
-        seed: Decides everything that chance decides.
-        faults: How bad the network is; see :func:`pulsenet.testing.network.draw_faults`.
+        seed: As for :class:`Simulation`.
+        faults: Likewise.
         anchor_interval: Versions between anchors.
         checkers: What is checked after every event.
         scale: Bytes on the wire that one byte of a chunk stands for; see :class:`pulsenet.testing.links.Links`.
     """
+
+    events_max = 50_000_000
 
     def __init__(
         self,
@@ -72,22 +63,16 @@ class World:
         checkers: Sequence[Callable[[], Checker]] = ALL_CHECKERS,
         scale: float = 1.0,
     ) -> None:
-        self.seed = seed
-        self.chance = Chance(seed)
-        self.clock = VirtualClock()
+        super().__init__(seed, faults)
         self.links = Links(self.clock, scale=scale)
         """Lines of nodes that were given one; everybody else's has room for everything."""
-        self.network = Network(self.chance.fork(), faults)
         self.directory = FakeDirectory()
-        self.nodes: dict[PeerId, SimNode] = {}
         self.versions: dict[Version, Digest] = {}
         """Every version ever committed, with its root."""
         self.trainer_key = make_key("trainer")
-        self.genesis = self._make_genesis(anchor_interval)
+        self.genesis = make_genesis([self.trainer_key], [self.trainer_key], anchor_interval=anchor_interval)
         self.region = make_region(self.chance.fork())
         """Weights of the training process."""
-        self.event_count = 0
-        self._trace = blake3()
         self._checkers = [make() for make in checkers]
         self._trainer_step = 0
         self._newest: Version | None = None
@@ -150,7 +135,7 @@ class World:
             other.slots.tidy()
         for other_id in self._connections.pop(node.peer_id, {}):
             del self._connections[other_id][node.peer_id]
-            self._to_all_later(self.nodes[other_id], PeerLost(node.peer_id, "closed"))
+            self.notify(self.nodes[other_id], PeerLost(node.peer_id, "closed"))
 
     def break_cut_connections(self) -> None:
         """Let every pair notice whose connection a partition cut, as keep-alives do after a while."""
@@ -158,7 +143,7 @@ class World:
             for other_id in [other for other in others if self.network.is_cut(peer_id, other)]:
                 del others[other_id]
                 if self.nodes[peer_id].is_up:
-                    self._to_all_later(self.nodes[peer_id], PeerLost(other_id, "closed"))
+                    self.notify(self.nodes[peer_id], PeerLost(other_id, "closed"))
 
     def publish(self, change_count: int = 20) -> int:
         """Train one step and hand the weights over; return the generation."""
@@ -193,35 +178,6 @@ class World:
         self._look_at_touched()
         return len(self._behind)
 
-    # Time
-
-    @property
-    def now(self) -> float:
-        """Virtual monotonic time in seconds."""
-        return self.clock.now
-
-    def wall_ms(self, node: SimNode) -> int:
-        """Return the node's wall clock, its skew included."""
-        return WALL_START_MS + round(self.clock.now * 1000) + node.skew_ms
-
-    def run_for(self, seconds: float) -> None:
-        """Let virtual time pass."""
-        end = self.clock.now + seconds
-        while self._step(end):
-            pass
-        self.clock.now = end
-
-    def run_until(self, is_done: Callable[[], bool], limit_seconds: float) -> None:
-        """Run until a condition holds.
-
-        Raises:
-            SimulationError: it does not within ``limit_seconds`` of virtual time.
-        """
-        end = self.clock.now + limit_seconds
-        while not is_done():
-            if not self._step(end):
-                raise StuckError(self.seed, f"not done after {limit_seconds} s: {self.describe()}")
-
     def describe(self) -> str:
         """Return one line on where every node stands."""
         parts = []
@@ -233,19 +189,10 @@ class World:
             parts.append(f"{node.name} {where}")
         return f"newest {self.newest}; " + "; ".join(parts)
 
-    @property
-    def trace_digest(self) -> str:
-        """Digest of everything that happened, in order."""
-        return self._trace.hexdigest()
+    # Looking
 
-    def _step(self, end: float) -> bool:
-        if not self.clock.step(end):
-            return False
-        self.event_count += 1
-        if self.event_count > EVENTS_MAX:
-            raise StuckError(self.seed, f"more than {EVENTS_MAX} events: {self.describe()}")
+    def _check(self) -> None:
         self._look_at_touched()
-        return True
 
     def _look_at_touched(self) -> None:
         for node in self._touched.values():
@@ -268,24 +215,6 @@ class World:
         return (holdings.epoch, newest) == (self._newest.epoch, self._newest.number)
 
     # What nodes ask of the world
-
-    def schedule(self, node: SimNode, machine: str, event: Event, delay_seconds: float = 0.0) -> None:
-        """Deliver an event to one machine of this life of the node."""
-        self._later(delay_seconds, node, lambda: self.deliver(node, machine, event))
-
-    def set_timer(self, node: SimNode, machine: str, moment: float) -> None:
-        """Wake a machine of this life of the node, unless it sets its timer anew before."""
-        node.timers[machine] = moment
-        life = node.life
-
-        def fire() -> bool:
-            if not node.is_up or node.life != life or node.timers.get(machine) != moment:
-                return False
-            del node.timers[machine]
-            self.deliver(node, machine, TimerFired())
-            return True
-
-        self.clock.at(moment, fire)
 
     def make_hands(self, node: SimNode) -> Hands:
         """Return new hands for a life of the node."""
@@ -310,7 +239,7 @@ class World:
                 self._note_blob(node, event)
             self.deliver(node, machine, event)
 
-        self._later(delay_seconds, node, act)
+        self.later_on(node, delay_seconds, act)
 
     def send(self, node: SimNode, machine: str, request: SendRequest) -> None:
         """Carry a request to its receiver and the replies back."""
@@ -322,7 +251,7 @@ class World:
     def dial(self, node: SimNode, dial: DialPeer) -> None:
         """Try to connect two nodes."""
         delay_seconds = self.network.latency_seconds() + self.links.delay_seconds(node.peer_id, dial.peer_id)
-        self._later(delay_seconds, node, lambda: self._connect(node, dial.peer_id))
+        self.later_on(node, delay_seconds, lambda: self._connect(node, dial.peer_id))
 
     def note_version(self, version: Version, root: Digest) -> None:
         """A publisher committed a version."""
@@ -338,9 +267,8 @@ class World:
 
     def deliver(self, node: SimNode, machine: str, event: Event) -> None:
         """Hand an event to a machine now."""
-        self._trace.update(f"{self.clock.now:.6f} {node.name} {machine} {outline(event)}\n".encode())
         self._touched[node.peer_id] = node
-        node.deliver(machine, event)
+        super().deliver(node, machine, event)
 
     def answer(self, node: SimNode, message: Message, asker: PeerId) -> list[Message]:
         """Have a node answer a request now."""
@@ -370,24 +298,6 @@ class World:
         for digest in node.store.digests_of(node.store.lists[event.blob_id]):
             self._kinds.setdefault(digest, kind)
 
-    def _later(self, delay_seconds: float, node: SimNode, action: Callable[[], None]) -> None:
-        life = node.life
-
-        def act() -> bool:
-            is_same_life = node.is_up and node.life == life
-            if is_same_life:
-                action()
-            return is_same_life
-
-        self.clock.after(delay_seconds, act)
-
-    def _to_all_later(self, node: SimNode, event: Event) -> None:
-        self._later(self.network.latency_seconds(), node, lambda: self._deliver_to_all(node, event))
-
-    def _deliver_to_all(self, node: SimNode, event: Event) -> None:
-        for machine in tuple(node.machines):
-            self.deliver(node, machine, event)
-
     def _connect(self, node: SimNode, peer_id: PeerId) -> None:
         other = self.nodes.get(peer_id)
         if (
@@ -396,15 +306,15 @@ class World:
             or self.network.is_cut(node.peer_id, peer_id)
             or not self.is_reachable(node.peer_id, peer_id)
         ):
-            self._deliver_to_all(node, PeerLost(peer_id, "refused"))
+            self.deliver_to_all(node, PeerLost(peer_id, "refused"))
             return
         self._connections.setdefault(node.peer_id, {})[peer_id] = None
         self._connections.setdefault(peer_id, {})[node.peer_id] = None
-        self._deliver_to_all(node, PeerConnected(peer_id, other.addresses, outbound=True))
-        self._to_all_later(other, PeerConnected(node.peer_id, node.addresses, outbound=False))
+        self.deliver_to_all(node, PeerConnected(peer_id, other.addresses, outbound=True))
+        self.notify(other, PeerConnected(node.peer_id, node.addresses, outbound=False))
 
     def _pull_later(self, node: SimNode, delay_seconds: float) -> None:
-        self._later(delay_seconds, node, lambda: self._pull(node))
+        self.later_on(node, delay_seconds, lambda: self._pull(node))
 
     def _pull(self, node: SimNode) -> None:
         """Read the heads and one shard of the have records, as the daemon does."""
@@ -412,35 +322,8 @@ class World:
         if self.network.islands.get(node.peer_id, 0) != 0:
             return  # the directory is on the other side
         for record in tuple(self.directory.heads.values()):
-            self._deliver_to_all(node, HeadSeen(record, None))
+            self.deliver_to_all(node, HeadSeen(record, None))
         node.shard = (node.shard + 1) % limits.HAVE_SHARDS
         for peer_id, record in tuple(self.directory.haves.items()):
             if peer_id[0] % limits.HAVE_SHARDS == node.shard and peer_id != node.peer_id:
-                self._deliver_to_all(node, HaveSeen(record, None))
-
-    def _make_genesis(self, anchor_interval: int) -> SignedRecord:
-        owner = make_key("owner")
-        descriptor = Descriptor(
-            name="simulated",
-            nonce=bytes(16),
-            revision=0,
-            previous=None,
-            owners=(owner,),
-            owner_threshold=1,
-            authorities=(self.trainer_key,),
-            trainers=(self.trainer_key,),
-            inferencers=(),
-            open_trainers_max=0,
-            open_inferencers_max=0,
-            private=False,
-            table_digest=None,
-            base_root=None,
-            base_blob_id=None,
-            algorithm="none",
-            constants=(),
-            publish_interval_min_ms=0,
-            anchor_interval=anchor_interval,
-            wire_version_min=1,
-            wire_version_max=1,
-        )
-        return seal(descriptor, make_sign(owner), owner)
+                self.deliver_to_all(node, HaveSeen(record, None))

@@ -59,7 +59,7 @@ class FailingWorld(RoundsWorld):
                 self.work_seconds += seconds
                 self.schedule(node, machine, node.do(order))
 
-        self._later_on(node, ends_at - self.now, act)
+        self.later_on(node, ends_at - self.now, act)
 
     def send(self, node: RoundsNode, machine: str, request: SendRequest) -> None:
         """Carry a request, unless the two cannot reach each other in this round."""

@@ -6,7 +6,8 @@ import pytest
 
 from pulsenet.ids import Version
 from pulsenet.node.events import TimerFired
-from pulsenet.testing.node import SimNode, address_of
+from pulsenet.testing.node import SimNode
+from pulsenet.testing.versioned_node import address_of
 from pulsenet.testing.world import World
 from pulsenet.wire.messages import (
     ExchangeHave,
@@ -70,7 +71,7 @@ def test_an_effect_nobody_knows_is_an_error_of_the_simulation() -> None:
     with pytest.raises((AssertionError, KeyError)):
         node._execute_all("mesh", [object()])  # type: ignore[list-item]
     with pytest.raises(AssertionError, match="nobody carries out"):
-        node._execute_here(object())  # type: ignore[arg-type]
+        node._execute("mesh", object())  # type: ignore[arg-type]
 
 
 def test_snapshots_that_are_replaced_or_refused_are_told() -> None:

@@ -77,7 +77,7 @@ def test_who_does_not_arrive_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_world_that_runs_wild_under_faults_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pulsenet.testing.world.EVENTS_MAX", 50)
+    monkeypatch.setattr("pulsenet.testing.world.World.events_max", 50)
     assert "more than 50 events" in play(SMALL).violations[0]
 
 

@@ -50,7 +50,7 @@ def test_what_cannot_happen_in_time_names_the_seed() -> None:
 
 
 def test_a_world_with_endless_events_is_called_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pulsenet.testing.world.EVENTS_MAX", 10)
+    monkeypatch.setattr("pulsenet.testing.world.World.events_max", 10)
     world = small_world()
     with pytest.raises(SimulationError, match="more than 10 events"):
         world.run_for(100.0)

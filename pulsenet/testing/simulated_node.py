@@ -1,0 +1,120 @@
+"""What every simulated node is: machines over a store, and a driver like the daemon's that carries out their orders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pulsenet.ids import PeerId
+from pulsenet.node.effects import (
+    EXECUTION_ORDER,
+    Count,
+    Effect,
+    Log,
+    Release,
+    Report,
+    SaveState,
+    SendRequest,
+    SetTimer,
+    ShowToMachines,
+    StoreChunkList,
+    StoreRecord,
+    StrikePeer,
+)
+from pulsenet.node.events import Event, TimerFired
+from pulsenet.node.machine import Machine
+from pulsenet.testing.fakes import Chance, FakeStore
+from pulsenet.testing.simulation import Simulation
+
+
+class SimulatedNode:
+    """A node that can crash and come back with what its store holds.
+
+    Args:
+        name: For people.
+        peer_id: The node's key.
+        world: Its world.
+        chance: Everything this node leaves to chance.
+        store: Its disk.
+    """
+
+    skew_ms = 0
+    """How far its wall clock is off."""
+
+    def __init__(self, name: str, peer_id: PeerId, world: Simulation[Any], chance: Chance, store: FakeStore) -> None:
+        self.name = name
+        self.peer_id = peer_id
+        self.store = store
+        self.is_up = False
+        self.life = 0
+        """Counts starts; what an earlier life scheduled is lost with it."""
+        self.counts: dict[tuple[str, str], int] = {}
+        self.reports: dict[str, object] = {}
+        self.log: list[str] = []
+        self.machines: dict[str, Machine] = {}
+        self.timers: dict[str, float] = {}
+        """When each machine wants to be woken."""
+        self._world = world
+        self._chance = chance
+
+    def _come_up(self) -> None:
+        """Begin a life; machines are added next."""
+        assert not self.is_up
+        self.is_up = True
+        self.life += 1
+
+    def _add_machines(self, machines: Mapping[str, Machine]) -> None:
+        """Let machines of this life begin."""
+        self.machines |= machines
+        for machine in machines:
+            self._world.schedule(self, machine, TimerFired())
+
+    def crash(self) -> None:
+        """Die at once: machines and all they hold in memory are gone, the store stays."""
+        self.is_up = False
+        self.machines, self.timers = {}, {}
+
+    # Driver
+
+    def deliver(self, machine: str, event: Event) -> None:
+        """Hand an event to one machine and carry out what it orders."""
+        if machine in self.machines:
+            effects = self.machines[machine].handle(event, self._world.now, self._world.wall_ms(self))
+            self._execute_all(machine, effects)
+
+    def deliver_to_all(self, event: Event) -> None:
+        """Hand an event that names no request to every machine."""
+        for machine in tuple(self.machines):
+            self.deliver(machine, event)
+
+    def _execute_all(self, machine: str, effects: Iterable[Effect]) -> None:
+        for effect in sorted(effects, key=lambda effect: EXECUTION_ORDER[type(effect)]):
+            self._execute(machine, effect)
+
+    def _execute(self, machine: str, effect: Effect) -> None:
+        match effect:
+            case SendRequest():
+                self._world.send(self, machine, effect)
+            case SetTimer(at):
+                self._world.set_timer(self, machine, at)
+            case ShowToMachines(event):
+                for name in self.machines:
+                    self._world.schedule(self, name, event)
+            case StoreRecord(record):
+                self.store.put_record(record)
+            case StoreChunkList(blob_id, data):
+                self.store.lists[blob_id] = data
+            case SaveState(key, value):
+                self.store.state[key] = value
+            case Release(blob_ids, record_digests):
+                self.store.release(blob_ids, record_digests)
+            case Count(name, label):
+                self.counts[name, label] = self.counts.get((name, label), 0) + 1
+            case StrikePeer(_, code):
+                self.counts["strike", code] = self.counts.get(("strike", code), 0) + 1
+            case Report(fields):
+                self.reports.update(fields)
+            case Log(level, text):
+                self.log.append(f"{level}: {text}")
+            case _:
+                raise AssertionError(f"nobody carries out {effect}")
