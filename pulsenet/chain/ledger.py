@@ -180,10 +180,6 @@ class Ledger:
         yield from (final.signed for final in self._finals.values())
         yield from self._fork or ()
 
-    def can_replay_from(self, round_index: int) -> bool:
-        """Say whether every final receipt from this round on is here."""
-        return all(index in self._finals for index in range(round_index, self.next_round_index))
-
     def reply(self, round_index: int) -> RoundsReply:
         """Answer ``GetRounds``."""
         receipts: list[bytes] = []

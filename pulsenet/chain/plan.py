@@ -48,11 +48,6 @@ def plan_route(
     return route
 
 
-def compute_route_size_bytes(route: Route) -> int:
-    """Return the encoded bytes of all hops."""
-    return sum(entry.encoded_size_bytes for entry in route)
-
-
 def _is_cut_off(held: Version | None, held_root: Digest | None, catalogue: Catalogue) -> bool:
     if held_root is None:
         return False

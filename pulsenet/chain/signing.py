@@ -46,7 +46,6 @@ Verify = Callable[[PeerId, bytes, bytes], bool]
 SEVERAL_SIGNERS: Final = (Descriptor.TYPE, EpochRecord.TYPE, Receipt.TYPE)
 """Types that more than one key may sign; every other record has exactly one signer."""
 
-SIGNATURE_SIZE_BYTES: Final = 64
 
 R = TypeVar(
     "R",

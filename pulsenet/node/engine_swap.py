@@ -35,11 +35,6 @@ class EngineSwap:
         self._retry_at = 0.0
         self._failure_count = 0
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a swap is under way."""
-        return self._handed is not None
-
     def set_goal(self, newest: Version) -> None:
         """A catch-up to ``newest`` begins, unless one is under way."""
         if self._goal is None:

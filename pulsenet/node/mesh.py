@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pulsenet import limits
-from pulsenet.chain.records import CatalogueEntry, Have, Kind
+from pulsenet.chain.records import Have
 from pulsenet.chain.signing import Sign, decode_signed, encode_signed, seal
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import RemoteProtocolError, TrustError
-from pulsenet.ids import PeerId, Version
+from pulsenet.ids import PeerId
 from pulsenet.node.address_book import AddressBook
 from pulsenet.node.courier import Courier
 from pulsenet.node.doubles import Doubles
@@ -193,18 +193,6 @@ class Mesh:
         """Return the newest verified have record of a peer, while it is fresh."""
         told = self._haves.get(peer_id)
         return None if told is None else told.have
-
-    def providers(self, wanted: Version | CatalogueEntry) -> tuple[PeerId, ...]:
-        """Return the connected peers that say they hold the blob of a version or catalogue entry.
-
-        Ascending by key; the caller spreads its requests. A skip patch is nowhere in a have record, so
-        trainers and seeds that hold its version are named for it.
-        """
-        return tuple(
-            peer_id
-            for peer_id in sorted(self._links)
-            if peer_id in self._haves and _holds(self._haves[peer_id].have, wanted)
-        )
 
     def push_verdict(self, push: PushHead | PushForkProof) -> str:
         """Return what became of a pushed item, for ``StoreView.push_verdict``: empty if taken, or a code."""
@@ -454,18 +442,3 @@ class Mesh:
             dial_at = self._book.next_dial_at(self._links)
             times += [] if dial_at is None else [dial_at]
         return self._timer.wake_at(max(min(times), now))
-
-
-def _holds(have: Have, wanted: Version | CatalogueEntry) -> bool:
-    """Say whether a have record claims the blob of a version's patch, or of a catalogue entry."""
-    if isinstance(wanted, Version):
-        return have.epoch == wanted.epoch and have.version_first <= wanted.number <= have.version_last
-    if have.epoch != wanted.version.epoch:
-        return False
-    number = wanted.version.number
-    if wanted.kind is Kind.ANCHOR:
-        return number in have.anchors
-    in_range = have.version_first <= number <= have.version_last
-    if wanted.kind is Kind.PATCH:
-        return in_range
-    return in_range and have.role in ("trainer", "seed")

@@ -65,10 +65,6 @@ class Standing:
         record = self._records.get(peer_id)
         return 0.0 if record is None else max(0.0, record.shut_out_until - now)
 
-    def count_shut_out(self, now: float) -> int:
-        """Return how many peers are shut out."""
-        return sum(1 for record in self._records.values() if record.shut_out_until > now)
-
     def _forgive(self, record: _Record, now: float) -> None:
         """Take off what time forgave: it runs while nothing else is held against the peer."""
         since = max(record.struck_at, record.shut_out_until)

@@ -176,7 +176,6 @@ class ToyTraining:
         """All inner steps of this life."""
         self.dropped: Exact = np.zeros(SIZE)
         """What this life dropped because it was told to."""
-        self.dropped_step_count = 0
         self._steps_number: int | None = None
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pulsenet.chain.plan import compute_route_size_bytes, plan_route
+from pulsenet.chain.plan import plan_route
 from pulsenet.chain.records import Catalogue, CatalogueEntry, Kind
 from pulsenet.errors import UnavailableError
 from pulsenet.ids import Digest, RunId, Version, compute_digest
@@ -48,7 +48,7 @@ def test_a_joiner_at_v57_takes_the_newest_anchor_and_seven_patches() -> None:
     route = plan_route(None, v(57), kept)
     assert [entry.version.number for entry in route] == [50, *range(51, 58)]
     assert route[0].kind is Kind.ANCHOR
-    assert compute_route_size_bytes(route) == 1070
+    assert sum(entry.encoded_size_bytes for entry in route) == 1070
 
 
 def test_what_is_held_is_an_empty_route() -> None:

@@ -23,7 +23,7 @@ def test_versions_on_the_way_are_not_handed_over() -> None:
     swap.set_goal(v(57))
     assert all(swap.due(v(number), is_done=False, now=0.0) is None for number in range(50, 57))
     assert swap.due(v(57), is_done=True, now=0.0) == v(57)
-    assert swap.is_busy
+    assert swap.due(v(57), is_done=True, now=0.0) is None
 
 
 def test_a_goal_stays_while_newer_versions_keep_coming() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pulsenet import limits
-from pulsenet.chain.records import CatalogueEntry, Have, Kind
+from pulsenet.chain.records import Have
 from pulsenet.chain.signing import decode_signed, encode_signed, open_record
 from pulsenet.errors import StorageError
 from pulsenet.ids import Version
@@ -270,45 +270,6 @@ def test_a_peer_that_floods_is_not_listened_to(node: Node) -> None:
     for _ in range(100):
         effects += node.send(HaveSeen(record, node.run.second.peer_id))
     assert Count("rejected", "rate") in effects
-
-
-# Who holds what
-
-
-def entry(run: Any, kind: Kind, number: int, base: int | None) -> CatalogueEntry:
-    base_version = None if base is None else Version(0, base)
-    return CatalogueEntry(kind, base_version, Version(0, number), run.digest("r"), run.digest("m"), 10)
-
-
-def test_providers_are_the_connected_peers_that_claim_to_hold_it(node: Node) -> None:
-    run = node.run
-    keys = {name: run.key(seed) for name, seed in (("low", 50), ("high", 51), ("seed", 52), ("away", 53), ("old", 54))}
-    claims: dict[str, dict[str, Any]] = {
-        "low": {"version_first": 1, "version_last": 5, "anchors": (1,)},
-        "high": {"version_first": 4, "version_last": 16, "anchors": (4, 14)},
-        "seed": {"version_first": 1, "version_last": 16, "anchors": (1, 4), "role": "seed"},
-        "away": {"version_first": 1, "version_last": 16},
-        "old": {"version_first": 1, "version_last": 16, "anchors": (1, 4), "epoch": 1},
-    }
-    for name, key in keys.items():
-        node.send(HaveSeen(run.have(key, **claims[name]), None))
-        if name != "away":
-            node.connect(key)
-    node.connect(run.key(55))
-
-    def names(wanted: Version | CatalogueEntry) -> set[str]:
-        found = node.mesh.providers(wanted)
-        assert list(found) == sorted(found)
-        return {name for name, key in keys.items() if key.peer_id in found}
-
-    assert names(Version(0, 5)) == {"low", "high", "seed"}
-    assert names(entry(run, Kind.PATCH, 16, 15)) == {"high", "seed"}
-    assert names(entry(run, Kind.ANCHOR, 4, None)) == {"high", "seed"}
-    assert names(entry(run, Kind.ANCHOR, 5, None)) == set()
-    assert names(entry(run, Kind.SKIP, 16, 8)) == {"seed"}
-    assert names(Version(1, 5)) == {"old"}
-    node.send(PeerLost(keys["seed"].peer_id, "closed"))
-    assert names(entry(run, Kind.SKIP, 16, 8)) == set()
 
 
 # Heads
