@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from pulsenet.chain.ledger import Ledger
-from pulsenet.chain.signing import Sign, decode_signed
-from pulsenet.chain.trust import Trust
+from pulsenet.chain.signing import decode_signed
 from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import PeerId
 from pulsenet.node.candidacy import Candidacy, decode_ballot
 from pulsenet.node.effects import Effect
 from pulsenet.node.events import Event, PeerConnected, TermSeen, VoteSeen
 from pulsenet.node.ledger_machine import LedgerMachine
-from pulsenet.node.machine import Draw
+from pulsenet.node.machine import Seat
 from pulsenet.node.verdicts import Verdicts
 from pulsenet.wire.messages import PushTerm
 
@@ -22,25 +20,16 @@ class Authority(LedgerMachine):
     """The machine of an authority; what it does in its own term is its subclass's.
 
     Args:
-        trust: The run's rules; shared with the node's other machines.
-        ledger: Whose term it is; shared likewise.
-        peer_id: This node's key.
-        sign: Signs with that key.
-        draw: Chance.
+        seat: The node's; machines of one node share its rules and its ledger.
         ballot: What was last saved under ``BALLOT_KEY``.
 
     Raises:
         StorageError: the ballot is damaged: this key must not vote.
     """
 
-    def __init__(
-        self, trust: Trust, ledger: Ledger, peer_id: PeerId, sign: Sign, draw: Draw, ballot: bytes | None
-    ) -> None:
-        super().__init__(trust, ledger)
-        self._peer_id = peer_id
-        self._sign = sign
-        saved = decode_ballot(ballot)
-        self._candidacy = Candidacy(trust, ledger, peer_id, sign, draw, self._courier, ballot=saved)
+    def __init__(self, seat: Seat, ballot: bytes | None) -> None:
+        super().__init__(seat)
+        self._candidacy = Candidacy(seat, self._courier, decode_ballot(ballot))
         self.verdicts = Verdicts()
         """What became of items that were pushed here."""
 

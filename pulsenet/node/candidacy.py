@@ -21,16 +21,14 @@ from pulsenet.chain.ballot import (
     stand,
     vote,
 )
-from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.records import ReceiptName, SignedRecord, Vote
-from pulsenet.chain.signing import Sign, encode_signed, seal
-from pulsenet.chain.trust import Trust
+from pulsenet.chain.signing import encode_signed, seal
 from pulsenet.errors import RemoteProtocolError, StorageError
 from pulsenet.ids import PeerId
 from pulsenet.node.courier import Courier
 from pulsenet.node.effects import Count, Effect, Log, SaveState, ShowToMachines
 from pulsenet.node.events import TermSeen
-from pulsenet.node.machine import Draw
+from pulsenet.node.machine import Seat
 from pulsenet.wire.messages import PushTerm, PushVote
 from pulsenet.wire.schema import decode_value, encode_value
 
@@ -94,31 +92,17 @@ class Candidacy:
     """One authority among the others.
 
     Args:
-        trust: The run's rules.
-        ledger: Where a proved term is kept.
-        peer_id: This authority's key.
-        sign: Signs with that key.
-        draw: Chance, for jitter.
+        seat: The node's.
         courier: Whom messages can be sent to.
         ballot: What was promised before.
     """
 
-    def __init__(
-        self,
-        trust: Trust,
-        ledger: Ledger,
-        peer_id: PeerId,
-        sign: Sign,
-        draw: Draw,
-        courier: Courier,
-        *,
-        ballot: Ballot,
-    ) -> None:
-        self._trust = trust
-        self._ledger = ledger
-        self._peer_id = peer_id
-        self._sign = sign
-        self._draw = draw
+    def __init__(self, seat: Seat, courier: Courier, ballot: Ballot) -> None:
+        self._trust = seat.trust
+        self._ledger = seat.ledger
+        self._peer_id = seat.peer_id
+        self._sign = seat.sign
+        self._draw = seat.draw
         self._courier = courier
         self.ballot = ballot
         """What this key promised; whoever changes it saves it in the same breath."""

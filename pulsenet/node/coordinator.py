@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pulsenet.chain.ballot import Place, Stored, find_inherited, find_store_refusal, is_behind, is_older, store
-from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.outcome import listed_by, outcome_of
 from pulsenet.chain.records import Receipt, SignedRecord, StateAnchor
 from pulsenet.chain.round_settings import RoundSettings
-from pulsenet.chain.signing import Sign, add_signature, decode_signed, encode_signed, record_digest, seal
-from pulsenet.chain.trust import Trust
+from pulsenet.chain.signing import add_signature, decode_signed, encode_signed, record_digest, seal
 from pulsenet.errors import LocalProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.authority import Authority
@@ -39,7 +37,7 @@ from pulsenet.node.events import (
 )
 from pulsenet.node.fetch import StoreIndex
 from pulsenet.node.gather import Gatherer
-from pulsenet.node.machine import Draw
+from pulsenet.node.machine import Seat
 from pulsenet.node.proposal import Proposal
 from pulsenet.wire.messages import PushReceipt
 
@@ -59,11 +57,7 @@ class Coordinator(Authority):
     """The machine of an authority; it also closes rounds while the term is its own.
 
     Args:
-        trust: The run's rules; shared with the node's other machines.
-        ledger: The rounds; shared likewise.
-        peer_id: This node's key.
-        sign: Signs with that key.
-        draw: Chance.
+        seat: The node's; machines of one node share its rules and its ledger.
         index: What the store holds.
         ballot: What was last saved under ``BALLOT_KEY``.
 
@@ -71,20 +65,10 @@ class Coordinator(Authority):
         StorageError: the ballot is damaged: this key must not vote.
     """
 
-    def __init__(
-        self,
-        trust: Trust,
-        ledger: Ledger,
-        peer_id: PeerId,
-        sign: Sign,
-        draw: Draw,
-        index: StoreIndex,
-        *,
-        ballot: bytes | None = None,
-    ) -> None:
-        super().__init__(trust, ledger, peer_id, sign, draw, ballot)
+    def __init__(self, seat: Seat, index: StoreIndex, *, ballot: bytes | None = None) -> None:
+        super().__init__(seat, ballot)
         self._index = index
-        self._gatherer = Gatherer(ledger, draw, index, self._courier.take_request_id)
+        self._gatherer = Gatherer(seat.ledger, seat.draw, index, self._courier.take_request_id)
         self._state: StateReached | None = None
         self._collection: Collection | None = None
         self._proposal: Proposal | None = None

@@ -6,11 +6,10 @@ called where that is this node's part, and in the end says what the outer step i
 
 from __future__ import annotations
 
-from pulsenet.chain.ledger import LEDGER_KEY, FinalReceipt, Ledger
+from pulsenet.chain.ledger import LEDGER_KEY, FinalReceipt
 from pulsenet.chain.outcome import listed_by
 from pulsenet.chain.records import Aggregate, Contribution, Member, SliceName, StateAnchor
-from pulsenet.chain.signing import Sign, decode_signed, seal
-from pulsenet.chain.trust import Trust
+from pulsenet.chain.signing import decode_signed, seal
 from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId, short
 from pulsenet.node.courier import Courier
@@ -29,7 +28,7 @@ from pulsenet.node.effects import (
 from pulsenet.node.events import Event, PeerConnected, PeerLost, ReplyReceived, SlicesSummed, StoreFailed, SumFailed
 from pulsenet.node.fetch import FetchProgress, StoreIndex
 from pulsenet.node.gather import Gatherer
-from pulsenet.node.machine import Draw
+from pulsenet.node.machine import Seat
 from pulsenet.node.slices import ASK_SECONDS, SliceRound, Way, is_sliced
 from pulsenet.wire.messages import AggregatesReply, GetAggregates
 from pulsenet.wire.sections import find_slice_range
@@ -42,32 +41,19 @@ class Gathering:
     """Pure part of the trainer's machine.
 
     Args:
-        trust: The run's rules.
-        ledger: The rounds.
-        peer_id: This node's key.
-        sign: Signs with that key.
-        draw: Chance.
+        seat: The node's.
         index: What the store holds.
         courier: Numbers requests, and knows who can be reached.
     """
 
-    def __init__(
-        self,
-        trust: Trust,
-        ledger: Ledger,
-        peer_id: PeerId,
-        sign: Sign,
-        draw: Draw,
-        index: StoreIndex,
-        courier: Courier,
-    ) -> None:
-        self._trust = trust
-        self._ledger = ledger
-        self._peer_id = peer_id
-        self._sign = sign
-        self._draw = draw
+    def __init__(self, seat: Seat, index: StoreIndex, courier: Courier) -> None:
+        self._trust = seat.trust
+        self._ledger = seat.ledger
+        self._peer_id = seat.peer_id
+        self._sign = seat.sign
+        self._draw = seat.draw
         self._courier = courier
-        self._gatherer = Gatherer(ledger, draw, index, courier.take_request_id)
+        self._gatherer = Gatherer(seat.ledger, seat.draw, index, courier.take_request_id)
         self._slices: SliceRound | None = None
         self._naming = False
         """Whether the training process sums everything, for this node to sign."""

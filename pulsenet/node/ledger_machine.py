@@ -10,12 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Final
 
-from pulsenet.chain.ledger import LEDGER_KEY, Ledger
-from pulsenet.chain.trust import Trust
+from pulsenet.chain.ledger import LEDGER_KEY
 from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.node.courier import Courier
 from pulsenet.node.effects import Count, Effect, SaveState, StoreRecord, StrikePeer
 from pulsenet.node.events import Event, PeerConnected, PeerLost, StoreFailed
+from pulsenet.node.machine import Seat
 from pulsenet.node.rounds_news import store_learnt
 from pulsenet.node.timer import Timer
 
@@ -27,13 +27,14 @@ class LedgerMachine(ABC):
     """A machine that hears what others say of the rounds, keeps it in the ledger, and acts on it.
 
     Args:
-        trust: The run's rules; shared with the node's other machines.
-        ledger: The rounds; shared likewise.
+        seat: The node's; machines of one node share its rules and its ledger.
     """
 
-    def __init__(self, trust: Trust, ledger: Ledger) -> None:
-        self._trust = trust
-        self._ledger = ledger
+    def __init__(self, seat: Seat) -> None:
+        self._trust = seat.trust
+        self._ledger = seat.ledger
+        self._peer_id = seat.peer_id
+        self._sign = seat.sign
         self._courier = Courier()
         self._timer = Timer()
         self._is_unsaved = False

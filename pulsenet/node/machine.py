@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
+from pulsenet.chain.ledger import Ledger
+from pulsenet.chain.signing import Sign
+from pulsenet.chain.trust import Trust
+from pulsenet.ids import PeerId
 from pulsenet.node.effects import Effect
 from pulsenet.node.events import Event
 
 Draw = Callable[[int], int]
 """``draw(n)`` returns an integer from 0 to n - 1: chance, injected so that a run can be replayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A node's place in a run with rounds: what its machines, and their parts, act on and sign with."""
+
+    trust: Trust
+    """The run's rules."""
+    ledger: Ledger
+    """Whose term it is, and the rounds."""
+    peer_id: PeerId
+    """The node's key."""
+    sign: Sign
+    """Signs with that key."""
+    draw: Draw
+    """Chance."""
 
 
 class Machine(Protocol):

@@ -5,14 +5,11 @@ Authorities that only vote need this to let old contributions go; the others, to
 
 from __future__ import annotations
 
-from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.signing import decode_signed
-from pulsenet.chain.trust import Trust
-from pulsenet.ids import PeerId
 from pulsenet.node.effects import Effect, Release, Report, StoreRecord
 from pulsenet.node.events import Event, PeerConnected, ReceiptSeen, ReplyReceived, TermSeen
 from pulsenet.node.ledger_machine import LedgerMachine
-from pulsenet.node.machine import Draw
+from pulsenet.node.machine import Seat
 from pulsenet.node.rounds_contact import Contact
 from pulsenet.node.rounds_news import take_rounds
 from pulsenet.wire.messages import RoundsReply
@@ -22,15 +19,12 @@ class Onlooker(LedgerMachine):
     """The machine of a node without a trainer's part.
 
     Args:
-        trust: The run's rules; shared with the node's other machines.
-        ledger: The rounds; shared likewise.
-        peer_id: This node's key.
-        draw: Chance.
+        seat: The node's; machines of one node share its rules and its ledger.
     """
 
-    def __init__(self, trust: Trust, ledger: Ledger, peer_id: PeerId, draw: Draw) -> None:
-        super().__init__(trust, ledger)
-        self._contact = Contact(ledger, peer_id, draw, self._courier)
+    def __init__(self, seat: Seat) -> None:
+        super().__init__(seat)
+        self._contact = Contact(seat, self._courier)
         self._told: Report | None = None
 
     def _take(self, event: Event, now: float) -> list[Effect]:

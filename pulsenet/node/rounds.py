@@ -7,11 +7,10 @@ receipts alone, one after another, so a restart at any time goes on from the las
 
 from __future__ import annotations
 
-from pulsenet.chain.ledger import FinalReceipt, Ledger
+from pulsenet.chain.ledger import FinalReceipt
 from pulsenet.chain.records import StateAnchor
 from pulsenet.chain.round_settings import RoundSettings
-from pulsenet.chain.signing import Sign, decode_signed, encode_signed, record_digest, seal
-from pulsenet.chain.trust import Trust
+from pulsenet.chain.signing import decode_signed, encode_signed, record_digest, seal
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.effects import (
     Count,
@@ -48,7 +47,7 @@ from pulsenet.node.events import (
 from pulsenet.node.fetch import StoreIndex
 from pulsenet.node.gathering import Gathering
 from pulsenet.node.ledger_machine import LedgerMachine
-from pulsenet.node.machine import Draw
+from pulsenet.node.machine import Seat
 from pulsenet.node.own_work import OwnWork, make_contribution
 from pulsenet.node.rounds_contact import Contact
 from pulsenet.node.rounds_news import take_rounds
@@ -70,11 +69,7 @@ class Rounds(LedgerMachine):
     """The machine of a trainer.
 
     Args:
-        trust: The run's rules; shared with the node's other machines.
-        ledger: The rounds; shared likewise.
-        peer_id: This node's key.
-        sign: Signs with that key.
-        draw: Chance.
+        seat: The node's; machines of one node share its rules and its ledger.
         index: What the store holds.
         own: What was last saved under ``OWN_KEY``.
 
@@ -82,23 +77,11 @@ class Rounds(LedgerMachine):
         StorageError: ``own`` is damaged.
     """
 
-    def __init__(
-        self,
-        trust: Trust,
-        ledger: Ledger,
-        peer_id: PeerId,
-        sign: Sign,
-        draw: Draw,
-        index: StoreIndex,
-        *,
-        own: bytes | None = None,
-    ) -> None:
-        super().__init__(trust, ledger)
-        self._peer_id = peer_id
-        self._sign = sign
-        self._contact = Contact(ledger, peer_id, draw, self._courier)
-        self._gathering = Gathering(trust, ledger, peer_id, sign, draw, index, self._courier)
-        self._own = OwnWork(peer_id, self._settings.missed_rounds_max, own)
+    def __init__(self, seat: Seat, index: StoreIndex, *, own: bytes | None = None) -> None:
+        super().__init__(seat)
+        self._contact = Contact(seat, self._courier)
+        self._gathering = Gathering(seat, index, self._courier)
+        self._own = OwnWork(seat.peer_id, self._settings.missed_rounds_max, own)
         self._phase = Phase.IDLE
         self._round_index = 0
         self._state_root: Digest | None = None

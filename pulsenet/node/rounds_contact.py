@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from pulsenet import limits
-from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.records import Descriptor
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.courier import Courier
 from pulsenet.node.effects import Effect
 from pulsenet.node.events import ReplyReceived
-from pulsenet.node.machine import Draw
+from pulsenet.node.machine import Seat
 from pulsenet.wire.messages import GetRounds, PushContribution, PushReply, Refusal
 
 RESEND_SECONDS: Final = 2.0
@@ -29,16 +28,14 @@ class Contact:
     """Whom to tell and whom to ask, and when.
 
     Args:
-        ledger: Whose term it is.
-        peer_id: This node's key.
-        draw: Chance.
+        seat: The node's.
         courier: Whom messages can be sent to.
     """
 
-    def __init__(self, ledger: Ledger, peer_id: PeerId, draw: Draw, courier: Courier) -> None:
-        self._ledger = ledger
-        self._peer_id = peer_id
-        self._draw = draw
+    def __init__(self, seat: Seat, courier: Courier) -> None:
+        self._ledger = seat.ledger
+        self._peer_id = seat.peer_id
+        self._draw = seat.draw
         self._courier = courier
         self._heard_at: float | None = None
         self._has_answer = False

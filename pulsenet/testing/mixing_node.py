@@ -32,7 +32,7 @@ from pulsenet.node.rounds_respond import respond_to_round
 from pulsenet.outer.mixing.probe import compare_answers
 from pulsenet.outer.mixing.settings import Job, MixingSettings
 from pulsenet.testing.checkers import SimulationError
-from pulsenet.testing.fakes import Chance, make_sign
+from pulsenet.testing.fakes import Chance
 from pulsenet.testing.rounds_node import RoundsNode
 from pulsenet.testing.simulated_node import SimulatedNode
 from pulsenet.testing.toy_mixing import (
@@ -109,15 +109,13 @@ class MixingNode(RoundsNode):
         state, settings = self.store.state, self._world.settings
         self.ledger = Ledger.restore(self.trust, state.get(LEDGER_KEY), self.store.record)
         self.rosters = Rosters(self.trust, self.ledger)
-        sign = make_sign(self.peer_id)
-        common = (self.trust, self.ledger, self.rosters, settings, self.peer_id, sign)
         machines: dict[str, Machine] = {}
         if self.is_trainer:
-            chance = self._chance.fork()
-            self.mixing = Mixing(*common, chance, self.store, journal=state.get(MIXING_KEY))
+            journal = state.get(MIXING_KEY)
+            self.mixing = Mixing(self._make_seat(), self.rosters, settings, self.store, journal=journal)
             machines["mixing"] = self.mixing
         if self.is_authority:
-            self.convener = Convener(*common, self._chance.fork(), ballot=state.get(BALLOT_KEY))
+            self.convener = Convener(self._make_seat(), self.rosters, settings, ballot=state.get(BALLOT_KEY))
             machines["convener"] = self.convener
         self._add_machines(machines)
         if self.convener is not None:

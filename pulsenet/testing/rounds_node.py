@@ -34,7 +34,7 @@ from pulsenet.node.events import (
     StoreFailed,
     TrainingLost,
 )
-from pulsenet.node.machine import Machine
+from pulsenet.node.machine import Machine, Seat
 from pulsenet.node.mesh import Mesh
 from pulsenet.node.onlooker import Onlooker
 from pulsenet.node.own_work import OWN_KEY
@@ -136,26 +136,21 @@ class RoundsNode(SimulatedNode):
         self.trust = self._open_trust()
         state = self.store.state
         self.ledger = Ledger.restore(self.trust, state.get(LEDGER_KEY), self.store.record)
-        sign = make_sign(self.peer_id)
         machines: dict[str, Machine] = {}
         if self.is_authority:
-            ballot = state.get(BALLOT_KEY)
-            chance = self._chance.fork()
-            self.coordinator = Coordinator(
-                self.trust, self.ledger, self.peer_id, sign, chance, self.store, ballot=ballot
-            )
+            self.coordinator = Coordinator(self._make_seat(), self.store, ballot=state.get(BALLOT_KEY))
             machines["coordinator"] = self.coordinator
         if self.is_trainer:
-            own = state.get(OWN_KEY)
-            chance = self._chance.fork()
-            self.rounds = Rounds(self.trust, self.ledger, self.peer_id, sign, chance, self.store, own=own)
+            self.rounds = Rounds(self._make_seat(), self.store, own=state.get(OWN_KEY))
             machines["rounds"] = self.rounds
         else:
-            chance = self._chance.fork()
-            machines["onlooker"] = Onlooker(self.trust, self.ledger, self.peer_id, chance)
+            machines["onlooker"] = Onlooker(self._make_seat())
         self._add_machines(machines)
         if self.is_trainer:
             self.attach_training()
+
+    def _make_seat(self) -> Seat:
+        return Seat(self.trust, self.ledger, self.peer_id, make_sign(self.peer_id), self._chance.fork())
 
     def _open_trust(self) -> Trust:
         trust = Trust(RunId(record_digest(self._world.genesis)), verify)

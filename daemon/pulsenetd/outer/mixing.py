@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
@@ -62,8 +61,7 @@ class MixingPart(OuterPart):
             threads=self._threads,
             run_blocks=self._run_blocks,
         )
-        run = (self._trust, self.ledger, self.rosters, self.settings)
-        machine = (*run, self._peer_id, self._sign, secrets.randbelow)
+        machine = (self._seat, self.rosters, self.settings)
         if self._is_trainer:
             try:
                 self.mixing = Mixing(*machine, StoreLookup(self._store), journal=self._store.state(MIXING_KEY))

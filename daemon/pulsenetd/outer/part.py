@@ -26,7 +26,7 @@ from pulsenet.node.coordinator import Coordinator
 from pulsenet.node.effects import Effect
 from pulsenet.node.events import Event
 from pulsenet.node.listener import Listener
-from pulsenet.node.machine import Machine
+from pulsenet.node.machine import Machine, Seat
 from pulsenet.node.mixing.convener import Convener
 from pulsenet.node.mixing.respond import MixingRequest
 from pulsenet.node.rounds_respond import event_of, respond_to_round
@@ -100,7 +100,6 @@ class OuterPart(ABC):
         self._store = store
         self._trust = trust
         self._peer_id = identity.peer_id
-        self._sign = identity.sign
         self._is_trainer = role == "trainer"
         self._metrics = metrics
         self._threads = threads
@@ -122,6 +121,7 @@ class OuterPart(ABC):
         except StorageError as error:
             logger.warning("%s: the rounds are learnt anew from peers", error)
             self.ledger, self.is_whole = Ledger(trust), False
+        self._seat = Seat(trust, self.ledger, identity.peer_id, identity.sign, secrets.randbelow)
         self._build()
 
     @abstractmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
@@ -65,20 +64,19 @@ class RoundsPart(OuterPart):
             self._add_machines()
 
     def _add_machines(self) -> None:
-        common = (self._trust, self.ledger, self._peer_id)
-        more = (self._sign, secrets.randbelow, StoreLookup(self._store))
-        self.coordinator = self._add_voter(lambda ballot: Coordinator(*common, *more, ballot=ballot))
+        seat, index = self._seat, StoreLookup(self._store)
+        self.coordinator = self._add_voter(lambda ballot: Coordinator(seat, index, ballot=ballot))
         if self._is_trainer:
             try:
-                self.rounds = Rounds(*common, *more, own=self._store.state(OWN_KEY))
+                self.rounds = Rounds(seat, index, own=self._store.state(OWN_KEY))
             except StorageError as error:
                 # A second contribution to a round is refused by its coordinator: nothing is counted twice.
                 logger.warning("%s: what was sent before is learnt from receipts", error)
-                self.rounds = Rounds(*common, *more)
+                self.rounds = Rounds(seat, index)
             self.machines[self.name] = self.rounds
             self._add_listener()
         else:
-            self.machines["onlooker"] = Onlooker(*common, secrets.randbelow)
+            self.machines["onlooker"] = Onlooker(seat)
 
     def _sort_records(self) -> None:
         """Put right what a crash left between storing or releasing records and saving the ledger that names them.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.records import Descriptor
 from pulsenet.ids import PeerId
 from pulsenet.node.courier import Courier
 from pulsenet.node.effects import Effect, ShowToMachines
 from pulsenet.node.events import ReplyReceived, RequestFailed
-from pulsenet.node.machine import Draw
+from pulsenet.node.machine import Seat
 from pulsenet.node.mixing.events import PresenceSeen
 from pulsenet.node.requests import OpenRequests
 from pulsenet.wire.messages import GetRoster
@@ -26,16 +25,14 @@ class RosterContact:
     """Whom to ask, and when.
 
     Args:
-        ledger: Whose term it is.
-        peer_id: This node's key.
-        draw: Chance.
+        seat: The node's.
         courier: Whom messages can be sent to.
     """
 
-    def __init__(self, ledger: Ledger, peer_id: PeerId, draw: Draw, courier: Courier) -> None:
-        self._ledger = ledger
-        self._peer_id = peer_id
-        self._draw = draw
+    def __init__(self, seat: Seat, courier: Courier) -> None:
+        self._ledger = seat.ledger
+        self._peer_id = seat.peer_id
+        self._draw = seat.draw
         self._courier = courier
         self._ask_at = 0.0
         self._asked_at = -ASK_SECONDS

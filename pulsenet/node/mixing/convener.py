@@ -9,16 +9,14 @@ from __future__ import annotations
 from typing import Final
 
 from pulsenet import limits
-from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.records import Roster
 from pulsenet.chain.rosters import Rosters
-from pulsenet.chain.signing import Sign, encode_signed, seal
-from pulsenet.chain.trust import Trust
+from pulsenet.chain.signing import encode_signed, seal
 from pulsenet.ids import PeerId
 from pulsenet.node.authority import Authority
 from pulsenet.node.effects import Count, Effect, Log, ShowToMachines
 from pulsenet.node.events import Event
-from pulsenet.node.machine import Draw
+from pulsenet.node.machine import Seat
 from pulsenet.node.mixing.events import (
     MastersTold,
     PresenceEnded,
@@ -47,36 +45,21 @@ class Convener(Authority):
     """The machine of an authority in a run that mixes.
 
     Args:
-        trust: The run's rules; shared with the node's other machines.
-        ledger: Whose term it is; shared likewise.
-        rosters: Shared likewise.
+        seat: The node's; machines of one node share its rules and its ledger.
+        rosters: By which rounds are mixed; shared likewise.
         settings: Of the run.
-        peer_id: This node's key.
-        sign: Signs with that key.
-        draw: Chance.
         ballot: What was last saved under ``BALLOT_KEY``.
 
     Raises:
         StorageError: the ballot is damaged: this key must not vote.
     """
 
-    def __init__(
-        self,
-        trust: Trust,
-        ledger: Ledger,
-        rosters: Rosters,
-        settings: MixingSettings,
-        peer_id: PeerId,
-        sign: Sign,
-        draw: Draw,
-        *,
-        ballot: bytes | None = None,
-    ) -> None:
-        super().__init__(trust, ledger, peer_id, sign, draw, ballot)
+    def __init__(self, seat: Seat, rosters: Rosters, settings: MixingSettings, *, ballot: bytes | None = None) -> None:
+        super().__init__(seat, ballot)
         self._rosters = rosters
         self._settings = settings
         self._present: dict[PeerId, tuple[int, float]] = {}
-        self.measuring = Measuring(trust, rosters, settings, self.is_leading)
+        self.measuring = Measuring(seat.trust, rosters, settings, self.is_leading)
         """What it knows of how far apart trainers are."""
         self._led_term = 0
         self._led_since = 0.0

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.records import Share, ShareKind
 from pulsenet.chain.rosters import KnownRoster, Rosters
 from pulsenet.chain.rules import STATE_JOB
-from pulsenet.chain.signing import Sign, decode_signed, record_digest
-from pulsenet.chain.trust import Trust
+from pulsenet.chain.signing import decode_signed, record_digest
 from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.effects import Count, Effect, Release, Report, ShowToMachines
 from pulsenet.node.events import Event, PeerConnected, ReplyReceived, RequestFailed, TermSeen
 from pulsenet.node.fetch import StoreIndex
 from pulsenet.node.ledger_machine import LedgerMachine
-from pulsenet.node.machine import Draw
+from pulsenet.node.machine import Seat
 from pulsenet.node.mixing.asking import Asking
 from pulsenet.node.mixing.blobs import Blobs
 from pulsenet.node.mixing.contact import RosterContact
@@ -67,13 +65,9 @@ class Mixing(LedgerMachine):
     """The machine of a trainer in a run whose algorithm is ``gossip``.
 
     Args:
-        trust: The run's rules; shared with the node's other machines.
-        ledger: Whose term it is; shared likewise.
-        rosters: Shared likewise.
+        seat: The node's; machines of one node share its rules and its ledger.
+        rosters: By which rounds are mixed; shared likewise.
         settings: Of the run.
-        peer_id: This node's key.
-        sign: Signs with that key.
-        draw: Chance.
         index: What the store holds.
         journal: What was last saved under ``MIXING_KEY``.
 
@@ -83,31 +77,26 @@ class Mixing(LedgerMachine):
 
     def __init__(
         self,
-        trust: Trust,
-        ledger: Ledger,
+        seat: Seat,
         rosters: Rosters,
         settings: MixingSettings,
-        peer_id: PeerId,
-        sign: Sign,
-        draw: Draw,
         index: StoreIndex,
         *,
         journal: bytes | None = None,
     ) -> None:
-        super().__init__(trust, ledger)
+        super().__init__(seat)
         self._rosters, self._settings = rosters, settings
-        self._peer_id = peer_id
         self._journal = Journal(journal)
         rosters.restore(self._journal.stored_rosters)
         courier = self._courier
         self._reach = Reach(courier)
-        self._contact = RosterContact(ledger, peer_id, draw, courier)
+        self._contact = RosterContact(seat, courier)
         self._inbox, self._outbox = Inbox(), Outbox(courier)
-        self._blobs = Blobs(draw, index, courier.take_request_id)
+        self._blobs = Blobs(seat.draw, index, courier.take_request_id)
         self._debts = Debts(self._journal, courier)
-        self._prober = Prober(trust, ledger, rosters, settings, peer_id, sign, courier)
+        self._prober = Prober(seat, rosters, settings, courier)
         tools = Tools(self._inbox, self._outbox, self._blobs, self._journal, self._reach)
-        self._maker = RoundMaker(trust, settings, peer_id, sign, tools)
+        self._maker = RoundMaker(seat, settings, tools)
         self._attached: MixingAttached | None = None
         self._joining: Joining | None = None
         self._opening: tuple[int, float] | None = None

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pulsenet.chain.records import Share, ShareKind
 from pulsenet.chain.rosters import KnownRoster
 from pulsenet.chain.rules import STATE_JOB
-from pulsenet.chain.signing import Sign, encode_signed, record_digest, seal
-from pulsenet.chain.trust import Trust
-from pulsenet.ids import Digest, PeerId
+from pulsenet.chain.signing import encode_signed, record_digest, seal
+from pulsenet.ids import Digest
+from pulsenet.node.machine import Seat
 from pulsenet.node.mixing import everybody, pair
 from pulsenet.node.mixing.blobs import Blobs
 from pulsenet.node.mixing.events import PartSlice
@@ -37,18 +37,16 @@ class RoundMaker:
     """Makes the jobs of rounds.
 
     Args:
-        trust: The run's rules.
+        seat: The node's.
         settings: Of the run.
-        peer_id: This node's key.
-        sign: Signs with that key.
         tools: What jobs work with.
     """
 
-    def __init__(self, trust: Trust, settings: MixingSettings, peer_id: PeerId, sign: Sign, tools: Tools) -> None:
-        self._trust = trust
+    def __init__(self, seat: Seat, settings: MixingSettings, tools: Tools) -> None:
+        self._trust = seat.trust
         self._settings = settings
-        self._peer_id = peer_id
-        self._sign = sign
+        self._peer_id = seat.peer_id
+        self._sign = seat.sign
         self._tools = tools
         self._number = 0
 

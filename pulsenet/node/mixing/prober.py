@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.records import Probe
 from pulsenet.chain.rosters import Rosters
-from pulsenet.chain.signing import Sign, encode_signed, seal
-from pulsenet.chain.trust import Trust
-from pulsenet.ids import PeerId
+from pulsenet.chain.signing import encode_signed, seal
 from pulsenet.node.courier import Courier
 from pulsenet.node.effects import Count, Effect, ShowToMachines
 from pulsenet.node.events import Event, ReplyReceived
+from pulsenet.node.machine import Seat
 from pulsenet.node.mixing.events import ProbeMade, ProbeSeen
 from pulsenet.node.requests import OpenRequests
 from pulsenet.outer.mixing.pairing import choose_probers
@@ -31,28 +29,16 @@ class Prober:
     """The newest answer of this node, until it was judged.
 
     Args:
-        trust: The run's rules.
-        ledger: Whose term it is.
+        seat: The node's.
         rosters: By which rounds are mixed.
         settings: Of the run.
-        peer_id: This node's key.
-        sign: Signs with that key.
         courier: Whom messages can be sent to.
     """
 
-    def __init__(
-        self,
-        trust: Trust,
-        ledger: Ledger,
-        rosters: Rosters,
-        settings: MixingSettings,
-        peer_id: PeerId,
-        sign: Sign,
-        courier: Courier,
-    ) -> None:
-        self._trust, self._ledger, self._rosters, self._settings = trust, ledger, rosters, settings
-        self._peer_id = peer_id
-        self._sign = sign
+    def __init__(self, seat: Seat, rosters: Rosters, settings: MixingSettings, courier: Courier) -> None:
+        self._trust, self._ledger, self._rosters, self._settings = seat.trust, seat.ledger, rosters, settings
+        self._peer_id = seat.peer_id
+        self._sign = seat.sign
         self._courier = courier
         self._record: bytes | None = None
         self._round_index = -1

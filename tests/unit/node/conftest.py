@@ -10,10 +10,12 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.records import Descriptor, EpochRecord, Have, Head, SignedRecord
 from pulsenet.chain.signing import add_signature, encode_signed, record_digest, seal
 from pulsenet.chain.trust import Trust
 from pulsenet.ids import Digest, PeerId, RunId, Version, compute_digest
+from pulsenet.node.machine import Seat
 
 START_MS = 1_800_000_000_000
 
@@ -82,6 +84,11 @@ class Run:
         trust = Trust(self.run_id, check_signature)
         trust.accept_descriptor(self.genesis)
         return trust
+
+    @staticmethod
+    def seat(key: Key, trust: Trust, ledger: Ledger) -> Seat:
+        """The place of a key in the run; nothing is left to chance."""
+        return Seat(trust, ledger, key.peer_id, key.sign, lambda count: 0)
 
     def revise(self, **changes: Any) -> SignedRecord:
         """Revision 1."""

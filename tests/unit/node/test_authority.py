@@ -24,7 +24,7 @@ class Voter(Authority):
 
     def __init__(self, run: Any, key: Any, ballot: bytes | None = None) -> None:
         trust = run.trust()
-        super().__init__(trust, Ledger(trust), key.peer_id, key.sign, lambda count: 0, ballot)
+        super().__init__(run.seat(key, trust, Ledger(trust)), ballot)
 
     def _take_more(self, event: Event, now: float) -> list[Effect]:
         return []

@@ -44,15 +44,8 @@ class Bench:
         self.courier = Courier()
         self.courier.connected |= {key.peer_id for index, key in enumerate(self.keys) if index != rank}
         self.me = self.keys[rank]
-        self.candidacy = Candidacy(
-            self.trust,
-            self.ledger,
-            self.me.peer_id,
-            self.me.sign,
-            lambda count: 0,
-            self.courier,
-            ballot=ballot or Ballot(),
-        )
+        seat = self.run.seat(self.me, self.trust, self.ledger)
+        self.candidacy = Candidacy(seat, self.courier, ballot or Ballot())
         self.candidacy.begin(0.0)
 
     def ask(self, rank: int, term: int, now: float, newest: Stored | None = None) -> tuple[list[Effect], str]:

@@ -66,8 +66,8 @@ class Bench:
 
     def begin(self) -> None:
         """Start the machine on what earlier lives stored."""
-        common = (self.trust, self.ledger, self.me.peer_id, self.me.sign, lambda count: 0, self.store)
-        self.machine = Coordinator(*common, ballot=self.store.state.get(BALLOT_KEY))
+        seat = self.run.seat(self.me, self.trust, self.ledger)
+        self.machine = Coordinator(seat, self.store, ballot=self.store.state.get(BALLOT_KEY))
         self.tell(TimerFired())
         for key in self.others:
             self.tell(PeerConnected(key.peer_id, (), outbound=True))

@@ -80,9 +80,8 @@ class Bench:
         )
         self.signed_receipt = self.run.seal(self.receipt, self.authority)
         self.ledger.accept_final(self.signed_receipt)
-        self.gathering = Gathering(
-            self.trust, self.ledger, self.me.peer_id, self.me.sign, lambda count: 0, self.store, self.courier
-        )
+        seat = self.run.seat(self.me, self.trust, self.ledger)
+        self.gathering = Gathering(seat, self.store, self.courier)
 
     def contribute(self, key: Any) -> Any:
         values = np.arange(1, SIZE + 1, dtype=np.float32)

@@ -47,7 +47,7 @@ class Caller(LedgerMachine):
 
 def make(run: Any) -> Caller:
     trust = run.trust()
-    return Caller(trust, Ledger(trust))
+    return Caller(run.seat(run.third, trust, Ledger(trust)))
 
 
 def vote_of(run: Any) -> bytes:

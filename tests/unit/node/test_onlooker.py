@@ -47,7 +47,7 @@ class Bench:
         self.run, self.authority = run, run.publisher
         self.trust, self.store = run.trust(), FakeStore()
         self.ledger = Ledger(self.trust)
-        self.machine = Onlooker(self.trust, self.ledger, run.third.peer_id, lambda count: 0)
+        self.machine = Onlooker(run.seat(run.third, self.trust, self.ledger))
         self.now = 0.0
         self.receipts: dict[int, Receipt] = {}
 

@@ -80,9 +80,7 @@ class Bench:
         """Start the machine, for the first time or anew from the disk; somebody answers how far the run is."""
         self.ledger = Ledger.restore(self.trust, self.store.state.get(LEDGER_KEY), self.store.record)
         own = self.store.state.get(OWN_KEY)
-        self.machine = Rounds(
-            self.trust, self.ledger, self.me.peer_id, self.me.sign, lambda count: 0, self.store, own=own
-        )
+        self.machine = Rounds(self.run.seat(self.me, self.trust, self.ledger), self.store, own=own)
         self.tell(TimerFired())
         self.tell(PeerConnected(self.authority.peer_id, (), outbound=True))
         vote = Vote(self.run.run_id, 0, 1, self.authority.peer_id, None)
@@ -441,7 +439,7 @@ def test_nobody_is_waited_for_where_nobody_is_listed(make_run: Callable[..., Any
     trust = alone.trust()
     key = make_run.publisher  # type: ignore[attr-defined]
     assert trust.descriptor.authorities == (key.peer_id,)
-    machine = Rounds(trust, Ledger(trust), key.peer_id, key.sign, lambda count: 0, FakeStore())
+    machine = Rounds(alone.seat(key, trust, Ledger(trust)), FakeStore())
     effects = machine.handle(TrainingAttached(0, root(0), None), 0.0, 0)
     assert only(effects, RunInnerSteps)
 

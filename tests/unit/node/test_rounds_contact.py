@@ -29,9 +29,10 @@ NAME = compute_digest(b"name")
 class Bench:
     def __init__(self, run: Any) -> None:
         self.run = run
-        self.ledger = Ledger(run.trust())
+        trust = run.trust()
+        self.ledger = Ledger(trust)
         self.courier = Courier()
-        self.contact = Contact(self.ledger, run.third.peer_id, lambda count: 0, self.courier)
+        self.contact = Contact(run.seat(run.third, trust, self.ledger), self.courier)
 
     def elect(self, term: int = 1) -> None:
         vote = Vote(self.run.run_id, 0, term, self.run.publisher.peer_id, None)

@@ -15,8 +15,9 @@ from pulsenet.node.rounds_report import make_report
 def report(
     run: Any, phase: Phase, *, has_anchor: bool, refusal: str = "", reason: str = "", round_index: int = 0
 ) -> dict[str, Any]:
-    ledger = Ledger(run.trust())
-    contact = Contact(ledger, run.second.peer_id, lambda count: 0, Courier())
+    trust = run.trust()
+    ledger = Ledger(trust)
+    contact = Contact(run.seat(run.second, trust, ledger), Courier())
     contact.refusal, contact.wait_seconds = refusal, 60.0 if refusal else 0.0
     progress = FetchProgress(10, 5, 1, 1, reason)
     made = make_report(

@@ -15,6 +15,7 @@ from pulsenet.chain.trust import Trust
 from pulsenet.ids import PeerId, RunId
 from pulsenet.node.effects import Effect, SaveState, SendRequest, StoreChunk, StoreChunkList, StoreRecord
 from pulsenet.node.events import ChunkStored, Event, PeerConnected, PeerLost, ReplyReceived, RequestDone, TimerFired
+from pulsenet.node.machine import Seat
 from pulsenet.node.mixing.effects import CheckMean, CombineParts
 from pulsenet.node.mixing.events import MixingAttached, PartSlice, PartStored, ResultWanted, RoundWanted, ShareSeen
 from pulsenet.node.mixing.machine import Mixing
@@ -105,9 +106,12 @@ class Desk:
         self.machine = self.make_machine(journal)
 
     def make_machine(self, journal: bytes | None = None) -> Mixing:
-        common = (self.trust, self.ledger, self.rosters, self.settings, self.me, make_sign(self.me))
-        self.machine = Mixing(*common, lambda count: 0, self.store, journal=journal)
+        self.machine = Mixing(self.seat(self.me), self.rosters, self.settings, self.store, journal=journal)
         return self.machine
+
+    def seat(self, peer_id: PeerId) -> Seat:
+        """The place of a key in the run; nothing is left to chance."""
+        return Seat(self.trust, self.ledger, peer_id, make_sign(peer_id), lambda count: 0)
 
     # Records
 

@@ -15,7 +15,7 @@ from pulsenet.node.mixing.convener import FIND_SECONDS, PRESENT_SECONDS, SETTLE_
 from pulsenet.node.mixing.events import MastersTold, PresenceEnded, PresenceSeen, RosterSeen
 from pulsenet.outer.mixing.settings import MixingVariant
 from pulsenet.tensors.params import TensorSpec, make_table
-from pulsenet.testing.fakes import make_key, make_sign
+from pulsenet.testing.fakes import make_key
 from pulsenet.wire.messages import PushTerm, PushVote
 
 TABLE = make_table([TensorSpec(name, "F32", (5,)) for name in ("embed", "h.0", "h.1", "h.2", "h.3")])
@@ -29,8 +29,7 @@ class Office:
         self.desk = make_desk(2, 3, variant)
         desk = self.desk
         self.me, self.others = desk.coordinator, desk.keys[:2]
-        common = (desk.trust, desk.ledger, desk.rosters, desk.settings, self.me, make_sign(self.me))
-        self.convener = Convener(*common, lambda count: 0)
+        self.convener = Convener(desk.seat(self.me), desk.rosters, desk.settings)
         self.now = 0.0
         self.is_full = False
         """Whether the disk refuses what is to be saved."""
@@ -139,8 +138,7 @@ def test_a_subset_is_awaited_obeyed_and_kept(make_desk: MakeDesk) -> None:
     again = Office.__new__(Office)
     again.__dict__ = {**office.__dict__, "effects": []}
     desk = office.desk
-    common = (desk.trust, desk.ledger, desk.rosters, desk.settings, office.me, make_sign(office.me))
-    again.convener = Convener(*common, lambda count: 0)
+    again.convener = Convener(desk.seat(office.me), desk.rosters, desk.settings)
     again.see(9, 9, 9)
     again.tell(TimerFired(), FIND_SECONDS)
     assert again.roster.subset == (0, 1, 2)

@@ -24,7 +24,6 @@ from pulsenet.outer.mixing.disagreement import encode_probe
 from pulsenet.outer.mixing.pairing import choose_probers
 from pulsenet.outer.mixing.settings import MixingVariant
 from pulsenet.tensors.params import TensorSpec, make_table
-from pulsenet.testing.fakes import make_sign
 from pulsenet.wire.messages import PushProbe, PushReply
 from pulsenet.wire.schema import decode_value
 
@@ -53,8 +52,7 @@ class Office:
     def begin_again(self) -> None:
         """Begin another life that knows the rosters of the one before."""
         desk = self.desk
-        common = (desk.trust, desk.ledger, desk.rosters, desk.settings, self.me, make_sign(self.me))
-        self.convener = Convener(*common, lambda count: 0)
+        self.convener = Convener(desk.seat(self.me), desk.rosters, desk.settings)
         self.tell(MastersTold(TABLE))
 
     def tell(self, event: Any, after_seconds: float = 0.0) -> list[Effect]:
