@@ -21,13 +21,12 @@ from pulsenet.codec.patch import RunBlocks
 from pulsenet.errors import RemoteProtocolError, StorageError, UnavailableError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.local.rounds_protocol import RoundSettingsReply
+from pulsenet.node.authority import Authority
 from pulsenet.node.candidacy import BALLOT_KEY
-from pulsenet.node.coordinator import Coordinator
 from pulsenet.node.effects import Effect
 from pulsenet.node.events import Event
 from pulsenet.node.listener import Listener
 from pulsenet.node.machine import Machine, Seat
-from pulsenet.node.mixing.convener import Convener
 from pulsenet.node.mixing.respond import MixingRequest
 from pulsenet.node.rounds_respond import event_of, respond_to_round
 from pulsenet.node.verdicts import RoundPush
@@ -51,7 +50,7 @@ MASTERS_KEY: Final = "rounds/masters"
 
 BUSY: Final = Refusal("busy", "others are being heard", retry_after_ms=1_000)
 
-Voter = TypeVar("Voter", bound=Coordinator | Convener)
+Voter = TypeVar("Voter", bound=Authority)
 
 
 def shape_of(descriptor: Descriptor | None, peer_id: PeerId) -> tuple[Any, ...]:
@@ -80,7 +79,7 @@ class OuterPart(ABC):
 
     name: ClassVar[str]
     """Of the machine that a trainer has."""
-    coordinator: Coordinator | Convener | None
+    coordinator: Authority | None
     """``None`` unless this node's key is an authority."""
 
     def __init__(
