@@ -34,6 +34,7 @@ COLLECTIVES = re.compile(r"^(all_gather|broadcast|scatter|gather|send|recv)_obje
 RANKS_OF_ONE_JOB = ("pulsenet/training/",)
 
 COMES_WITH = {
+    "_typeshed": "type checkers alone; nothing imports it where the program runs",
     "google": "hivemind: its messages are protobuf of the version it pins",
     "llvmlite": "numba: of the very version numba needs",
     "huggingface_hub": "vllm: read only where vLLM runs",
