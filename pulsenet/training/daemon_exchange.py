@@ -14,18 +14,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from os import cpu_count
 from pathlib import Path
 from typing import Final
-
-import torch
 
 from pulsenet.errors import ConfigError, RemoteProtocolError, StorageError, UnavailableError
 from pulsenet.ids import Digest
 from pulsenet.local import rounds_protocol as local
-from pulsenet.local.client import Client, PublishResult
+from pulsenet.local.client import Client
 from pulsenet.local.directories import RUN_NAME_DEFAULT
 from pulsenet.local.rounds_client import RoundsConnection
 from pulsenet.outer.contribution import Contribution
@@ -36,9 +32,7 @@ from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.daemon_link import (
     CONNECT_SECONDS_MAX,
     RECONNECT_PAUSE_SECONDS,
-    THREADS_MAX,
-    DaemonLink,
-    publish_round,
+    DaemonEnd,
     reach_daemon,
 )
 from pulsenet.training.exchange import FinalRound, Move, Outcome, RoundResult, StateView
@@ -106,7 +100,7 @@ class _RunSilentError(UnavailableError):
     """The daemon is there, but nothing comes from the run."""
 
 
-class DaemonExchange:
+class DaemonExchange(DaemonEnd[RoundsConnection]):
     """An :class:`pulsenet.training.Exchange` over a trainer daemon. Make one with :func:`join_rounds`.
 
     Args:
@@ -133,15 +127,17 @@ class DaemonExchange:
         reconnect_seconds: float = RECONNECT_SECONDS_MAX,
         linger_seconds: float = LINGER_SECONDS,
     ) -> None:
-        self._client = client
-        self._publisher = publisher
+        super().__init__(
+            client,
+            publisher,
+            RoundsConnection,
+            connect_seconds=min(CONNECT_SECONDS_MAX, reconnect_seconds),
+            name="pulsenet-rounds",
+        )
         self._spool_directory = spool_directory
         self._order_seconds = order_seconds
         self._reconnect_seconds = reconnect_seconds
         self._linger_seconds = linger_seconds
-        self._link = DaemonLink(
-            client, RoundsConnection, connect_seconds=min(CONNECT_SECONDS_MAX, reconnect_seconds), drop=self._drop
-        )
         self._masters: tuple[ParameterTable, Digest] | None = None
         self._state: StateView | None = None
         self._work: RoundWork | None = None
@@ -159,9 +155,6 @@ class DaemonExchange:
         """Of the newest contribution as it travels."""
         self._is_moving = False
         """Whether a move was given out and not reported."""
-        self.last_publish: PublishResult | None = None
-        """What became of the newest version that was handed over."""
-        self._threads = ThreadPoolExecutor(min(THREADS_MAX, cpu_count() or 1), thread_name_prefix="pulsenet-rounds")
         reply = self._link.ask_settings()
         self._peer_id = reply.peer_id
         if reply.algorithm == GOSSIP:
@@ -228,25 +221,6 @@ class DaemonExchange:
             self._link.connection.tell(local.TellResidual(fp32_to_bits(norm)))
         except UnavailableError:
             self._drop()
-
-    def publish(self, model: torch.nn.Module, round_index: int) -> None:
-        """Hand the weights over as the run's next version; a node that does not coordinate refuses before any copy."""
-        if self._publisher is not None:
-            self.last_publish = publish_round(self._publisher, model, round_index)
-
-    def close(self) -> None:
-        """Leave the rounds; a second call does nothing."""
-        self._drop()
-        self._client.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        if self._publisher is not None:
-            self._publisher.close()
-
-    def __enter__(self) -> DaemonExchange:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # Orders
 

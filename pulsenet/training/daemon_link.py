@@ -6,9 +6,12 @@ Rounds (:mod:`pulsenet.training.daemon_exchange`) and mixing (:mod:`pulsenet.tra
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from os import cpu_count
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 import torch
 
@@ -153,11 +156,59 @@ def reach_daemon(
     return Client.connect(directory, timeout_seconds=CONNECT_SECONDS_MAX), publisher
 
 
-def publish_round(
-    publisher: Publisher, model: torch.nn.Module, round_index: int, *, is_consensus: bool = True
-) -> PublishResult:
-    """Hand a round's weights over as the run's next version; a full disk is told by the result."""
-    try:
-        return publisher.publish(model, step=round_index, consensus=is_consensus)
-    except StorageError as error:
-        return PublishResult(PublishStatus.FAILED, reason=f"{error.reason}: {error}")
+class DaemonEnd(ABC, Generic[Connection]):
+    """A training process's end of what the run does with its trainers: what rounds and mixing have in common.
+
+    Args:
+        client: Reaches the daemon; owned by this object.
+        publisher: Hands weights over where this node coordinates, and is owned too; ``None`` never publishes.
+        kind: What is spoken.
+        connect_seconds: How long one try to reach a daemon that is away may last.
+        name: Of the threads that encode and decode.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        publisher: Publisher | None,
+        kind: type[Connection],
+        *,
+        connect_seconds: float,
+        name: str,
+    ) -> None:
+        self._client = client
+        self._publisher = publisher
+        self._link = DaemonLink(client, kind, connect_seconds=connect_seconds, drop=self._drop)
+        self._threads = ThreadPoolExecutor(min(THREADS_MAX, cpu_count() or 1), thread_name_prefix=name)
+        self.last_publish: PublishResult | None = None
+        """What became of the newest version that was handed over."""
+
+    @abstractmethod
+    def _drop(self) -> None:
+        """Close the connection, and give up what was said over it."""
+
+    def publish(self, model: torch.nn.Module, round_index: int, *, is_consensus: bool = True) -> None:
+        """Hand the weights over as the run's next version; a node that does not coordinate refuses before any copy.
+
+        A full disk is told by :attr:`last_publish`.
+        """
+        if self._publisher is None:
+            return
+        try:
+            self.last_publish = self._publisher.publish(model, step=round_index, consensus=is_consensus)
+        except StorageError as error:
+            self.last_publish = PublishResult(PublishStatus.FAILED, reason=f"{error.reason}: {error}")
+
+    def close(self) -> None:
+        """Leave; a second call does nothing."""
+        self._drop()
+        self._client.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -18,11 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from os import cpu_count
 from pathlib import Path
 from typing import Final
-
-import torch
 
 from pulsenet.errors import (
     ConfigError,
@@ -34,7 +31,7 @@ from pulsenet.errors import (
 )
 from pulsenet.ids import Digest
 from pulsenet.local import mixing_protocol as local
-from pulsenet.local.client import Client, PublishResult
+from pulsenet.local.client import Client
 from pulsenet.local.directories import RUN_NAME_DEFAULT
 from pulsenet.local.mixing_client import MixingConnection
 from pulsenet.outer.contribution import Entries
@@ -45,9 +42,7 @@ from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.daemon_link import (
     CONNECT_SECONDS_MAX,
     RECONNECT_PAUSE_SECONDS,
-    THREADS_MAX,
-    DaemonLink,
-    publish_round,
+    DaemonEnd,
     reach_daemon,
 )
 from pulsenet.training.mixer import Mixed, MixingReport, RoundPlan, Start
@@ -72,7 +67,7 @@ FP32_MAX: Final = 3.4e38
 logger = logging.getLogger(__name__)
 
 
-class DaemonMixer:
+class DaemonMixer(DaemonEnd[MixingConnection]):
     """A :class:`pulsenet.training.Mixer` over a trainer daemon. Make one with :func:`join_mixing`.
 
     Args:
@@ -94,16 +89,16 @@ class DaemonMixer:
         locate_seconds: float = LOCATE_SECONDS_MAX,
         reconnect_seconds: float = RECONNECT_SECONDS_MAX,
     ) -> None:
-        self._client = client
-        self._publisher = publisher
-        self._locate_seconds = locate_seconds
-        self._reconnect_seconds = reconnect_seconds
-        self._link = DaemonLink(
+        super().__init__(
             client,
+            publisher,
             MixingConnection,
             connect_seconds=min(CONNECT_SECONDS_MAX, max(0.1, reconnect_seconds)),
-            drop=self._drop,
+            name="pulsenet-mixing",
         )
+        self._hands = ThreadPoolExecutor(1, thread_name_prefix="pulsenet-hand-over")
+        self._locate_seconds = locate_seconds
+        self._reconnect_seconds = reconnect_seconds
         self._masters: tuple[ParameterTable, Digest] | None = None
         self._work: MixingWork | None = None
         self._is_located = False
@@ -116,8 +111,6 @@ class DaemonMixer:
         self._iterate: Callable[[], Iterable[Entries]] | None = None
         """z, while it is to be stored for joiners."""
         self._is_away = False
-        self.last_publish: PublishResult | None = None
-        """What became of the newest version that was handed over."""
         reply = self._link.ask_settings()
         if reply.algorithm != ALGORITHM:
             self.close()
@@ -126,8 +119,6 @@ class DaemonMixer:
                 "pulsenet.join_rounds() and OuterOptimizer, or create a run with --algorithm gossip"
             )
         self._settings = MixingSettings.from_constants(reply.algorithm, reply.constants)
-        self._threads = ThreadPoolExecutor(min(THREADS_MAX, cpu_count() or 1), thread_name_prefix="pulsenet-mixing")
-        self._hands = ThreadPoolExecutor(1, thread_name_prefix="pulsenet-hand-over")
 
     @property
     def settings(self) -> MixingSettings:
@@ -275,27 +266,10 @@ class DaemonMixer:
         # Every job of the round has its result, so nothing else is being said; and the next round is asked for soon.
         self._tell(local.StoreProbe(round_index, answer.batch, answer.bins, answer.data, scores))
 
-    def publish(self, model: torch.nn.Module, round_index: int, *, is_consensus: bool) -> None:
-        """Hand the weights over as the run's next version; a node that does not coordinate refuses before any copy."""
-        if self._publisher is not None:
-            self.last_publish = publish_round(self._publisher, model, round_index, is_consensus=is_consensus)
-
     def close(self) -> None:
         """Leave; a second call does nothing."""
-        self._drop()
-        self._client.close()
-        for name in ("_hands", "_threads"):
-            pool = getattr(self, name, None)
-            if pool is not None:
-                pool.shutdown(wait=False, cancel_futures=True)
-        if self._publisher is not None:
-            self._publisher.close()
-
-    def __enter__(self) -> DaemonMixer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().close()
+        self._hands.shutdown(wait=False, cancel_futures=True)
 
     # In the thread that hands over
 
