@@ -7,29 +7,28 @@ the client connects again by itself, and a call that cannot know its outcome say
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pulsenet.chain.records import RolloutBatch
-from pulsenet.codec.changes import Changes, decode_changes
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError, UnavailableError
-from pulsenet.ids import Digest, PeerId, Version
+from pulsenet.ids import PeerId, Version
 from pulsenet.local import protocol
 from pulsenet.local.handover import REPLY_SECONDS_MAX, PartSource, Reply, WholeParts, expect, hand_over
 from pulsenet.local.handover import PublishResult as PublishResult
 from pulsenet.local.parts import PartLayout, SealedPart
-from pulsenet.local.protocol import LocalMessage, PublishStatus, UpdateKind
+from pulsenet.local.protocol import LocalMessage, PublishStatus
 from pulsenet.local.rollouts import ReceivedRollouts, unpack_rollouts
-from pulsenet.local.shared_memory import Region, check_snapshot
+from pulsenet.local.shared_memory import check_snapshot
 from pulsenet.local.sockets import Channel, socket_path
 from pulsenet.local.tasks import Task, read_task
+from pulsenet.local.update import Update
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.wire.schema import decode_value
 
@@ -41,65 +40,6 @@ CONNECT_SECONDS_MAX: Final = 5.0
 RECONNECT_SECONDS_MIN: Final = 0.05
 RECONNECT_SECONDS_MAX: Final = 2.0
 """Back-off between tries to reach a daemon that is away, doubled each time."""
-
-
-@dataclass(slots=True)
-class Update:
-    """New weights for an engine. Close it, best as a context manager, once they are applied."""
-
-    generation: int
-    kind: UpdateKind
-    base_version: Version | None
-    """What records start from; ``None`` for a full update."""
-    version: Version
-    root: Digest
-    table: ParameterTable
-    size_bytes: int
-    descriptor: int
-    """Read-only; owned by this object until taken by :meth:`open_region`."""
-
-    def read_changes(self) -> Iterator[Changes]:
-        """Return an iterator over the records, ascending by tensor; may be called again for another pass.
-
-        Their arrays share the update's memory and keep it alive.
-
-        Raises:
-            LocalProtocolError: This is a full update.
-            RemoteProtocolError: The records are damaged.
-        """
-        if self.kind is not UpdateKind.RECORDS:
-            raise LocalProtocolError("a full update has no records")
-        if not self.size_bytes:
-            return iter(())
-        found = os.fstat(self.descriptor).st_size
-        if found != self.size_bytes:
-            raise RemoteProtocolError("handoff-size", f"{found} bytes, {self.size_bytes} announced")
-        mapping = mmap.mmap(self.descriptor, self.size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
-        return decode_changes(memoryview(mapping), self.table)
-
-    def open_region(self) -> Region:
-        """Map the whole version for reading; the region owns the memory from now on.
-
-        Raises:
-            LocalProtocolError: These are records.
-            RemoteProtocolError: The memory is not sealed or has the wrong size.
-        """
-        if self.kind is not UpdateKind.FULL:
-            raise LocalProtocolError("an update of records has no region")
-        descriptor, self.descriptor = self.descriptor, -1
-        return Region.open_lent(descriptor, self.table.layout_size_bytes)
-
-    def close(self) -> None:
-        """Let go of the memory; a second call does nothing."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
-
-    def __enter__(self) -> Update:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 RoomReply = TypeVar("RoomReply", protocol.RolloutsTaken, protocol.TasksQueued)

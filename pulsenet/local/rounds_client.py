@@ -14,8 +14,9 @@ from pulsenet.errors import RemoteProtocolError, StorageError
 from pulsenet.ids import Digest
 from pulsenet.local import rounds_protocol as local
 from pulsenet.local.client import Client
+from pulsenet.local.framing import Frame
 from pulsenet.local.handover import REPLY_SECONDS_MAX, expect
-from pulsenet.local.protocol import Frame, LocalMessage
+from pulsenet.local.protocol import LocalMessage
 from pulsenet.local.shared_memory import Region, create_memory, seal_snapshot, write_at
 from pulsenet.local.sockets import Channel
 from pulsenet.tensors.params import ParameterTable

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from pulsenet.errors import RemoteProtocolError, UnavailableError
-from pulsenet.local.protocol import Frame, FrameReader, LocalMessage, LocalRefusal, encode_frame
+from pulsenet.local.framing import Frame, FrameReader, encode_frame
+from pulsenet.local.protocol import LocalMessage, LocalRefusal
 
 SOCKET_DIRECTORY_NAME: Final = "local"
 SOCKET_NAME: Final = "daemon.sock"

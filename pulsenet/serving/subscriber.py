@@ -33,11 +33,12 @@ from pulsenet.errors import (
     UnavailableError,
 )
 from pulsenet.ids import Version
-from pulsenet.local.client import Client, Update
+from pulsenet.local.client import Client
 from pulsenet.local.directories import RUN_NAME_DEFAULT, find_data_directory
 from pulsenet.local.protocol import RolloutsTaken, UpdateKind
 from pulsenet.local.rollouts import Sample, pack_rollouts
 from pulsenet.local.tasks import Task
+from pulsenet.local.update import Update
 from pulsenet.serving.engine import Engine, FullUpdate, RecordsUpdate, apply_update, read_back_update
 
 CONNECT_SECONDS_MAX: Final = 10.0

@@ -25,8 +25,9 @@ from pulsenet.chain.trust import Trust
 from pulsenet.errors import ConfigError, RemoteProtocolError, StorageError, UsageError
 from pulsenet.ids import Digest, PeerId, Version, compute_digest
 from pulsenet.local.changed_parts import ChangedPartWriter, read_changed_part
+from pulsenet.local.framing import FrameReader, encode_frame
 from pulsenet.local.parts import PartLayout
-from pulsenet.local.protocol import MESSAGE_TYPES, FrameReader, GivenTask, encode_frame
+from pulsenet.local.protocol import MESSAGE_TYPES, GivenTask
 from pulsenet.local.tasks import read_task
 from pulsenet.node.address_book import AddressBook
 from pulsenet.node.candidacy import decode_ballot, encode_ballot

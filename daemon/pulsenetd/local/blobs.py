@@ -11,7 +11,7 @@ from typing import TypeVar
 from pulsenet.errors import RemoteProtocolError, StorageError
 from pulsenet.ids import Digest
 from pulsenet.local import rounds_protocol as local
-from pulsenet.local.protocol import Frame
+from pulsenet.local.framing import Frame
 from pulsenet.local.shared_memory import Region
 from pulsenetd.local.link import Link
 from pulsenetd.logs import logger

@@ -8,8 +8,8 @@ from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
 from pulsenet.errors import UnavailableError
-from pulsenet.local import protocol
-from pulsenet.local.protocol import Frame, FrameReader, LocalMessage
+from pulsenet.local.framing import Frame, FrameReader, encode_frame
+from pulsenet.local.protocol import LocalMessage
 from pulsenet.local.sockets import receive_part
 
 FRAME_SECONDS_MAX: Final = 30.0
@@ -54,7 +54,7 @@ class Link:
             UnavailableError: The process did not take it in time.
             OSError: It is gone.
         """
-        data = memoryview(protocol.encode_frame(message, descriptor_count=int(descriptor is not None)))
+        data = memoryview(encode_frame(message, descriptor_count=int(descriptor is not None)))
         try:
             async with asyncio.timeout(FRAME_SECONDS_MAX):
                 while data:

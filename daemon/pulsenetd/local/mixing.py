@@ -10,7 +10,8 @@ from typing import Final
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.local import mixing_protocol as local
 from pulsenet.local import rounds_protocol as rounds
-from pulsenet.local.protocol import Frame, LocalMessage
+from pulsenet.local.framing import Frame
+from pulsenet.local.protocol import LocalMessage
 from pulsenet.outer.floats import fp32_from_bits
 from pulsenetd.handlers.mixing import MixingDesk, as_job
 from pulsenetd.local.blobs import BlobTraffic

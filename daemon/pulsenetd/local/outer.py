@@ -15,8 +15,8 @@ from pulsenet import limits
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest
 from pulsenet.local import rounds_protocol as rounds
+from pulsenet.local.framing import Frame
 from pulsenet.local.mixing_protocol import MixingOpened, OpenMixing
-from pulsenet.local.protocol import Frame
 from pulsenet.outer.inner_state import compute_slots_size_max
 from pulsenet.tensors.params import ParameterTable
 from pulsenetd.handlers.mixing import MixingDesk

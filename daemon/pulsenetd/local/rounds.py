@@ -9,8 +9,9 @@ from typing import Final
 
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.local import rounds_protocol as local
+from pulsenet.local.framing import Frame
 from pulsenet.local.mixing_protocol import MIXING_MESSAGE_TYPES
-from pulsenet.local.protocol import Frame, LocalMessage
+from pulsenet.local.protocol import LocalMessage
 from pulsenet.node.events import ContributionStored
 from pulsenet.outer.floats import fp32_from_bits
 from pulsenetd.handlers.training import TrainingDesk

@@ -22,8 +22,9 @@ from pulsenet.errors import PulsenetError, RemoteProtocolError, StorageError, Un
 from pulsenet.ids import PeerId, Version
 from pulsenet.local import protocol
 from pulsenet.local.changed_parts import compute_size_bytes_max
+from pulsenet.local.framing import Frame
 from pulsenet.local.mixing_protocol import MIXING_MESSAGE_TYPES
-from pulsenet.local.protocol import Frame, PublishDone, PublishStatus
+from pulsenet.local.protocol import PublishDone, PublishStatus
 from pulsenet.local.rounds_protocol import ROUNDS_MESSAGE_TYPES
 from pulsenet.local.shared_memory import Region
 from pulsenet.local.sockets import read_peer_uid, socket_path, use_address

@@ -22,6 +22,7 @@ from pulsenet.errors import RemoteProtocolError, StorageError, UnavailableError
 from pulsenet.ids import Digest, PeerId, RunId, compute_digest
 from pulsenet.local import protocol
 from pulsenet.local import rounds_protocol as local
+from pulsenet.local.framing import Frame
 from pulsenet.local.shared_memory import Region, create_memory, seal_snapshot, write_at
 from pulsenet.local.sockets import Channel, socket_path
 from pulsenet.node.effects import (
@@ -142,7 +143,7 @@ class Process:
     def send(self, message: Any, descriptor: int | None = None) -> None:
         self.channel.send(message, descriptor=descriptor, timeout_seconds=5.0)
 
-    def receive(self) -> protocol.Frame:
+    def receive(self) -> Frame:
         return self.channel.receive(10.0)
 
     def ask(self, message: Any, descriptor: int | None = None) -> Any:

@@ -28,6 +28,7 @@ from pulsenet.ids import Digest, PeerId, RunId, Version
 from pulsenet.local import protocol
 from pulsenet.local.changed_parts import ChangedPartWriter, compute_size_bytes_max
 from pulsenet.local.client import Client
+from pulsenet.local.framing import encode_frame
 from pulsenet.local.handover import WholeParts
 from pulsenet.local.parts import PartLayout, SealedPart
 from pulsenet.local.protocol import PublishDone, PublishStatus, UpdateKind
@@ -943,7 +944,7 @@ def talk(daemon: Daemon, data: bytes) -> bytes:
         return received
 
 
-ATTACH = protocol.encode_frame(protocol.Attach(protocol.PROTOCOL_VERSION, "x"))
+ATTACH = encode_frame(protocol.Attach(protocol.PROTOCOL_VERSION, "x"))
 
 
 @pytest.mark.parametrize(
@@ -952,8 +953,8 @@ ATTACH = protocol.encode_frame(protocol.Attach(protocol.PROTOCOL_VERSION, "x"))
         (b"GET / HTTP/1.1\r\n\r\n", b"framing"),
         (struct.pack("<IBB", 1 << 31, 1, 0), b"framing"),
         (ATTACH[:9], b"framing"),
-        (protocol.encode_frame(protocol.GetStatus()), b"message-unexpected"),
-        (ATTACH + protocol.encode_frame(protocol.NoUpdate()), b"message-unexpected"),
+        (encode_frame(protocol.GetStatus()), b"message-unexpected"),
+        (ATTACH + encode_frame(protocol.NoUpdate()), b"message-unexpected"),
         (ATTACH + struct.pack("<IBB", 1, 200, 0) + b"\xc0", b"message-unknown"),
     ],
 )
@@ -984,7 +985,7 @@ def test_a_process_that_does_not_read_its_replies_is_let_go(daemon: Daemon, monk
     daemon.status = lambda: {"text": text}
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(socket_path(daemon.directory)))
-        connection.sendall(ATTACH + protocol.encode_frame(protocol.GetStatus()) * 2)
+        connection.sendall(ATTACH + encode_frame(protocol.GetStatus()) * 2)
         wait_until(lambda: daemon.server._connection_count == 1)
         wait_until(lambda: daemon.server._connection_count == 0)
     daemon.status = lambda: {"ok": True}

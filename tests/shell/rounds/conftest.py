@@ -19,7 +19,8 @@ from pulsenet.ids import Digest, PeerId, compute_digest
 from pulsenet.local import protocol
 from pulsenet.local import rounds_protocol as local
 from pulsenet.local.client import Client
-from pulsenet.local.protocol import Frame, FrameReader, LocalMessage, encode_frame
+from pulsenet.local.framing import Frame, FrameReader, encode_frame
+from pulsenet.local.protocol import LocalMessage
 from pulsenet.local.shared_memory import Region, create_memory, seal_snapshot, write_at
 from pulsenet.local.sockets import receive_part, socket_path
 from pulsenet.node.effects import Fate

@@ -11,8 +11,8 @@ from pulsenet.errors import LocalProtocolError
 from pulsenet.ids import Digest
 from pulsenet.local import mixing_protocol as local
 from pulsenet.local import protocol
+from pulsenet.local.framing import FrameReader, encode_frame
 from pulsenet.local.mixing_protocol import MIXING_MESSAGE_TYPES, MixingMessage
-from pulsenet.local.protocol import FrameReader, encode_frame
 
 ROOT = Digest(b"r" * 32)
 BLOB = local.MixBlob(Digest(b"b" * 32), 77)

@@ -11,8 +11,9 @@ import pytest
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.local import protocol
+from pulsenet.local.framing import FRAME_SIZE_BYTES_MAX, Frame, FrameReader, encode_frame
 from pulsenet.local.mixing_protocol import MIXING_MESSAGE_TYPES
-from pulsenet.local.protocol import Frame, FrameReader, LocalMessage, encode_frame
+from pulsenet.local.protocol import LocalMessage
 from pulsenet.local.rounds_protocol import ROUNDS_MESSAGE_TYPES
 
 ONE, TWO = Version(0, 1), Version(3, 2)
@@ -83,7 +84,7 @@ def test_frames_read_back_whatever_the_cut(cut: int) -> None:
 @pytest.mark.parametrize(
     ("data", "code"),
     [
-        (struct.pack("<IBB", protocol.FRAME_SIZE_BYTES_MAX + 1, 1, 0), "framing"),
+        (struct.pack("<IBB", FRAME_SIZE_BYTES_MAX + 1, 1, 0), "framing"),
         (struct.pack("<IBB", 1, 1, 2), "framing"),
         (struct.pack("<IBB", 1, 1, 1) + b"\x80", "framing"),
         (struct.pack("<IBB", 1, 99, 0) + b"\x80", "message-unknown"),

@@ -11,7 +11,7 @@ from pulsenet.chain.records import Descriptor
 from pulsenet.errors import LocalProtocolError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.local import protocol, rounds_protocol
-from pulsenet.local.protocol import FrameReader, encode_frame
+from pulsenet.local.framing import FrameReader, encode_frame
 from pulsenet.local.rounds_protocol import ROUNDS_MESSAGE_TYPES, RoundsMessage
 from pulsenet.node.effects import Fate
 
