@@ -259,3 +259,28 @@ def test_a_body_may_fill_its_limit_and_a_window_too() -> None:
 def test_the_highest_version_there_is_comes_back() -> None:
     top = np.array([[2**63 - 1] * 3] * 4, np.uint64)
     assert unpack_rollouts(pack(make_arrays(versions=top))).versions_last == [Version(2**63 - 1, 2**63 - 1)] * 3
+
+
+def test_a_version_that_no_record_can_name_is_not_packed() -> None:
+    beyond = np.array([[0] * 3, [2**63] * 3, [0] * 3, [2**63] * 3], np.uint64)
+    with pytest.raises(LocalProtocolError, match=r"^rollouts-value: a version above"):
+        pack(make_arrays(versions=beyond))
+
+
+def test_a_batch_that_breaks_its_rules_is_not_packed() -> None:
+    with pytest.raises(LocalProtocolError, match="named twice"):
+        pack_rollouts(make_arrays(), run_id=RunId(bytes(32)), sequence=5, part_names=("right", "right"))
+
+
+def test_a_body_is_bounded_by_what_its_header_says() -> None:
+    bomb = compress(bytes(limits.ROLLOUT_BODY_SIZE_BYTES_MAX + 1))
+    with pytest.raises(RemoteProtocolError, match=r"^rollouts-shape: a body of 4194305 bytes"):
+        unpack_rollouts(replace(pack(make_arrays()), body=bomb))
+    with_dictionary = b"\x28\xb5\x2f\xfd\x21\x07\x08" + b"\x01\x00\x00"
+    with pytest.raises(RemoteProtocolError, match=r"^rollouts-shape: dictionary 7"):
+        unpack_rollouts(replace(pack(make_arrays()), body=with_dictionary))
+
+
+def test_a_logprob_may_be_as_far_above_zero_as_rounding_takes_it() -> None:
+    logprobs = np.array([1e-3, 0.0, -1.0, -1.0], np.float32)
+    assert unpack_rollouts(pack(make_arrays(logprobs=logprobs))).logprobs[0] == np.float32(1e-3)
