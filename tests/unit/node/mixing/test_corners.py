@@ -372,3 +372,38 @@ class TestEndsOfAJob:
         desk.tell(ResultWanted(0, Job.MIX1))
         desk.wait(10.0)
         assert len(desk.find(MixReady)) == 1
+
+
+class TestMachine:
+    def test_who_names_an_unknown_roster_is_asked_for_it(self, make_desk: MakeDesk) -> None:
+        desk = begin(make_desk, 0, 3)
+        desk.wait(5.0)
+        desk.effects = []
+        key = desk.keys[1]
+        assert desk.push(key, desk.share(key, desk.part(np.ones(SIZE)), roster=bytes(32))) == "roster"
+        desk.wait(5.0)
+        assert key in [e.peer_id for e in desk.find(SendRequest) if e.message == GetRoster(None)]
+
+    def test_a_share_of_a_job_that_the_run_does_not_mix_is_for_nobody(self, make_desk: MakeDesk) -> None:
+        desk = begin_globally(make_desk)
+        key = desk.keys[1]
+        record = desk.share(key, desk.part(np.ones(3)), job=2, slice_count=3)
+        assert desk.push(key, record) == "unexpected"
+
+    def test_the_order_to_begin_is_given_again_after_a_full_disk(self, make_desk: MakeDesk) -> None:
+        desk = make_desk(0)
+        desk.convene()
+        desk.tell(MixingAttached(0, SIZE))
+        (order,) = desk.find(StartMixing)
+        desk.effects = []
+        desk.tell(StoreFailed(None, "enospc"))
+        desk.wait(STORE_RETRY_SECONDS)
+        assert desk.find(StartMixing) == [order]
+
+    def test_a_round_whose_roster_is_gone_is_not_come_back_into(self, make_desk: MakeDesk) -> None:
+        desk = begin(make_desk)
+        desk.convene(number=2)
+        desk.tell(MixingAttached(1, SIZE, 0))
+        desk.hand_over(np.ones(SIZE))
+        (ready,) = desk.find(MixReady)
+        assert (ready.slices, ready.reason) == ((), "")
