@@ -102,7 +102,8 @@ class Serving:
                 kind = ShareKind.PART if work.bench.peer_id < asker else ShareKind.HINT
                 own = work.shown.get((kind, 0)) if work.partner == asker else None
                 found += [] if own is None else [own[1]]
-            elif isinstance(work, EverybodyWork):
+            else:
+                assert isinstance(work, EverybodyWork), "there are two kinds of work"
                 found += work.parts_for(asker)
             found += [record for (kind, _), (_, record) in work.shown.items() if kind is ShareKind.MEAN]
         return tuple(found)

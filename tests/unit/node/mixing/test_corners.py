@@ -13,11 +13,12 @@ from pulsenet.chain.signing import decode_signed
 from pulsenet.ids import PeerId, compute_digest
 from pulsenet.node.courier import Courier
 from pulsenet.node.effects import Count, Effect, SendRequest
-from pulsenet.node.events import PeerConnected, PeerLost, ReplyReceived, RequestFailed, StoreFailed
+from pulsenet.node.events import PeerConnected, PeerLost, ReplyReceived, RequestFailed, StoreFailed, TermSeen
 from pulsenet.node.ledger_machine import STORE_RETRY_SECONDS
 from pulsenet.node.mixing.debts import ASK_SECONDS, Debts
 from pulsenet.node.mixing.effects import CheckMean, CombineParts, MixReady, StartMixing, StoreState
 from pulsenet.node.mixing.events import (
+    AdoptFailed,
     CombineFailed,
     DebtName,
     MeanChecked,
@@ -346,6 +347,23 @@ class TestJoiners:
         assert len(start.parts) == 3
 
 
+def test_a_joiner_that_has_chosen_nothing_yet_goes_on_looking(make_desk: MakeDesk) -> None:
+    desk = make_desk(0, 3)
+    desk.convene()
+    desk.connect()
+    desk.tell(MixingAttached(None, SIZE))
+    asked = [e for e in desk.find(SendRequest) if isinstance(e.message, GetShares)]
+    desk.tell(AdoptFailed("decode"))
+    for request in asked:
+        record = desk.share(request.peer_id, desk.part(np.ones(SIZE), 2), round_index=2)
+        desk.tell(ReplyReceived(request.request_id, request.peer_id, SharesReply(3, 0, False, (record,))))
+    desk.serve()
+    (start,) = desk.find(StartMixing)
+    assert start.round_index == 3
+    desk.wait(1.0)
+    assert desk.find(StartMixing) == [start]
+
+
 class TestEndsOfAJob:
     def test_a_word_of_the_partner_after_the_end_ends_nothing_twice(self, make_desk: MakeDesk) -> None:
         desk = begin(make_desk)
@@ -407,3 +425,11 @@ class TestMachine:
         desk.hand_over(np.ones(SIZE))
         (ready,) = desk.find(MixReady)
         assert (ready.slices, ready.reason) == ((), "")
+
+    def test_a_term_that_is_heard_of_is_known(self, make_desk: MakeDesk) -> None:
+        desk = make_desk(0)
+        desk.tell(TermSeen((desk.vote(),), desk.coordinator))
+        assert desk.ledger.mandate is not None
+        assert desk.ledger.mandate.coordinator == desk.coordinator
+        assert desk.machine.works == {}
+        assert desk.machine.kept_count == 0
