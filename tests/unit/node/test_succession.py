@@ -247,3 +247,12 @@ def test_a_rival_nobody_read_is_none(run: Any) -> None:
     head = read_head(run, run.head(Version(0, 9), issued_at_ms=run.start_ms + CLOCK_MARGIN_MS + 1))
     assert succession.compare_later(head, state, run.start_ms) is Standing.LIVE
     assert succession.rival is None
+
+
+def test_an_epoch_whose_signer_was_revoked_is_gone_on_from_in_another(run: Any) -> None:
+    trust = run.trust()
+    order = EpochRecord(run.run_id, 0, 1, None, None, 8, "restart")
+    trust.accept_epoch(run.seal(order, run.publisher))
+    trust.accept_descriptor(run.revise(authorities=(run.second.peer_id,)))
+    succession = Succession(trust, run.verify, Scribe(trust, run.second.peer_id, run.second.sign))
+    assert succession.find_epoch_reason(state_at(run, Version(1, 8)), TABLE) == "endorsement"
