@@ -6,7 +6,9 @@ import asyncio
 import os
 import signal
 import stat
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,13 @@ from pulsenetd.errors import P2pdError
 from pulsenetd.identity import load_or_create
 from pulsenetd.network import hivemind_repairs, p2pd
 from pulsenetd.network.p2pd import P2pdSettings, prepare_socket_directory, remove_sockets
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory for sockets; pytest's own may be too deep for them."""
+    with tempfile.TemporaryDirectory(prefix="p2pd-", dir="/tmp") as directory:
+        yield Path(directory)
 
 
 def run(coroutine: Any) -> Any:
@@ -36,9 +45,9 @@ def make_settings(tmp_path: Path, **options: Any) -> P2pdSettings:
     return P2pdSettings(identity_path=identity.path, socket_directory=tmp_path / "sockets", **options)
 
 
-def test_the_socket_directory_is_private_and_emptied_of_a_killed_predecessors(tmp_path: Path) -> None:
+def test_the_socket_directory_is_private_and_emptied_of_a_killed_predecessors(short_path: Path) -> None:
     """A-PROC-3."""
-    wanted = tmp_path / "deep" / "sockets"
+    wanted = short_path / "deep" / "sockets"
     directory = prepare_socket_directory(wanted)
     assert directory == wanted
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
@@ -56,25 +65,25 @@ def test_a_directory_too_deep_for_sockets_gets_a_short_private_stand_in(tmp_path
         assert len(str(directory)) < 60
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
         assert prepare_socket_directory(wanted) == directory
-        assert prepare_socket_directory(tmp_path / ("y" * 90)) != directory
+        other = prepare_socket_directory(tmp_path / ("y" * 90))
+        other.rmdir()
+        assert other != directory
     finally:
-        for path in Path("/tmp").glob(f"pulsenet-{os.geteuid()}-*"):
-            if not any(path.iterdir()):
-                path.rmdir()
+        directory.rmdir()
 
 
-def test_a_socket_directory_others_could_enter_is_refused(tmp_path: Path) -> None:
-    directory = tmp_path / "sockets"
+def test_a_socket_directory_others_could_enter_is_refused(short_path: Path) -> None:
+    directory = short_path / "sockets"
     directory.mkdir()
     directory.chmod(0o755)
     with pytest.raises(ConfigError, match="chmod 700"):
         prepare_socket_directory(directory)
-    (tmp_path / "link").symlink_to(directory)
+    (short_path / "link").symlink_to(directory)
     with pytest.raises(ConfigError, match="belongs to somebody else"):
-        prepare_socket_directory(tmp_path / "link")
-    (tmp_path / "file").touch()
+        prepare_socket_directory(short_path / "link")
+    (short_path / "file").touch()
     with pytest.raises(StorageError, match="cannot make"):
-        prepare_socket_directory(tmp_path / "file" / "below")
+        prepare_socket_directory(short_path / "file" / "below")
 
 
 def test_removing_sockets_twice_is_fine(tmp_path: Path) -> None:
