@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -151,7 +152,7 @@ def test_members_are_asked_before_others_and_only_their_answer_informs(bench: Be
 
 def test_a_coordinator_is_never_silent_to_itself(bench: Bench, run: Any) -> None:
     bench.elect()
-    own = Contact(bench.ledger, run.publisher.peer_id, lambda count: 0, bench.courier)
+    own = Contact(run.seat(run.publisher, run.trust(), bench.ledger), bench.courier)
     assert not own.is_silent(1e6)
     assert bench.contact.is_silent(1e6)
 
@@ -169,7 +170,8 @@ def test_now_and_then_the_coordinator_is_asked_how_far_the_run_is(bench: Bench, 
     asked = set()
     for draws in ((0, 0), (1, 0), (0, 1), (1, 1)):
         values = iter(draws)
-        contact = Contact(bench.ledger, run.third.peer_id, lambda count, values=values: next(values), bench.courier)
+        seat = run.seat(run.third, run.trust(), bench.ledger)
+        contact = Contact(replace(seat, draw=lambda count, values=values: next(values)), bench.courier)
         (request,) = contact.poll(0.0, from_round_index=0, is_waiting=False)
         asked.add((draws, request.peer_id == run.publisher.peer_id))
     assert {((0, 1), True), ((1, 1), True)} <= asked
