@@ -24,7 +24,7 @@ _ENTRY: Final = struct.Struct("<I32s")
 FIRST_CHUNK_SIZE_BYTES: Final = 1 << 16
 """Of a blob whose chunks grow: four of them take half a second at 4 Mbit/s."""
 
-CHUNKS_BEFORE: Final = 64
+CHUNKS_BEFORE: Final = 256
 """So many chunks of twice the size fit into what lies before, when the size of chunks that grow doubles."""
 
 Chunk = tuple[Digest, bytes]

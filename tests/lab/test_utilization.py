@@ -8,8 +8,8 @@ from mixing_lab import Case, measure
 pytestmark = [pytest.mark.e2e, pytest.mark.lab, pytest.mark.nightly, pytest.mark.timeout(3000)]
 pytest.importorskip("torch")
 
-MBPS = 8.0
-PARAMS = 1 << 24
+MBPS = 4.0
+PARAMS = 1 << 23
 PAIR_SECONDS = PARAMS * 4 * 8e-6 / MBPS
 POINTS_MAX = 0.05
 VARIANTS = ("diloco", "global_m1", "global_m1_local_m2", "global_m1_local_m2_subset", "local_m1_m2")

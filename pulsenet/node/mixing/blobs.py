@@ -14,7 +14,7 @@ from pulsenet.node.list_fetch import BlobWant
 from pulsenet.node.machine import Draw
 from pulsenet.node.sources import Sources
 
-OWED_CHUNKS_MIN: Final = 4
+OWED_CHUNKS_MIN: Final = 8
 """What one member may owe, however thin the line. Members fetch from each other at the same time, over one connection,
 so a request waits behind what its sender owes. Where that is more than the other owes, the other has nothing to send
 meanwhile, looks slow, and is asked for still less: one way would stand still until the other is done."""

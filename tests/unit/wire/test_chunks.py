@@ -56,14 +56,14 @@ def test_the_nominal_chunk_size_is_the_default() -> None:
 
 @pytest.mark.parametrize("step", [65_537, 1 << 20])
 def test_chunks_that_grow_are_short_where_little_lies_before_them(step: int) -> None:
-    blob = random.Random(1).randbytes(1 << 20) * 70
+    blob = random.Random(1).randbytes(1 << 20) * 260
     cutter = GrowingCutter()
     chunks = [chunk for start in range(0, len(blob), step) for chunk in cutter.feed(blob[start : start + step])]
     chunks += cutter.finish()
     assert b"".join(data for _, data in chunks) == blob
     place, seen = 0, []
     for size, _ in cutter.chunk_list.entries[:-1]:
-        assert size == max(1 << 16, min(1 << (place // 64).bit_length() - 1, limits.CHUNK_SIZE_BYTES) if place else 0)
+        assert size == max(1 << 16, min(1 << (place // 256).bit_length() - 1, limits.CHUNK_SIZE_BYTES) if place else 0)
         place += size
         seen.append(size)
     assert seen == sorted(seen)
