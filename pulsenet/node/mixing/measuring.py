@@ -90,10 +90,9 @@ class Measuring:
         if not self._settings.variant.mixes_subset:
             return ()
         newest = self._rosters.newest
-        if self._decided is not None:
-            return self._decided
-        if newest is not None and newest.roster.subset and self._fits(newest.roster.subset):
-            return newest.roster.subset
+        for subset in (self._decided, None if newest is None else newest.roster.subset):
+            if subset and self._fits(subset):
+                return subset
         if self.table is None:
             return None
         return choose_default_subset(self.table, self._settings.subset_ratio)
@@ -213,8 +212,6 @@ class Measuring:
         settings, table = self._settings, self.table
         # A distance measured while another subset was mixed says nothing of this one.
         if not settings.variant.mixes_subset or table is None or measured != self.find_subset():
-            return []
-        if not self._fits(measured):
             return []
         subset = adapt_subset(
             table,

@@ -236,6 +236,19 @@ def test_the_subset_widens_by_the_next_roster_and_narrows_to_what_disagreed_most
     assert office.roster.subset == (1, 2), "the embeddings disagreed least"
 
 
+def test_a_subset_that_does_not_fit_the_masters_any_more_is_chosen_anew(make_desk: MakeDesk) -> None:
+    office = Office(make_desk)
+    office.measure(0.3, 0)
+    office.tell(TimerFired(), SETTLE_SECONDS)
+    assert office.roster.subset == (0, 1, 2)
+    office.tell(MastersTold(make_table(TABLE.tensors[:2])))
+    office.tell(TimerFired(), SETTLE_SECONDS)
+    assert office.roster.subset == (0,)
+    office.measure(0.3, 4)
+    office.tell(TimerFired(), SETTLE_SECONDS)
+    assert office.roster.subset == (0, 1)
+
+
 def test_a_distance_of_another_subset_changes_nothing(make_desk: MakeDesk) -> None:
     office = Office(make_desk)
     old = [office.record(key, round_index=2) for key in office.desk.keys]
