@@ -287,9 +287,9 @@ class Inferencer:
         mirror = event.mirror if isinstance(event, HopFailed) else None
         count = self._router.note_failed(entry, reason, mirror)
         manifest = self._news.manifest(entry.manifest_digest)
-        if manifest is not None:
-            # Bytes that rotted on the disk are fetched again; where nothing is lacking this changes nothing.
-            self._fetcher.look_again(manifest.blob_id)
+        assert manifest is not None, "nothing else is wanted while a hop is applied"
+        # Bytes that rotted on the disk are fetched again; where nothing is lacking this changes nothing.
+        self._fetcher.look_again(manifest.blob_id)
         self._hop_retry_at = now + self._sources.backoff_seconds(count)
         text = f"the {entry.kind} to version {entry.version} could not be applied ({reason}); the mirror holds {mirror}"
         return [Count("rejected", reason), Log("warning", text)]

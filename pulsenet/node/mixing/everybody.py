@@ -167,8 +167,8 @@ class EverybodyWork(Work):
 
     def _take_check(self, place: int, reason: str) -> list[Effect]:
         piece = self._slices[place]
-        if piece.piece is not None or piece.share is None:
-            return []
+        assert piece.piece is None
+        assert piece.share is not None
         if not reason:
             piece.piece = self._piece_of(piece.share)
             return [Count("mixing_slices", "taken")]

@@ -163,8 +163,7 @@ class Joining:
             now: Monotonic time.
             own_round: The round to begin with if nobody is further.
         """
-        if self.started is not None:
-            return []
+        assert self.started is None
         effects: list[Effect] = []
         if self._chosen is None:
             effects += self._ask(now)

@@ -115,9 +115,9 @@ class Work(ABC):
         """A receiver judged what this job showed it."""
         return []
 
+    @abstractmethod
     def take_answer(self, event: Event, now: float) -> list[Effect]:
         """Take in the answer to an order of this job; anything else is ignored."""
-        return []
 
     @abstractmethod
     def update(self, now: float) -> list[Effect]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ from pulsenet.node.events import (
     VoteSeen,
 )
 from pulsenet.node.ledger_machine import STORE_RETRY_SECONDS
+from pulsenet.node.proposal import RESEND_SECONDS
 from pulsenet.testing.fakes import FakeStore
 from pulsenet.testing.toy_training import write_blob
 from pulsenet.wire.messages import PushContribution, PushReceipt, PushVote
@@ -180,6 +182,33 @@ def test_a_receipt_is_final_with_the_second_of_three_signatures(make_run: Callab
     answer = encode_signed(bench.run.seal(receipt, bench.me, bench.others[0]))
     bench.tell(ReceiptSeen(answer, (), bench.others[0].peer_id))
     assert bench.ledger.final(0) is not None
+
+
+def test_a_proposal_is_shown_again_to_whoever_did_not_answer(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 5)
+    bench.lead()
+    (shown, *_) = pushed(bench.close(), PushReceipt)
+    first, *silent = bench.others
+    receipt = bench.trust.accept_receipt(decode_signed(shown.message.receipt))
+    answer = encode_signed(bench.run.seal(receipt, bench.me, first))
+    bench.tell(ReceiptSeen(answer, (), first.peer_id))
+    assert bench.ledger.final(0) is None, "two of five"
+    bench.now += RESEND_SECONDS
+    pushes = pushed(bench.tell(TimerFired()), PushReceipt)
+    assert {push.peer_id for push in pushes} == {key.peer_id for key in silent}
+    assert {push.message.receipt for push in pushes} == {answer}, "with the signature that came"
+
+
+def test_who_is_elected_anew_proposes_the_same_under_the_new_term(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 3)
+    bench.lead()
+    (shown, *_) = pushed(bench.close(), PushReceipt)
+    before = bench.trust.accept_receipt(decode_signed(shown.message.receipt))
+    bench.now = 100.0
+    bench.tell(TimerFired())
+    effects = bench.tell(bench.vote(bench.others[0], 2, bench.me))
+    (again, *_) = pushed(effects, PushReceipt)
+    assert bench.trust.accept_receipt(decode_signed(again.message.receipt)) == replace(before, term=2)
 
 
 def test_a_check_that_died_with_its_training_process_is_ordered_again(make_run: Callable[..., Any]) -> None:
@@ -332,6 +361,17 @@ def test_after_a_full_disk_everything_is_stored_again_before_anything_is_said(ma
     assert bench.store.record(ballot.newest.digest) is not None, "a ballot names no receipt that is not on disk"
     kinds = [type(effect) for effect in effects]
     assert kinds.index(SaveState) < kinds.index(SendRequest)
+
+
+def test_a_promise_that_the_disk_refused_is_stored_again_by_who_collects_nothing(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 3)
+    bench.now = 100.0
+    bench.tell(bench.vote(bench.others[0], 2, bench.others[0]))
+    promised = bench.store.state.pop(BALLOT_KEY)
+    bench.tell(StoreFailed(None, "enospc"))
+    bench.now += STORE_RETRY_SECONDS
+    bench.tell(TimerFired())
+    assert bench.store.state[BALLOT_KEY] == promised
 
 
 def test_two_outcomes_of_one_round_stop_the_machine_and_are_told_once(make_run: Callable[..., Any]) -> None:

@@ -16,7 +16,7 @@ from pulsenet.chain.records import Have, Kind, Manifest
 from pulsenet.ids import Digest, PeerId, RunId, Version, compute_digest
 from pulsenet.node.effects import CancelRequest, Count, Effect, SendRequest, StoreChunk, StoreChunkList, StrikePeer
 from pulsenet.node.events import ChunkStored, Event, ReplyReceived, RequestDone, RequestFailed, StoreFailed
-from pulsenet.node.fetch import CHUNKS_IN_FLIGHT_MAX, UNAVAILABLE_SECONDS, Fetcher
+from pulsenet.node.fetch import CHUNKS_IN_FLIGHT_MAX, HEDGES_MAX, UNAVAILABLE_SECONDS, Fetcher
 from pulsenet.node.holdings import make_holdings_reply
 from pulsenet.node.list_fetch import BlobWant, SliceChoice
 from pulsenet.node.sources import FAILURES_MAX, Sources
@@ -485,6 +485,18 @@ def test_a_source_that_claimed_and_answers_not_found_is_not_asked_again_for_that
     assert len(chunk_requests(providers[liar])) <= limits.STREAMS_PER_PEER_MAX
 
 
+def test_a_reader_that_knows_nothing_of_a_blob_is_asked_for_none_of_it() -> None:
+    blob = make_blob(payload(40 * 1024), 1024)
+    reader = peers(1)[0]
+    providers = {PUBLISHER: Provider({blob.blob_id: blob}, seconds=1.0), reader: Provider({})}
+    bench = Bench(providers, Index(lists={blob.blob_id: blob.chunk_list.encode()}))
+    bench.want(blob)
+    bench.run(blob)
+    assert bench.data(blob) == payload(40 * 1024)
+    assert set(providers[reader].requests) == {GetHoldings(blob.blob_id)}
+    assert bench.strikes() == []
+
+
 def test_a_newer_have_makes_a_source_worth_asking_again() -> None:
     blob = make_blob(payload(1024), 1024)
     peer = peers(1)[0]
@@ -895,6 +907,18 @@ def test_the_last_chunks_of_a_blob_wait_for_no_slow_provider() -> None:
     assert bench.now < STALL_SECONDS_MIN
     assert bench.count("retries", "hedge") == 1
     assert len([digest for request in chunk_requests(providers[fast]) for digest in request.digests]) <= 42
+
+
+def test_one_chunk_is_asked_of_no_more_than_two_slow_providers() -> None:
+    blob = make_blob(payload(1024), 1024)
+    providers = {peer_id: Provider({blob.blob_id: blob}, change=delay_chunks) for peer_id in peers(4)}
+    bench = Bench(dict(providers))
+    bench.want(blob)
+    while bench.count("retries", "hedge") < 2:
+        bench.step()
+    assert sum(len(chunk_requests(provider)) for provider in providers.values()) == HEDGES_MAX
+    bench.run(blob)
+    assert bench.data(blob) == payload(1024)
 
 
 def test_a_link_below_the_least_rate_finishes_with_more_patience() -> None:

@@ -46,7 +46,9 @@ def test_a_good_head_is_for_everybody_but_its_sender(run: Any, gossip: Gossip) -
 
 
 def test_a_head_from_the_directory_is_for_everybody(run: Any, gossip: Gossip) -> None:
-    gossip.take_head(run.head(Version(0, 1)), None, NOW, run.start_ms)
+    record = run.head(Version(0, 1))
+    for _ in range(2):  # the directory shows it for as long as it is the newest
+        assert gossip.take_head(record, None, NOW, run.start_ms) == []
     assert len(gossip.due_for(link_to(OTHER), NOW, run.start_ms)) == 1
 
 

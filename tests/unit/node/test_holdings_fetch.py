@@ -168,3 +168,14 @@ def test_a_long_list_is_asked_about_less_often() -> None:
     wake = bench.wake(0.0)
     assert wake is not None
     assert wake > 2.0
+
+
+def test_silence_about_a_blob_that_is_no_longer_wanted_still_counts_against_the_peer() -> None:
+    bench = Bench()
+    bench.pump(0.0)
+    bench.machine.set_blobs({})
+    bench.pump(TIMEOUT_SECONDS + GRACE_SECONDS)
+    source = bench.sources.get(A)
+    assert source is not None
+    assert source.failure_count == 1
+    assert bench.wake(TIMEOUT_SECONDS + GRACE_SECONDS) is None

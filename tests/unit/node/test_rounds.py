@@ -57,7 +57,7 @@ from pulsenet.node.rounds import ALONE_SECONDS, EXTENSIONS_MAX, RETRY_SECONDS, R
 from pulsenet.node.rounds_phase import Phase
 from pulsenet.testing.fakes import FakeStore
 from pulsenet.testing.toy_training import write_blob
-from pulsenet.wire.messages import GetRounds, PushContribution, RoundsReply
+from pulsenet.wire.messages import GetRounds, PushContribution, Refusal, RoundsReply
 
 
 def root(round_index: int) -> Digest:
@@ -289,6 +289,17 @@ def test_without_a_coordinator_inner_steps_go_on_up_to_a_bound(bench: Bench) -> 
     for _ in range(EXTENSIONS_MAX):
         assert only(bench.tell(InnerStepsDone(0)), RunInnerSteps)
     assert only(bench.tell(InnerStepsDone(0)), StoreContribution)
+
+
+def test_who_refuses_a_question_is_asked_again_when_it_said(bench: Bench) -> None:
+    bench.tell(ReplyReceived(1, bench.authority.peer_id, Refusal("rate", "", 60_000)))
+    asked = []
+    for _ in range(6):
+        bench.now += 10.0
+        asked.append(
+            [e.message for e in only(bench.tell(TimerFired()), SendRequest) if isinstance(e.message, GetRounds)]
+        )
+    assert [len(messages) for messages in asked] == [0, 0, 0, 0, 0, 1]
 
 
 def test_under_ddp_a_gradient_waits_for_a_coordinator_and_is_wasted_if_missed(make_run: Callable[..., Any]) -> None:

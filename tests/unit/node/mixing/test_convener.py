@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from pulsenet import limits
 from pulsenet.chain.records import Roster, Vote
 from pulsenet.chain.signing import encode_signed
 from pulsenet.ids import Digest
-from pulsenet.node.effects import Effect, SaveState, SendRequest, ShowToMachines
+from pulsenet.node.effects import Count, Effect, SaveState, SendRequest, ShowToMachines
 from pulsenet.node.events import PeerConnected, PeerLost, StoreFailed, TermSeen, TimerFired, VoteSeen
 from pulsenet.node.mixing.convener import FIND_SECONDS, PRESENT_SECONDS, SETTLE_SECONDS, Convener
 from pulsenet.node.mixing.events import MastersTold, PresenceEnded, PresenceSeen, RosterSeen
@@ -123,6 +126,31 @@ def test_strangers_are_listed_only_where_the_run_is_open(make_desk: MakeDesk) ->
     office.tell(PresenceSeen(office.desk.stranger, 0))
     office.see(0, 0, 0)
     assert office.desk.stranger not in office.roster.members
+
+
+def test_in_an_open_run_no_more_are_listed_than_a_roster_holds(
+    make_desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "ROSTER_MEMBERS_MAX", 2)
+    office = Office(make_desk)
+    office.see(0, 0, 0)
+    assert not office.convener.is_leading(office.now), "its own trainer came last, and found no room"
+    office.tell(PresenceEnded(), PRESENT_SECONDS + 1.0)
+    office.tell(PresenceSeen(office.me, 3))
+    office.tell(TimerFired(), FIND_SECONDS)
+    assert office.roster.members == (office.me,)
+
+
+def test_who_is_ready_but_lacks_votes_signs_nothing(make_desk: MakeDesk) -> None:
+    office = Office(make_desk)
+    desk = office.desk
+    revised = replace(desk.descriptor, revision=1, previous=Digest(desk.run_id), authorities=tuple(sorted(desk.keys)))
+    desk.trust.accept_descriptor(desk.sign(revised, make_key("owner")))
+    office.see(0, 0, 0)
+    office.tell(TimerFired(), 15.0)
+    assert [effect for effect in office.effects if isinstance(effect, Count) and effect.label == "stood"]
+    assert not office.convener.is_leading(office.now)
+    assert desk.rosters.newest is None
 
 
 def test_a_subset_is_awaited_obeyed_and_kept(make_desk: MakeDesk) -> None:

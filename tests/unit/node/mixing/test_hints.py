@@ -138,6 +138,19 @@ def test_other_content_counts_too_while_what_was_hinted_at_is_combined(make_desk
     assert (read_values(desk.store, ready.slices[0].mean) == 3.0).all()
 
 
+def test_an_answer_of_another_size_than_its_hint_is_not_fetched(make_desk: MakeDesk) -> None:
+    desk = begin(make_desk, 0)
+    say(desk, ShareKind.HINT)
+    desk.serve()
+    assert len(desk.find(CombineParts)) == 1
+    longer = np.full(SIZE + 1, 2.0)
+    assert say(desk, ShareKind.PART, longer) == ""
+    assert not asks_for(desk, longer)
+    desk.work()
+    assert Count("rejected", "shape") in desk.effects
+    assert [(ready.is_alone, ready.reason) for ready in results(desk)] == [(True, "refused")]
+
+
 def test_a_hint_that_comes_after_the_answer_changes_nothing(make_desk: MakeDesk) -> None:
     desk = begin(make_desk, 0)
     say(desk, ShareKind.PART)

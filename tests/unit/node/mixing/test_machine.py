@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from pulsenet.chain.records import ShareKind
-from pulsenet.node.effects import Count, Report, SaveState, SendRequest, SetTimer, StrikePeer
-from pulsenet.node.events import ReplyReceived, RequestFailed, StoreFailed
-from pulsenet.node.mixing.effects import CombineParts, MixReady, OpenRound, StartMixing
+from pulsenet.chain.rules import STATE_JOB
+from pulsenet.node.effects import Count, Report, SaveState, SendRequest, SetTimer, StoreChunk, StrikePeer
+from pulsenet.node.events import ReplyReceived, RequestFailed, StoreFailed, TimerFired
+from pulsenet.node.mixing.effects import CheckMean, CombineParts, MixReady, OpenRound, StartMixing
 from pulsenet.node.mixing.events import (
     CombineFailed,
     DebtName,
@@ -20,9 +21,10 @@ from pulsenet.node.mixing.events import (
     PartFailed,
     PartStored,
     ResultWanted,
+    RosterSeen,
     RoundWanted,
 )
-from pulsenet.node.mixing.journal import MIXING_KEY, Stand
+from pulsenet.node.mixing.journal import MIXING_KEY, Journal, Stand
 from pulsenet.outer.mixing.settings import Job, MixingVariant
 from pulsenet.testing.toy_mixing import SIZE, read_values
 from pulsenet.testing.toy_training import write_blob
@@ -155,6 +157,17 @@ def test_a_partner_whose_round_is_over_is_not_waited_for(make_desk: MakeDesk) ->
     upper.judge("round")
     assert [ready.reason for ready in results(upper)] == ["over"]
     assert upper.machine.stands() == {}
+
+
+def test_a_partner_that_calls_an_answer_a_second_one_leaves_the_exchange_as_it_is(make_desk: MakeDesk) -> None:
+    desk = begin(make_desk, 1)
+    desk.push(other(desk), desk.share(other(desk), desk.part(TWOS)))
+    desk.serve()
+    desk.work()
+    assert [share.kind for _, share in desk.pushed()] == [ShareKind.HINT, ShareKind.PART]
+    desk.judge("duplicate")
+    assert results(desk) == []
+    assert desk.machine.stands() == {(0, 1): Stand.ANSWERED}
 
 
 def test_a_partner_that_cannot_be_reached_is_waited_for_briefly(make_desk: MakeDesk) -> None:
@@ -338,6 +351,20 @@ def test_the_opening_waits_for_a_first_roster_and_not_for_one_that_does_not_come
     assert [opened.round_index for opened in desk.find(OpenRound)] == [1]
 
 
+def test_who_gave_up_hope_waits_again_once_a_roster_was_seen(make_desk: MakeDesk) -> None:
+    desk = make_desk(0)
+    desk.connect()
+    desk.open()
+    desk.wait(15.0)
+    desk.tell(RosterSeen(b"judged by another machine of this node"))
+    desk.effects = []
+    desk.tell(RoundWanted(1))
+    assert desk.find(OpenRound) == []
+    desk.convene()
+    desk.wait(0.0)
+    assert [opened.is_listed for opened in desk.find(OpenRound)] == [True]
+
+
 def test_a_straggler_opens_the_newest_round_that_a_member_shared_in(make_desk: MakeDesk) -> None:
     desk = make_desk(0)
     desk.convene()
@@ -368,6 +395,19 @@ def test_what_the_disk_refused_is_ordered_again(make_desk: MakeDesk) -> None:
     assert results(desk) == [ready]
     assert desk.find(SaveState)
     assert desk.machine.reply_shares(GetShares(0, 1, 0), other(desk)).shares != ()
+
+
+def test_without_a_training_process_what_the_disk_refused_is_only_stored_again(make_desk: MakeDesk) -> None:
+    desk = make_desk(0)
+    known = desk.convene()
+    desk.tell(TimerFired())
+    stored = desk.store.state.pop(MIXING_KEY)
+    desk.tell(StoreFailed(None, "enospc"))
+    desk.effects = []
+    desk.wait(5.0)
+    assert desk.store.state[MIXING_KEY] == stored
+    assert desk.find(OpenRound) + desk.find(StartMixing) + results(desk) == []
+    assert known.record in Journal(stored).stored_rosters
 
 
 def test_a_disk_that_refuses_puts_off_no_wait_that_ends_sooner(make_desk: MakeDesk) -> None:
@@ -478,6 +518,45 @@ def test_an_owner_signs_one_mean_whatever_happens_to_it(make_desk: MakeDesk) -> 
     desk.tell(MixingAttached(1, SIZE, 0))
     desk.hand_over(np.ones(3), np.ones(3), np.ones(2))
     assert desk.pushed(ShareKind.MEAN)[0][1] == before
+
+
+def test_the_mean_of_one_round_is_not_that_of_the_next(make_desk: MakeDesk) -> None:
+    desk = begin_globally(make_desk)
+    for round_index in (0, 1):
+        part = desk.part(np.full(3, 4.0), round_index)
+        assert desk.push(desk.keys[1], desk.share(desk.keys[1], part, slice_count=3, round_index=round_index)) == ""
+        desk.serve()
+        desk.wait(5.0)
+        assert [order.round_index for order in desk.find(CombineParts)] == [round_index]
+        desk.work()
+        desk.tell(RoundWanted(round_index + 1))
+        desk.hand_over(np.ones(3), np.ones(3), np.ones(2), round_index=round_index + 1)
+
+
+def test_a_mean_that_comes_when_the_wait_is_over_is_not_fetched_or_checked(make_desk: MakeDesk) -> None:
+    desk = begin_globally(make_desk)
+    desk.wait(10.0)
+    assert len(results(desk)) == 1
+    desk.effects = []
+    fields = {"kind": ShareKind.MEAN, "slice_count": 3, "slice_index": 1, "contributors": b"\xe0"}
+    assert desk.push(desk.keys[1], desk.share(desk.keys[1], desk.part(np.full(3, 5.0)), **fields)) == ""
+    desk.serve()
+    assert desk.find(CheckMean) + desk.find(StoreChunk) == []
+
+
+def test_a_joiner_is_offered_no_means_while_one_of_them_is_not_made(make_desk: MakeDesk) -> None:
+    desk = begin_globally(make_desk)
+    assert desk.machine.reply_shares(GetShares(None, STATE_JOB, 0), desk.keys[1]).shares == ()
+    for key in desk.keys[1:]:
+        desk.push(key, desk.share(key, desk.part(np.full(3, 4.0)), slice_count=3))
+    for place, size in ((1, 3), (2, 2)):
+        key = desk.keys[place]
+        fields = {"kind": ShareKind.MEAN, "slice_count": 3, "slice_index": place, "contributors": b"\xe0"}
+        desk.push(key, desk.share(key, desk.part(np.full(size, 5.0)), **fields))
+    desk.serve()
+    desk.work()
+    desk.work()
+    assert len(desk.machine.reply_shares(GetShares(None, STATE_JOB, 0), desk.keys[1]).shares) == 3
 
 
 def test_gated_parts_combine_only_with_parts_of_the_same_base(make_desk: MakeDesk) -> None:
