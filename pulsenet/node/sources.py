@@ -289,11 +289,6 @@ class Sources:
             ),
         )
 
-    def all_miss(self, key: Digest) -> bool:
-        """Say whether there are live sources and every one of them answered that it does not hold ``key``."""
-        live = [source for source in self._sources.values() if not source.is_parked]
-        return bool(live) and all(key in source.misses for source in live)
-
     def next_retry_at(self, now: float) -> float | None:
         """Return the earliest later time at which a source or a miss may be tried again."""
         times = [source.retry_at for source in self._sources.values()]

@@ -180,8 +180,3 @@ class Work(ABC):
         """Settle what came of the job."""
         self.result = MixReady(self.bench.round_index, self.job, slices, reason)
         return [Count("mixes", f"{self.job.name.lower()}-{reason or 'mixed'}")]
-
-    @property
-    def has_mean(self) -> bool:
-        """Whether somebody else's values came of it."""
-        return self.result is not None and not self.result.is_alone

@@ -255,19 +255,7 @@ def test_strangers_change_nothing() -> None:
     sources.note_heard(A)
     sources.disconnect(A)
     assert list(sources) == []
-    assert not sources.all_miss(KEY)
     assert sources.next_retry_at(0.0) is None
-
-
-def test_all_miss_asks_only_live_sources() -> None:
-    sources = make(A, B)
-    sources.note_miss(A, KEY, 0.0, claimed=False)
-    assert not sources.all_miss(KEY)
-    for _ in range(FAILURES_MAX):
-        sources.note_failure(B, 0.0)
-    assert sources.all_miss(KEY)
-    sources.disconnect(A)
-    assert not sources.all_miss(KEY)
 
 
 MANIFEST = Manifest(
