@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
@@ -12,23 +11,12 @@ from pulsenet.chain.records import Member, Rejection
 from pulsenet.chain.round_settings import RoundSettings
 from pulsenet.chain.rules import FP32_ONE_BITS
 from pulsenet.ids import Digest, PeerId
+from pulsenet.outer.floats import fp32_from_bits, fp32_to_bits
 
 REJECTIONS_MAX = 256
 """Rejections listed by one receipt, so that it stays within its size."""
 
 MEMBERS_MAX = 1_024
-
-
-def bits_of(value: float) -> int:
-    """Return the FP32 bits of a number."""
-    bits: int = struct.unpack("<I", struct.pack("<f", value))[0]
-    return bits
-
-
-def float_of(bits: int) -> float:
-    """Return the number with these FP32 bits."""
-    value: float = struct.unpack("<f", struct.pack("<I", bits))[0]
-    return value
 
 
 def choose_scales(norms: Mapping[PeerId, float], ratio: float) -> dict[PeerId, int]:
@@ -44,7 +32,7 @@ def choose_scales(norms: Mapping[PeerId, float], ratio: float) -> dict[PeerId, i
     for peer_id, norm in norms.items():
         if norm > limit:
             # A median of 0 would scale to nothing, which no member may be.
-            scales[peer_id] = max(bits_of(limit / norm), 1)
+            scales[peer_id] = max(fp32_to_bits(limit / norm), 1)
     return scales
 
 
@@ -98,7 +86,9 @@ class Collection:
     def members(self, ratio: float) -> tuple[Member, ...]:
         """Return the members of the receipt."""
         entries = {peer_id: self.found[peer_id] for peer_id in self.counted}
-        norms = {peer_id: float_of(entry.contribution.norm_bits) for peer_id, (_, entry) in entries.items()}
+        norms = {
+            peer_id: float(fp32_from_bits(entry.contribution.norm_bits)) for peer_id, (_, entry) in entries.items()
+        }
         assert all(math.isfinite(norm) for norm in norms.values())
         scales = choose_scales(norms, ratio)
         return tuple(Member(peer_id, digest, scales[peer_id]) for peer_id, (digest, _) in entries.items())

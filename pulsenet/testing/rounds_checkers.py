@@ -12,7 +12,7 @@ from pulsenet.chain.records import Contribution, Receipt, Vote
 from pulsenet.chain.rules import FP32_ONE_BITS
 from pulsenet.chain.signing import decode_signed
 from pulsenet.ids import Digest, PeerId
-from pulsenet.node.closing import float_of
+from pulsenet.outer.floats import fp32_from_bits
 from pulsenet.testing.checkers import SimulationError
 from pulsenet.testing.toy_training import SIZE, Exact, decode_entries
 from pulsenet.wire.schema import decode_value
@@ -105,7 +105,7 @@ class RoundsChecker:
                 if member.contribution_digest not in self._contents:
                     raise SimulationError(self._seed, f"nobody holds what round {round_index} counts")
                 content = self._contents[member.contribution_digest]
-                self._counted[round_index, member.peer_id] = np.float64(float_of(member.scale_bits)) * content
+                self._counted[round_index, member.peer_id] = np.float64(fp32_from_bits(member.scale_bits)) * content
                 if member.scale_bits != FP32_ONE_BITS:
                     self._tolerance = CLIPPED_TOLERANCE
             round_index -= 1

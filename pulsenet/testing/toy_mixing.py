@@ -16,7 +16,6 @@ import numpy.typing as npt
 from pulsenet.chain.records import SliceName
 from pulsenet.errors import StorageError
 from pulsenet.ids import PeerId, compute_digest
-from pulsenet.node.closing import bits_of
 from pulsenet.node.mixing.effects import CheckMean, CombineParts, Debt, JobPlan, MixReady, OpenRound, StartMixing
 from pulsenet.node.mixing.events import (
     CombineFailed,
@@ -33,6 +32,7 @@ from pulsenet.node.mixing.events import (
     RoundWanted,
     StateStored,
 )
+from pulsenet.outer.floats import fp32_to_bits
 from pulsenet.outer.mixing.disagreement import choose_bins, encode_probe, fill_bins
 from pulsenet.outer.mixing.probe import name_bins
 from pulsenet.outer.mixing.settings import Job
@@ -97,7 +97,7 @@ def write_values(store: FakeStore, values: Values, round_index: int, job: int) -
     blob_id, size_bytes = write_blob(store, encode_values(values, round_index, job))
     norm = float(np.sqrt(np.sum(np.square(values.astype(np.float64)))))
     # What no honest node sends still gets a name.
-    return PartSlice(blob_id, size_bytes, values.size, bits_of(norm) if np.isfinite(norm) else 0)
+    return PartSlice(blob_id, size_bytes, values.size, fp32_to_bits(norm) if np.isfinite(norm) else 0)
 
 
 def find_fault(store: FakeStore, part: PartSlice) -> str:

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from pulsenet.chain.records import Contribution, SliceName
 from pulsenet.codec.sections import find_slice_sections
 from pulsenet.ids import Digest, PeerId, compute_digest
-from pulsenet.node.closing import bits_of, float_of
 from pulsenet.node.effects import ApplyAggregate, CheckContribution, Fate, SumSlices
 from pulsenet.node.events import (
     AggregateApplied,
@@ -27,6 +26,7 @@ from pulsenet.node.events import (
     SumFailed,
     TrainingAttached,
 )
+from pulsenet.outer.floats import fp32_from_bits, fp32_to_bits
 from pulsenet.testing.fakes import Chance, FakeStore
 from pulsenet.wire.chunks import ChunkCutter, ChunkList
 from pulsenet.wire.sections import find_slice_chunks
@@ -230,7 +230,7 @@ class ToyTraining:
             encoded_size_bytes=size_bytes,
             entry_count=int(sent.sum()),
             element_count=SIZE,
-            norm_bits=bits_of(norm + (self.poison == "norm")),
+            norm_bits=fp32_to_bits(norm + (self.poison == "norm")),
             codec_id=1,
         )
         self.disk.stored[state.round_index] = StoredWork(corrected, sent, values, announced)
@@ -240,7 +240,7 @@ class ToyTraining:
         """Look into somebody's contribution."""
         values = decode_entries(self._read(order.contribution))
         reason = "" if np.isfinite(values).all() else "finite"
-        norm = bits_of(float(np.linalg.norm(values.astype(np.float64))))
+        norm = fp32_to_bits(float(np.linalg.norm(values.astype(np.float64))))
         if not reason and norm != order.contribution.norm_bits:
             reason = "norm"
         return ContributionChecked(order.contribution_digest, reason)
@@ -267,7 +267,7 @@ class ToyTraining:
     def _sum(self, order: ApplyAggregate) -> Vector:
         total = np.zeros(SIZE, np.float32)
         for member, contribution in order.members:
-            scale = np.float32(float_of(member.scale_bits))
+            scale = np.float32(fp32_from_bits(member.scale_bits))
             total = total + scale * decode_entries(self._read(contribution))
         return total
 
@@ -288,7 +288,7 @@ class ToyTraining:
             elements = find_slice_sections(SIZE, place, len(order.members))
             sums: list[np.float32 | None] = [None] * len(elements)
             for member, contribution in order.members:
-                scale = np.float32(float_of(member.scale_bits))
+                scale = np.float32(fp32_from_bits(member.scale_bits))
                 part = decode_elements(self._read_part(contribution, place, len(order.members)))
                 for index, value in enumerate(part):
                     if value is not None:
@@ -326,7 +326,7 @@ class ToyTraining:
             case Fate.COUNTED:
                 assert work is not None
                 (member,) = [m for m, _ in order.members if m.peer_id == self._peer_id]
-                scaled = np.float32(float_of(member.scale_bits)) * work.values
+                scaled = np.float32(fp32_from_bits(member.scale_bits)) * work.values
                 state.residual = np.where(work.sent, work.corrected - scaled, work.corrected)
             case Fate.MISSED:
                 state.residual = corrected

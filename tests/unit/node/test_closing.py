@@ -13,7 +13,8 @@ from pulsenet.chain.records import Contribution
 from pulsenet.chain.round_settings import RoundSettings
 from pulsenet.chain.rules import FP32_ONE_BITS
 from pulsenet.ids import Digest, PeerId, compute_digest
-from pulsenet.node.closing import REJECTIONS_MAX, Collection, bits_of, choose_scales, float_of
+from pulsenet.node.closing import REJECTIONS_MAX, Collection, choose_scales
+from pulsenet.outer.floats import fp32_from_bits, fp32_to_bits
 
 STATE = compute_digest(b"state")
 SETTINGS = RoundSettings(contributions_min=2, contribution_wait_seconds=30)
@@ -38,7 +39,7 @@ def entry(run: Any, number: int, norm: float = 1.0, state: Digest = STATE) -> Co
         encoded_size_bytes=8,
         entry_count=1,
         element_count=10,
-        norm_bits=bits_of(norm),
+        norm_bits=fp32_to_bits(norm),
         codec_id=1,
     )
     return ContributionEntry(record, run.genesis, key(number))
@@ -53,8 +54,8 @@ def collection(run: Any) -> Collection:
 
 
 def test_bits_and_numbers_are_the_same() -> None:
-    assert bits_of(1.0) == FP32_ONE_BITS
-    assert float_of(bits_of(0.5)) == 0.5
+    assert fp32_to_bits(1.0) == FP32_ONE_BITS
+    assert fp32_from_bits(fp32_to_bits(0.5)) == 0.5
 
 
 def test_everybody_expected_and_checked_ends_the_round(collection: Collection) -> None:
@@ -118,7 +119,7 @@ def test_rejections_stay_within_a_receipt(run: Any) -> None:
 
 def test_norms_above_a_multiple_of_the_median_are_scaled_down() -> None:
     scales = choose_scales({key(1): 1.0, key(2): 2.0, key(3): 16.0}, 2.0)
-    assert [float_of(scales[key(number)]) for number in (1, 2, 3)] == [1.0, 1.0, 0.25]
+    assert [fp32_from_bits(scales[key(number)]) for number in (1, 2, 3)] == [1.0, 1.0, 0.25]
 
 
 def test_no_ratio_scales_nothing() -> None:
@@ -132,4 +133,4 @@ def test_every_scale_may_stand_in_a_receipt_and_bounds_its_norm(norms: list[floa
     median = sorted(norms)[(len(norms) - 1) // 2]
     for peer_id, bits in choose_scales(given_norms, ratio).items():
         assert 0 < bits <= FP32_ONE_BITS
-        assert float_of(bits) * given_norms[peer_id] <= ratio * median * (1 + 1e-6) + 2.0**-40
+        assert fp32_from_bits(bits) * given_norms[peer_id] <= ratio * median * (1 + 1e-6) + 2.0**-40
