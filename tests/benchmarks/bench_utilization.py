@@ -2,8 +2,7 @@
 
 Inner steps are paced by a timer and payloads are small; the published proportion of the time of the inner steps to
 that of a pair's exchange is kept (236 s to 240 s at 100 Mbit/s). The plan is told what a parameter takes, compressed,
-and what the nodes are told to send at most, a little less than the link carries. Needs root and an idle machine, and
-some ten minutes a variant.
+and what payload the link carries beside headers. Needs root and an idle machine, and some ten minutes a variant.
 
     python tests/benchmarks/bench_utilization.py [--variant NAME ...] [--mbps 4] [--write docs/gossip.md]
 """

@@ -20,8 +20,8 @@ from pulsenet.outer.plan_link import Link as PlannedLink
 SCRIPT: Final = Path(__file__).with_name("paced_trainer.py")
 FIRST_ROUND: Final = 1
 """Rounds before it are not counted: a roster is waited for, and everything is compiled."""
-UPLOAD_RATIO: Final = 0.93
-"""Of a link's nominal speed, in which TCP's headers are: what nodes are told to send at most."""
+PAYLOAD_RATIO: Final = 1448 / 1514
+"""What of a link's bytes is payload, in full frames of Ethernet with TCP and its timestamps."""
 SEND_BUFFER_SIZE_BYTES: Final = 65_536
 """Less than a hundredth of what a trainer hands over, as a kernel's megabytes are where gigabytes travel."""
 MEMORY: Final = Path("/dev/shm")
@@ -64,7 +64,7 @@ class Measured:
     case: Case
     utilization: float
     predicted: float
-    """By the size that vectors had, compressed, and by what nodes were told to send at most."""
+    """By the size that vectors had, compressed, and by the payload that the link carries."""
     bytes_per_param: float
     """That size."""
     mixed_ratio: float
@@ -110,9 +110,7 @@ def measure(case: Case) -> Measured:
 
 def start_nodes(lab: Lab, swarm: Swarm, case: Case) -> list[LabNode]:
     """Start a node of a run that mixes at each end."""
-    # As operators of thin lines are advised: nothing then waits in queues of libp2p and the kernel.
-    limit = f"--upload-limit={int(UPLOAD_RATIO * case.mbps * 1e6 / 8)}"
-    nodes = [LabNode(lab, index, swarm, f"trainer{index}", "trainer", (limit,)) for index in range(case.trainers)]
+    nodes = [LabNode(lab, index, swarm, f"trainer{index}", "trainer", ()) for index in range(case.trainers)]
     keys = [run_json("keygen", str(node.data_dir / "identity.key"), home=node.home)["public_key"] for node in nodes]
     listed = [f"--trainer={key}" for key in keys]
     rules = f"--algorithm gossip --variant {case.variant} --inner-steps {case.inner_steps} --probe-interval 0"
@@ -122,7 +120,7 @@ def start_nodes(lab: Lab, swarm: Swarm, case: Case) -> list[LabNode]:
     first, *others = nodes
     first.start().wait_ready()
     for node in others:
-        node._options += (f"--token={created['token']}", f"--bootstrap={first.address}")
+        node._options = (f"--token={created['token']}", f"--bootstrap={first.address}")
         node.start()
     for node in others:
         node.wait_ready()
@@ -145,7 +143,7 @@ def _summarise(case: Case, told: Sequence[Sequence[dict[str, Any]]]) -> Measured
     return Measured(
         case,
         utilization=inner / total,
-        predicted=case.predict(bytes_per_param, UPLOAD_RATIO * case.mbps),
+        predicted=case.predict(bytes_per_param, PAYLOAD_RATIO * case.mbps),
         bytes_per_param=bytes_per_param,
         mixed_ratio=sum(jobs) / len(jobs) if jobs else 1.0,
         work_ratio_p95=_p95(beside) / _p95(alone),
