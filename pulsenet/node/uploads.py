@@ -29,6 +29,12 @@ SLOT_SECONDS = 8.0
 MEASURE_SECONDS = 2.0
 """A pace is believed after so long without a pause."""
 
+CHUNK_WEIGHT = 1 / 8
+"""A chunk's size counts so much against what is known."""
+
+CHUNK_SIZE_BYTES_MIN = 1 << 16
+"""Smaller ones count as this: the last chunk of a blob says nothing of the next."""
+
 SLOT_BYTES_PER_SECOND = limits.CHUNK_SIZE_BYTES / SLOT_SECONDS
 """What holding a slot is counted as, however little goes through it."""
 
@@ -79,6 +85,8 @@ class Uploads:
         self._virtual_size_bytes = 0
         self._grant_count = 0
         self._pace = Meter()
+        self._chunk_size_bytes = float(limits.CHUNK_SIZE_BYTES)
+        """What chunks have lately, on average."""
         self._busy_since: float | None = None
 
     @property
@@ -102,7 +110,7 @@ class Uploads:
         else:
             per_second = self._pace.per_second(now)
         # Two more than the pace fills: were there never a free one, a faster link would not show.
-        count = int(per_second * SLOT_SECONDS / limits.CHUNK_SIZE_BYTES) + (0 if self._cap else 2)
+        count = int(per_second * SLOT_SECONDS / self._chunk_size_bytes) + (0 if self._cap else 2)
         return min(max(count, least), self._slots_max)
 
     def ask(self, ticket: int, peer_id: PeerId, kind: str) -> bool:
@@ -128,6 +136,7 @@ class Uploads:
     def note_sent(self, ticket: int, size_bytes: int, now: float) -> None:
         """A part of a transfer left."""
         self._pace.note(float(size_bytes), now)
+        self._chunk_size_bytes += CHUNK_WEIGHT * (max(size_bytes, CHUNK_SIZE_BYTES_MIN) - self._chunk_size_bytes)
         self._charge(self._serving[ticket], size_bytes, now)
 
     def must_yield(self, ticket: int, now: float) -> bool:

@@ -150,6 +150,18 @@ def test_slow_readers_that_hold_every_slot_keep_no_other_reader_out(cap: int) ->
     assert len(server.advance()) == SLOTS_START - 3, "not everybody on a link that may be thin"
 
 
+@pytest.mark.parametrize(("size_bytes", "slots"), [(MIB, 3), (256 << 10, 14), (64 << 10, 28), (1, 28)])
+def test_short_chunks_leave_by_more_slots(size_bytes: int, slots: int) -> None:
+    """Members that mix ask for short chunks: few slots would keep some of them waiting until they are sent away."""
+    uploads = Uploads(28, 465_000)
+    for ticket in range(60):
+        uploads.ask(ticket, PEERS[0], "patch")
+        uploads.advance(float(ticket))
+        uploads.note_sent(ticket, size_bytes, float(ticket))
+        uploads.end(ticket, float(ticket))
+    assert uploads.slots(60.0) == slots
+
+
 def test_a_cap_bounds_the_slots_at_once() -> None:
     assert Uploads(28, 64 << 10).slots(0.0) == 1
     assert Uploads(28, MIB).slots(0.0) == 8
