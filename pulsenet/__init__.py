@@ -36,6 +36,14 @@ if TYPE_CHECKING:
     from pulsenet.training.publish_callback import PublishCallback
     from pulsenet.training.publisher import Publisher, attach_publisher
     from pulsenet.training.rollout_checks import LogprobCheck
+else:  # a type checker would take any name to be there
+
+    def __getattr__(name: str) -> Any:
+        """Import a name when it is asked for."""
+        if name in _PLACES:
+            return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "attach_publisher",
@@ -78,15 +86,6 @@ _PLACES = {
     "attach_publisher": "training.publisher",
     "LogprobCheck": "training.rollout_checks",
 }
-
-
-if not TYPE_CHECKING:  # a type checker would take any name to be there
-
-    def __getattr__(name: str) -> Any:
-        """Import a name when it is asked for."""
-        if name in _PLACES:
-            return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

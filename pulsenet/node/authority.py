@@ -50,8 +50,8 @@ class Authority(LedgerMachine):
     def _take(self, event: Event, now: float) -> list[Effect]:
         match event:
             case PeerConnected(peer_id):
-                if self.is_leading(now) and self._ledger.mandate is not None:
-                    return [self._courier.send(peer_id, PushTerm(self._ledger.mandate.votes))]
+                mandate = self._ledger.mandate if self.is_leading(now) else None
+                return [] if mandate is None else [self._courier.send(peer_id, PushTerm(mandate.votes))]
             case VoteSeen():
                 return self._take_vote(event, now)
             case TermSeen(votes, source):

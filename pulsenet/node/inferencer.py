@@ -109,6 +109,7 @@ TRANSITIONS: dict[tuple[Phase, Step], Phase] = {
     (Phase.CURRENT, Step.FORK_FOUND): Phase.FORKED,
     (Phase.STALLED, Step.HEAD_LOST): Phase.WAITING,
     (Phase.STALLED, Step.HEAD_NEWER): Phase.LEARNING,
+    (Phase.STALLED, Step.ROUTE_KNOWN): Phase.FETCHING,
     (Phase.STALLED, Step.FORK_FOUND): Phase.FORKED,
     (Phase.FORKED, Step.FORK_HEALED): Phase.LEARNING,
 }
@@ -356,8 +357,6 @@ class Inferencer:
         if manifest is None:
             return effects
         if self._phase in (Phase.LEARNING, Phase.STALLED):
-            if self._phase is Phase.STALLED:
-                self._move(Step.HEAD_NEWER)
             self._move(Step.ROUTE_KNOWN)
         if now >= self._hop_retry_at and self._fetcher.is_whole(manifest.blob_id):
             self._applying = hop

@@ -36,8 +36,8 @@ class Onlooker(LedgerMachine):
             case ReceiptSeen(record, _, _):
                 signed = decode_signed(record)
                 self._trust.accept_receipt(signed)
-                if self._trust.is_final(signed) and self._ledger.accept_final(signed):
-                    return [StoreRecord(signed)]
+                is_news = self._trust.is_final(signed) and self._ledger.accept_final(signed)
+                return [StoreRecord(signed)] if is_news else []
             case ReplyReceived(_, _, RoundsReply() as reply):
                 return take_rounds(self._ledger, reply)
             case ReplyReceived():

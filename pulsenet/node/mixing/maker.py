@@ -64,11 +64,10 @@ class RoundMaker:
         waits = {Job.MIX1: settings.mix1_wait_seconds, Job.MIX2: settings.mix2_wait_seconds}
         for job in Job:
             subset = known.roster.subset if job is Job.MIX2 and settings.variant.mixes_subset else ()
+            partner = find_partner(known.digest, round_index, job, known.members, self._peer_id)
             match settings.variant.kind(job):
-                case MixingKind.PAIR:
-                    partner = find_partner(known.digest, round_index, job, known.members, self._peer_id)
-                    if partner is not None:
-                        works[job] = pair.PairWork(bench, job, partner, subset=subset, wait_seconds=waits[job])
+                case MixingKind.PAIR if partner is not None:
+                    works[job] = pair.PairWork(bench, job, partner, subset=subset, wait_seconds=waits[job])
                 case MixingKind.GLOBAL:
                     is_relative = job is Job.MIX1 and settings.gates(Vector.ITERATE, round_index)
                     works[job] = everybody.EverybodyWork(

@@ -25,16 +25,14 @@ class Reach:
 
     def handle(self, event: Event, now: float) -> None:
         """Take in who comes and goes."""
-        match event:
-            case PeerConnected(peer_id):
-                self._courier.connected.add(peer_id)
-                self._lost_at.pop(peer_id, None)
-            case PeerLost(peer_id):
-                if peer_id in self._courier.connected:
-                    self._courier.connected.discard(peer_id)
-                    self._lost_at[peer_id] = now
-                    if len(self._lost_at) > 4096:
-                        del self._lost_at[next(iter(self._lost_at))]
+        if isinstance(event, PeerConnected):
+            self._courier.connected.add(event.peer_id)
+            self._lost_at.pop(event.peer_id, None)
+        elif isinstance(event, PeerLost) and event.peer_id in self._courier.connected:
+            self._courier.connected.discard(event.peer_id)
+            self._lost_at[event.peer_id] = now
+            if len(self._lost_at) > 4096:
+                del self._lost_at[next(iter(self._lost_at))]
 
     def is_here(self, peer_id: PeerId) -> bool:
         """Say whether a peer can be reached now."""

@@ -462,6 +462,18 @@ def test_a_state_that_falls_behind_what_is_final_closes_nothing(make_run: Callab
     assert not only(effects, CheckContribution)
 
 
+def test_a_coordinator_that_hears_of_a_later_round_closes_nothing(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 3)
+    bench.lead()
+    first, second = bench.others
+    member = Member(bench.trainer.peer_id, record_digest(bench.contribution()), 0x3F80_0000)
+    later = Receipt(bench.run.run_id, 0, 2, first.peer_id, 1, STATE, compute_digest(b"round 0"), (member,), ())
+    bench.tell(ReceiptSeen(encode_signed(bench.run.seal(later, first)), (), second.peer_id))
+    assert bench.machine.is_leading(bench.now)
+    effects = bench.tell(ContributionSeen(encode_signed(bench.contribution()), None))
+    assert only(effects, CheckContribution) + pushed(effects, PushReceipt) == []
+
+
 def test_an_own_proposal_that_came_back_final_is_told_once(make_run: Callable[..., Any]) -> None:
     bench = Bench(make_run, 3)
     bench.lead()
