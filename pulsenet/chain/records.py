@@ -383,7 +383,7 @@ class Roster:
     round_count: int
     """Rounds it is valid for, ``first_round`` the first of them."""
     members: Keys
-    """Ascending. Of M members, the one at place i owns slices i, i + M, ... of every global mean."""
+    """Ascending. In this order they own the slices of every global mean, each as many."""
     subset: Annotated[tuple[int, ...], CountMax(limits.TENSORS_MAX)]
     """Tensors of Mix2 where the variant mixes a subset, ascending; empty for all."""
     probe_round: int | None = field(default=None, metadata=LATER)

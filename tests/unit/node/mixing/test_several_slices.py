@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from pulsenet.chain.records import Share, ShareKind
 from pulsenet.chain.signing import decode_signed
+from pulsenet.ids import PeerId
 from pulsenet.node.effects import SendRequest
 from pulsenet.node.mixing.effects import CombineParts, MixReady
 from pulsenet.node.mixing.events import MixingAttached
@@ -57,36 +59,48 @@ def test_owners_have_up_to_four_slices_while_there_are_few_in_all(
     assert pairing.count_slices(member_count) == slices
 
 
+@pytest.mark.parametrize("member_count", [1, 2, 3, 8, 9, 16, 33])
+@pytest.mark.parametrize("block_count", [1, 7, 8, 64])
+def test_owners_own_alike_however_few_blocks_there_are(
+    monkeypatch: pytest.MonkeyPatch, member_count: int, block_count: int
+) -> None:
+    monkeypatch.setattr(pairing, "SLICES_PER_OWNER_MAX", 4)
+    count, members = pairing.count_slices(member_count), [PeerId(bytes([place]) * 32) for place in range(member_count)]
+    owned = Counter(pairing.find_owner(block * count // block_count, members) for block in range(block_count))
+    sizes = [owned[member] for member in members]
+    assert max(sizes) - min(sizes) <= 1
+
+
 def test_each_owner_is_shown_its_own_slices_and_no_others(make_desk: Any) -> None:
     desk = begin(make_desk)
     shown = [(peer, share.slice_index, share.slice_count) for peer, share in desk.pushed(ShareKind.PART)]
-    assert shown == [(desk.keys[1], 1, COUNT), (desk.keys[1], 3, COUNT)]
+    assert shown == [(desk.keys[1], 2, COUNT), (desk.keys[1], 3, COUNT)]
 
 
 def test_a_slice_is_summed_and_shown_while_another_is_not_there(make_desk: Any) -> None:
     desk = begin(make_desk)
-    assert push_part(desk, 2) == ""
+    assert push_part(desk, 1) == ""
     desk.serve()
     desk.work()
     (mean,) = [share for _, share in desk.pushed(ShareKind.MEAN)]
-    assert (mean.slice_index, read_values(desk.store, mean).tolist()) == (2, [6.5, 6.5])
+    assert (mean.slice_index, read_values(desk.store, mean).tolist()) == (1, [5.5, 5.5])
     assert push_part(desk, 0) == ""
     desk.serve()
     desk.work()
-    assert [share.slice_index for _, share in desk.pushed(ShareKind.MEAN)] == [2, 0]
+    assert [share.slice_index for _, share in desk.pushed(ShareKind.MEAN)] == [1, 0]
 
 
 def test_a_part_of_somebody_elses_slice_is_not_taken(make_desk: Any) -> None:
     desk = begin(make_desk)
-    assert push_part(desk, 1) == "unexpected"
-    assert push_mean(desk, 2) == "unexpected"
+    assert push_part(desk, 2) == "unexpected"
+    assert push_mean(desk, 1) == "unexpected"
 
 
 def test_the_result_has_every_slice_that_came(make_desk: Any) -> None:
     desk = begin(make_desk)
     push_part(desk, 0)
-    push_part(desk, 2)
-    push_mean(desk, 1)
+    push_part(desk, 1)
+    push_mean(desk, 2)
     desk.serve()
     desk.work()
     desk.work()
@@ -99,7 +113,7 @@ def test_the_result_has_every_slice_that_came(make_desk: Any) -> None:
 def test_who_waits_asks_for_one_slice_of_two(make_desk: Any) -> None:
     desk = begin(make_desk)
     push_part(desk, 0)
-    push_mean(desk, 1)
+    push_mean(desk, 2)
     push_mean(desk, 3)
     desk.serve()
     desk.work()
@@ -107,7 +121,7 @@ def test_who_waits_asks_for_one_slice_of_two(make_desk: Any) -> None:
     desk.wait(3.0)
     asked = [effect.message for effect in desk.find(SendRequest) if isinstance(effect.message, GetShares)]
     assert asked == [GetShares(0, int(Job.MIX1), 0)]
-    push_part(desk, 2)
+    push_part(desk, 1)
     desk.serve()
     desk.work()
     (ready,) = desk.find(MixReady)
@@ -116,21 +130,21 @@ def test_who_waits_asks_for_one_slice_of_two(make_desk: Any) -> None:
 
 def test_an_owner_that_was_asked_answers_with_all_its_slices(make_desk: Any) -> None:
     desk = begin(make_desk)
-    push_part(desk, 2)
+    push_part(desk, 1)
     desk.serve()
     desk.work()
     reply = desk.machine.reply_shares(GetShares(0, int(Job.MIX1), 0), desk.keys[1])
     shares = [decode_value(Share, decode_signed(record).payload) for record in reply.shares]
     assert [(share.kind, share.slice_index) for share in shares] == [
-        (ShareKind.PART, 1),
+        (ShareKind.PART, 2),
         (ShareKind.PART, 3),
-        (ShareKind.MEAN, 2),
+        (ShareKind.MEAN, 1),
     ]
 
 
 def test_a_machine_that_begins_again_signs_no_second_mean_and_makes_the_one_that_lacks(make_desk: Any) -> None:
     desk = begin(make_desk)
-    push_part(desk, 2)
+    push_part(desk, 1)
     desk.serve()
     desk.work()
     (mean,) = [share for _, share in desk.pushed(ShareKind.MEAN)]
@@ -140,9 +154,9 @@ def test_a_machine_that_begins_again_signs_no_second_mean_and_makes_the_one_that
     desk.tell(MixingAttached(1, SIZE, 0))
     desk.hand_over(*(np.full(2, float(place)) for place in range(COUNT)))
     push_part(desk, 0)
-    push_part(desk, 2)
+    push_part(desk, 1)
     desk.serve()
     assert [order.slice_index for order in desk.find(CombineParts)] == [0]
     desk.work()
-    assert next((share.slice_index, share.blob_id) for _, share in desk.pushed(ShareKind.MEAN)) == (2, mean.blob_id)
-    assert {share.slice_index for _, share in desk.pushed(ShareKind.MEAN)} == {0, 2}
+    assert next((share.slice_index, share.blob_id) for _, share in desk.pushed(ShareKind.MEAN)) == (1, mean.blob_id)
+    assert {share.slice_index for _, share in desk.pushed(ShareKind.MEAN)} == {0, 1}
