@@ -23,6 +23,10 @@ WORK_SIDE = 256
 """Of the matrices that are multiplied in an inner step."""
 
 
+TENSORS = 64
+"""Of the model: enough that owners have alike much in each of their slices, as in every model worth sharing."""
+
+
 def work() -> float:
     """Compute something, always the same, and return the seconds it took."""
     started_at = time.perf_counter()
@@ -59,7 +63,7 @@ def main() -> None:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(1)
     model = torch.nn.Module()
-    layers = [torch.randn(arguments.params // 8, generator=generator) for _ in range(8)]
+    layers = [torch.randn(arguments.params // TENSORS, generator=generator) for _ in range(TENSORS)]
     model.layers = torch.nn.ParameterList(layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     noise = torch.Generator().manual_seed(100 + arguments.seed)
