@@ -145,5 +145,7 @@ def test_a_node_that_does_not_start_is_named(
     monkeypatch.setattr(command_lines, "rounds_process", lambda **_: idle)
     assert orchestrator.run_together_demo("tiny", 2, 6, tmp_path / "work", json_output=True) == 1
     assert "node ended with exit code 1" in capsys.readouterr().err
-    assert json.dumps("p2pd cannot run here")[1:-1] in (tmp_path / "work" / "logs" / "trainer-1-node.log").read_text()
+    # Both end; the one that is seen first ends the demonstration, and the other one maybe before it said anything.
+    logs = [path.read_text() for path in (tmp_path / "work" / "logs").glob("trainer-*-node.log")]
+    assert any(json.dumps("p2pd cannot run here")[1:-1] in log for log in logs)
     assert os.path.exists(tmp_path / "work" / "data")
