@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 KEYWORDS: Final = frozenset(
     {
@@ -76,3 +76,15 @@ def _read_matchers(query: str, start: int) -> tuple[tuple[tuple[str, str, str], 
         matchers.append((matcher[1], matcher[2], matcher[3][1:-1]))
         position = matcher.end()
     return tuple(matchers), query.index("}", position) + 1
+
+
+def read_parsed(expression: Any, found: set[str]) -> set[str]:
+    """Collect the names a real parser finds."""
+    if type(expression).__name__ in ("VectorSelector",):
+        found.add(expression.name)
+    for attribute in ("expr", "lhs", "rhs", "param", "args", "vector_selector", "vs"):
+        below = getattr(expression, attribute, None)
+        for one in below if isinstance(below, list) else [below]:
+            if one is not None and not isinstance(one, str | float | int):
+                read_parsed(one, found)
+    return found

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from exported import ROOT, find_faults, read_known, read_series
-from promql import find_selectors
-from test_prometheus import read_parsed
+from promql import find_selectors, read_parsed
 
 GRAFANA = ROOT / "deploy" / "grafana"
 DASHBOARD = json.loads((GRAFANA / "pulsenet.json").read_text())

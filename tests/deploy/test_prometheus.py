@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from exported import ROOT, RULES, find_faults, read_known, read_rules
-from promql import Selector, find_labels, find_selectors
+from promql import Selector, find_labels, find_selectors, read_parsed
 
 from pulsenetd import metrics
 
@@ -130,18 +130,6 @@ def test_faults_are_found() -> None:
     assert find_faults('pulsenet_peers{king="known"}', known) == ["pulsenet_peers has no label king"]
     assert find_faults("sum by (kinf) (pulsenet_peers)", known) == ["nothing has the label kinf"]
     assert find_faults('sum by (kind) (pulsenet_peers{kind=~"known|outbound"})', known) == []
-
-
-def read_parsed(expression: Any, found: set[str]) -> set[str]:
-    """Collect the names a real parser finds."""
-    if type(expression).__name__ in ("VectorSelector",):
-        found.add(expression.name)
-    for attribute in ("expr", "lhs", "rhs", "param", "args", "vector_selector", "vs"):
-        below = getattr(expression, attribute, None)
-        for one in below if isinstance(below, list) else [below]:
-            if one is not None and not isinstance(one, str | float | int):
-                read_parsed(one, found)
-    return found
 
 
 @pytest.mark.parametrize(

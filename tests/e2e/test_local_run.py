@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 ANCHOR_SIZE_BYTES = 24 * MEGABYTE
 HELD_AFTER_BYTES = 9 * MEGABYTE
-LEAVE_SECONDS_MAX = 10.0
+LEAVE_SECONDS_MAX = 15.0
 NOBODY = "12D3KooWELH8s3aTF93abUfQZ7LbLzCayr9Qjv9A5P5AugqPN2cn"
 """A well-formed key that no node of these tests has."""
 

@@ -12,7 +12,14 @@ MBPS = 4.0
 PARAMS = 1 << 23
 PAIR_SECONDS = PARAMS * 4 * 8e-6 / MBPS
 POINTS_MAX = 0.05
-VARIANTS = ("diloco", "global_m1", "global_m1_local_m2", "global_m1_local_m2_subset", "local_m1_m2")
+MISSES = pytest.mark.xfail(reason="the last slice of a mean is waited for, and little else (gossip.md)")
+VARIANTS = (
+    "diloco",
+    pytest.param("global_m1", marks=MISSES),
+    "global_m1_local_m2",
+    pytest.param("global_m1_local_m2_subset", marks=MISSES),
+    "local_m1_m2",
+)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
