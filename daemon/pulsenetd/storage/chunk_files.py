@@ -68,8 +68,8 @@ class ChunkFiles:
                     continue
                 status = path.lstat()
                 size_bytes = status.st_size
-                if not stat.S_ISREG(status.st_mode) or size_bytes > limits.CHUNK_SIZE_BYTES_MAX:
-                    # No chunk is that large, nor a link or pipe, so its bytes cannot match: never read it.
+                if not stat.S_ISREG(status.st_mode) or not 1 <= size_bytes <= limits.CHUNK_SIZE_BYTES_MAX:
+                    # No chunk is empty, as a power cut leaves files, or that large, or a link or pipe: never read it.
                     self.damaged_count += 1
                     self._disk.remove(path)
                 else:

@@ -100,6 +100,14 @@ def test_scanning_deletes_partials_and_giants_and_ignores_strangers(tmp_path: Pa
     assert chunks.damaged_count == 1
 
 
+def test_a_file_that_a_power_cut_left_empty_is_no_chunk_after_a_restart(tmp_path: Path) -> None:
+    open_chunks(tmp_path).write(DIGEST, DATA)
+    path_of(tmp_path).write_bytes(b"")
+    again = open_chunks(tmp_path)
+    assert (DIGEST in again, again.damaged_count) == (False, 1)
+    assert not path_of(tmp_path).exists()
+
+
 def test_what_became_no_chunk_file_is_never_read_to_its_end(tmp_path: Path) -> None:
     chunks = open_chunks(tmp_path)
     chunks.write(DIGEST, DATA)
