@@ -28,7 +28,7 @@ Anything else is refused with a :class:`pulsenet.local.protocol.LocalRefusal`, a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, get_args
 
 from pulsenet import limits
 from pulsenet.ids import Digest
@@ -273,20 +273,5 @@ MixingMessage = (
     | StoreProbe
 )
 
-MIXING_MESSAGE_TYPES: Final[tuple[type[MixingMessage], ...]] = (
-    OpenMixing,
-    MixingOpened,
-    Locate,
-    RefuseState,
-    Begin,
-    WantRound,
-    RoundOpened,
-    StorePart,
-    FailPart,
-    AwaitMix,
-    MixDone,
-    StoreIterate,
-    TellRound,
-    StoreProbe,
-)
+MIXING_MESSAGE_TYPES: Final[tuple[type[MixingMessage], ...]] = get_args(MixingMessage)
 """In the order of their numbers."""

@@ -47,7 +47,7 @@ refused with a :class:`pulsenet.local.protocol.LocalRefusal`, and the connection
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, get_args
 
 from pulsenet import limits
 from pulsenet.ids import Digest, PeerId
@@ -424,38 +424,5 @@ RoundsMessage = (
 Order = CheckOrder | SumOrder | StepOrder | RestoreOrder | AnchorOrder | GoOn
 """What a daemon may want done."""
 
-ROUNDS_MESSAGE_TYPES: Final[tuple[type[RoundsMessage], ...]] = (
-    GetRoundSettings,
-    RoundSettingsReply,
-    OpenRounds,
-    RoundsOpened,
-    HoldState,
-    PutBlobPart,
-    BlobTaken,
-    BlobRefused,
-    OfferContribution,
-    AbstainRound,
-    AwaitOrder,
-    NoOrder,
-    Waiting,
-    CheckOrder,
-    Checked,
-    StepOrder,
-    Stepped,
-    StepFailed,
-    RestoreOrder,
-    Restored,
-    RestoreRefused,
-    AnchorOrder,
-    AnchorStored,
-    AnchorRefused,
-    GoOn,
-    FetchBlobPart,
-    BlobPart,
-    NoBlobPart,
-    TellResidual,
-    SumOrder,
-    Summed,
-    SumRefused,
-)
+ROUNDS_MESSAGE_TYPES: Final[tuple[type[RoundsMessage], ...]] = get_args(RoundsMessage)
 """In the order of their numbers."""

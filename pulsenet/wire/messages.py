@@ -12,7 +12,7 @@ before it allocates. Signed records travel as opaque bytes; ``chain/records.py``
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, get_args
 
 from pulsenet import limits
 from pulsenet.ids import Digest, PeerId, RunId
@@ -413,45 +413,7 @@ Message = (
     | SharesReply
     | PushProbe
 )
-"""Anything a frame may hold."""
+"""Anything a frame may hold, in the order of the numbers on the wire: a new one goes to the end, none is reused."""
 
-MESSAGE_TYPES: dict[int, type[Message]] = {
-    1: Hello,
-    2: GetHead,
-    3: HeadReply,
-    4: GetRecords,
-    5: RecordsReply,
-    6: GetDescriptors,
-    7: GetEpochs,
-    8: GetChunkList,
-    9: ChunkListReply,
-    10: GetChunks,
-    11: ChunkReply,
-    12: Ack,
-    13: PushHead,
-    14: PushForkProof,
-    15: PushRollouts,
-    16: PushReply,
-    17: ExchangeHave,
-    18: HaveReply,
-    19: Refusal,
-    20: PushVote,
-    21: PushTerm,
-    22: PushContribution,
-    23: PushReceipt,
-    24: GetRounds,
-    25: RoundsReply,
-    26: GetAggregates,
-    27: AggregatesReply,
-    28: GetTasks,
-    29: TasksReply,
-    30: GetHoldings,
-    31: HoldingsReply,
-    32: GetRoster,
-    33: RosterReply,
-    34: PushShare,
-    35: GetShares,
-    36: SharesReply,
-    37: PushProbe,
-}
-"""Message number on the wire (one byte before the msgpack body); numbers are never reused."""
+MESSAGE_TYPES: dict[int, type[Message]] = dict(enumerate(get_args(Message), start=1))
+"""By the byte before the msgpack body."""
