@@ -8,7 +8,7 @@ blob's id is the BLAKE3 of these bytes. A blob of 0 bytes has no chunks.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -206,75 +206,3 @@ class GrowingCutter(ChunkCutter):
         while 2 * self._chunk_size_bytes <= min(self._size_bytes // CHUNKS_BEFORE, limits.CHUNK_SIZE_BYTES):
             self._chunk_size_bytes *= 2
         return done
-
-
-class ChunkAssembler:
-    """Keeps account of which chunks of a blob are held, whatever order they come in.
-
-    It checks chunks but does not keep them: an anchor is larger than memory, so the caller stores each.
-    """
-
-    __slots__ = ("_chunk_list", "_held", "_sizes")
-
-    def __init__(self, chunk_list: ChunkList) -> None:
-        self._chunk_list = chunk_list
-        self._sizes: dict[Digest, int] = {digest: size_bytes for size_bytes, digest in chunk_list.entries}
-        self._held: set[Digest] = set()
-
-    def add(self, key: int | Digest, data: bytes | bytearray | memoryview) -> bool:
-        """Check one chunk, named by its index in the blob or by its digest; say whether it was missing.
-
-        Raises:
-            IntegrityError: the chunk is not part of this blob or its bytes are not the ones named.
-        """
-        digest = self._find(key)
-        if len(data) != self._sizes[digest] or compute_digest(data) != digest:
-            raise IntegrityError(f"{len(data)} bytes are not the chunk {digest.hex()} of {self._sizes[digest]} bytes")
-        return self.mark_held(digest)
-
-    def mark_held(self, digest: Digest) -> bool:
-        """Count a chunk that was verified earlier, after a restart; say whether it was missing.
-
-        Raises:
-            IntegrityError: the chunk is not part of this blob.
-        """
-        if self._find(digest) in self._held:
-            return False
-        self._held.add(digest)
-        return True
-
-    def missing(self) -> tuple[Digest, ...]:
-        """Return the chunks still to fetch, each once, in the order of their first use."""
-        return tuple(digest for digest in self._sizes if digest not in self._held)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every chunk is held; true from the start for an empty blob."""
-        return len(self._held) == len(self._sizes)
-
-    @property
-    def held_size_bytes(self) -> int:
-        """Bytes of the distinct chunks held."""
-        return sum(self._sizes[digest] for digest in self._held)
-
-    def _find(self, key: int | Digest) -> Digest:
-        if isinstance(key, int):
-            if not 0 <= key < len(self._chunk_list.entries):
-                raise IntegrityError(f"chunk index {key} outside a blob of {len(self._chunk_list.entries)} chunks")
-            return self._chunk_list.entries[key][1]
-        if key not in self._sizes:
-            raise IntegrityError(f"chunk {key.hex()} is no part of this blob")
-        return key
-
-
-def join_chunks(chunk_list: ChunkList, read: Callable[[Digest], bytes]) -> Iterator[bytes]:
-    """Yield a blob's bytes chunk by chunk; ``read`` fetches a held chunk.
-
-    Raises:
-        IntegrityError: a stored chunk is damaged.
-    """
-    for size_bytes, digest in chunk_list.entries:
-        data = read(digest)
-        if len(data) != size_bytes or compute_digest(data) != digest:
-            raise IntegrityError(f"stored chunk {digest.hex()} is damaged")
-        yield data

@@ -11,12 +11,10 @@ from pulsenet.errors import IntegrityError, LocalProtocolError, RemoteProtocolEr
 from pulsenet.ids import Digest, compute_digest
 from pulsenet.wire.chunks import (
     Chunk,
-    ChunkAssembler,
     ChunkCutter,
     ChunkList,
     GrowingCutter,
     compute_list_size_bytes_max,
-    join_chunks,
     open_chunk_list,
     split_digests,
 )
@@ -39,13 +37,7 @@ def test_sizes_at_the_edge_a_chk_2(size_bytes: int) -> None:
     ]
     assert chunk_list.size_bytes == size_bytes
     assert ChunkList.decode(chunk_list.encode()) == chunk_list
-    assembler = ChunkAssembler(chunk_list)
-    assert assembler.is_complete == (size_bytes == 0)
-    for digest, data in chunks.items():
-        assembler.add(digest, data)
-    assert assembler.is_complete
-    assert assembler.held_size_bytes == size_bytes
-    assert b"".join(join_chunks(chunk_list, chunks.__getitem__)) == blob
+    assert b"".join(chunks[digest] for _, digest in chunk_list.entries) == blob
 
 
 def test_the_nominal_chunk_size_is_the_default() -> None:
@@ -162,74 +154,3 @@ def test_digests_of_a_list_come_in_order_so_many_at_a_time() -> None:
     assert list(split_digests(chunk_list.encode(), 4)) == [digests[:4], digests[4:]]
     assert list(split_digests(chunk_list.encode(), 6)) == [digests]
     assert list(split_digests(cut(b"")[0].encode(), 4)) == []
-
-
-def test_noise_in_any_order_assembles_the_same_blob_a_chk_1() -> None:
-    draw = random.Random(7)
-    blob = draw.randbytes(10_000 * SIZE)
-    chunk_list, chunks = cut(blob)
-    assembler = ChunkAssembler(chunk_list)
-    store: dict[Digest, bytes] = {}
-    corrupted = received = refused = 0
-    while not assembler.is_complete:
-        window = list(assembler.missing()[:64])
-        draw.shuffle(window)
-        for digest in window + window[:3]:
-            if draw.random() < 0.1:
-                continue
-            data = chunks[digest]
-            received += len(data)
-            if draw.random() < 0.01:
-                data = bytes([data[0] ^ 1]) + data[1:]
-                corrupted += 1
-            try:
-                if assembler.add(digest, data):
-                    store[digest] = data
-            except IntegrityError:
-                refused += 1
-    assert refused == corrupted > 0
-    assert received <= 1.25 * len(blob)
-    assert b"".join(join_chunks(chunk_list, store.__getitem__)) == blob
-
-
-def test_a_chunk_of_another_version_is_rejected_a_chk_3() -> None:
-    old, old_chunks = cut(bytes(range(64)))
-    new, _ = cut(bytes(range(32)) + bytes(32))
-    assembler = ChunkAssembler(new)
-    with pytest.raises(IntegrityError, match="are not the chunk"):
-        assembler.add(3, old_chunks[old.entries[3][1]])
-    with pytest.raises(IntegrityError, match="no part"):
-        assembler.add(old.entries[3][1], old_chunks[old.entries[3][1]])
-    with pytest.raises(IntegrityError, match="outside"):
-        assembler.add(4, b"")
-    with pytest.raises(IntegrityError, match="outside"):
-        assembler.add(-1, b"")
-    assert not assembler.is_complete
-    assert assembler.add(0, old_chunks[old.entries[0][1]])
-    assert not assembler.add(0, old_chunks[old.entries[0][1]])
-
-
-def test_chunks_held_before_a_restart_are_not_missing_a_chk_4() -> None:
-    chunk_list, _ = cut(bytes(range(64)))
-    assembler = ChunkAssembler(chunk_list)
-    assert assembler.mark_held(chunk_list.entries[1][1])
-    assert not assembler.mark_held(chunk_list.entries[1][1])
-    assert assembler.missing() == tuple(chunk_list.entries[index][1] for index in (0, 2, 3))
-    assert assembler.held_size_bytes == SIZE
-
-
-def test_a_repeated_chunk_is_fetched_once_and_used_twice() -> None:
-    blob = bytes(SIZE) * 3
-    chunk_list, chunks = cut(blob)
-    assembler = ChunkAssembler(chunk_list)
-    assert len(assembler.missing()) == 1
-    assembler.add(1, bytes(SIZE))
-    assert assembler.is_complete
-    assert b"".join(join_chunks(chunk_list, chunks.__getitem__)) == blob
-
-
-def test_a_damaged_stored_chunk_is_found_when_read() -> None:
-    chunk_list, _ = cut(bytes(SIZE))
-    for damaged in (b"x" * SIZE, bytes(SIZE - 1)):
-        with pytest.raises(IntegrityError, match="damaged"):
-            list(join_chunks(chunk_list, lambda digest, damaged=damaged: damaged))
