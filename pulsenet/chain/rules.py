@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from pulsenet import limits
@@ -67,44 +67,6 @@ SHARE_ELEMENTS_MAX: Final = 2 * limits.CONTRIBUTION_ELEMENTS_MAX
 """Of pseudo-gradient and momentum together."""
 
 RAW_SIZE_BYTES_MAX: Final = limits.CHUNK_LIST_ENTRIES_MAX * limits.CHUNK_SIZE_BYTES_MAX
-
-
-def check_record(record: Signable) -> None:
-    """Check the rules of the record's type.
-
-    Raises:
-        RemoteProtocolError: ``schema``, with the rule that does not hold.
-    """
-    if isinstance(record, Descriptor):
-        _check_descriptor(record)
-    elif isinstance(record, EpochRecord):
-        _check_epoch(record)
-    elif isinstance(record, Manifest):
-        _check_manifest(record)
-    elif isinstance(record, Catalogue):
-        _check_catalogue(record)
-    elif isinstance(record, Head):
-        _check_head(record)
-    elif isinstance(record, Have):
-        _check_have(record)
-    elif isinstance(record, Vote):
-        _check_vote(record)
-    elif isinstance(record, Contribution):
-        _check_contribution(record)
-    elif isinstance(record, Receipt):
-        _check_receipt(record)
-    elif isinstance(record, Aggregate):
-        _check_aggregate(record)
-    elif isinstance(record, StateAnchor):
-        _check_state_anchor(record)
-    elif isinstance(record, Roster):
-        _check_roster(record)
-    elif isinstance(record, Share):
-        _check_share(record)
-    elif isinstance(record, Probe):
-        _check_probe(record)
-    else:
-        _check_rollouts(record)
 
 
 def _check_rollouts(record: RolloutBatch) -> None:
@@ -284,3 +246,31 @@ def _check_share(record: Share) -> None:
         record.encoded_size_bytes <= compute_encoded_size_bytes_max(4 * record.element_count),
         f"share: {record.encoded_size_bytes} bytes encode {record.element_count} elements",
     )
+
+
+_CHECKS: Final[dict[type[Any], Callable[[Any], None]]] = {
+    Descriptor: _check_descriptor,
+    EpochRecord: _check_epoch,
+    Manifest: _check_manifest,
+    Catalogue: _check_catalogue,
+    Head: _check_head,
+    Have: _check_have,
+    RolloutBatch: _check_rollouts,
+    Vote: _check_vote,
+    Contribution: _check_contribution,
+    Receipt: _check_receipt,
+    Aggregate: _check_aggregate,
+    StateAnchor: _check_state_anchor,
+    Roster: _check_roster,
+    Share: _check_share,
+    Probe: _check_probe,
+}
+
+
+def check_record(record: Signable) -> None:
+    """Check the rules of the record's type.
+
+    Raises:
+        RemoteProtocolError: ``schema``, with the rule that does not hold.
+    """
+    _CHECKS[type(record)](record)

@@ -12,24 +12,7 @@ from typing import Final, TypeVar
 
 from pulsenet import limits
 from pulsenet.chain import rules
-from pulsenet.chain.records import (
-    Aggregate,
-    Catalogue,
-    Contribution,
-    Descriptor,
-    EpochRecord,
-    Have,
-    Head,
-    Manifest,
-    Probe,
-    Receipt,
-    RolloutBatch,
-    Roster,
-    Share,
-    SignedRecord,
-    StateAnchor,
-    Vote,
-)
+from pulsenet.chain.records import Descriptor, EpochRecord, Receipt, RolloutBatch, SignedRecord
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId, RunId, compute_digest, short
 from pulsenet.wire.schema import decode_value, encode_value
@@ -46,25 +29,7 @@ Verify = Callable[[PeerId, bytes, bytes], bool]
 SEVERAL_SIGNERS: Final = (Descriptor.TYPE, EpochRecord.TYPE, Receipt.TYPE)
 """Types that more than one key may sign; every other record has exactly one signer."""
 
-
-R = TypeVar(
-    "R",
-    Descriptor,
-    EpochRecord,
-    Manifest,
-    Catalogue,
-    Head,
-    Have,
-    RolloutBatch,
-    Vote,
-    Contribution,
-    Receipt,
-    Aggregate,
-    StateAnchor,
-    Roster,
-    Share,
-    Probe,
-)
+R = TypeVar("R", bound=rules.Signable)
 
 
 def signed_bytes(record_type: str, payload: bytes) -> bytes:

@@ -7,7 +7,7 @@ raises and changes nothing, with one exception: the discovery of a fork is itsel
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
+from typing import Final, TypeVar
 
 from pulsenet.chain import rules
 from pulsenet.chain.ballot import is_majority
@@ -37,6 +37,8 @@ from pulsenet.chain.signing import open_record, record_digest
 from pulsenet.errors import TrustError
 from pulsenet.ids import Digest, PeerId, Version, short
 from pulsenet.outer.mixing.pairing import count_slices
+
+R = TypeVar("R", Vote, Receipt, StateAnchor, Aggregate)
 
 BASE_VERSION: Final = Version(0, 0)
 """The base model that the descriptor names; published versions start at number 1."""
@@ -248,10 +250,8 @@ class Trust(Beliefs):
             TrustError: ``untrusted``, ``revision-unknown``, or a code of ``open_record``.
             RemoteProtocolError: ``decode`` or ``schema``.
         """
-        authorities = self._descriptors.require().authorities
-        vote = open_record(Vote, signed, self._verify, run_id=self.run_id, signers=authorities)
-        self._check_revision(vote.revision)
-        if vote.candidate not in authorities:
+        vote = self._open_of_authority(Vote, signed)
+        if not self.may_publish(vote.candidate):
             raise TrustError("untrusted", f"a vote for {short(vote.candidate)}, which is no authority")
         return vote
 
@@ -283,9 +283,7 @@ class Trust(Beliefs):
             TrustError: ``untrusted``, ``revision-unknown``, or a code of ``open_record``.
             RemoteProtocolError: ``decode`` or ``schema``.
         """
-        authorities = self._descriptors.require().authorities
-        receipt = open_record(Receipt, signed, self._verify, run_id=self.run_id, signers=authorities)
-        self._check_revision(receipt.revision)
+        receipt = self._open_of_authority(Receipt, signed)
         if receipt.coordinator not in signed.signers:
             raise TrustError("untrusted", f"a receipt without the signature of {short(receipt.coordinator)}")
         return receipt
@@ -297,17 +295,11 @@ class Trust(Beliefs):
             TrustError: ``untrusted``, ``revision-unknown``, or a code of ``open_record``.
             RemoteProtocolError: ``decode`` or ``schema``.
         """
-        authorities = self._descriptors.require().authorities
-        anchor = open_record(StateAnchor, signed, self._verify, run_id=self.run_id, signers=authorities)
-        self._check_revision(anchor.revision)
-        return anchor
+        return self._open_of_authority(StateAnchor, signed)
 
     def accept_aggregate(self, signed: SignedRecord) -> Aggregate:
         """Open an authority's statement of what a round adds up to; errors as of :meth:`accept_state_anchor`."""
-        authorities = self._descriptors.require().authorities
-        aggregate = open_record(Aggregate, signed, self._verify, run_id=self.run_id, signers=authorities)
-        self._check_revision(aggregate.revision)
-        return aggregate
+        return self._open_of_authority(Aggregate, signed)
 
     def accept_roster(self, signed: SignedRecord, *, term: int, coordinator: PeerId) -> Roster:
         """Open a roster of the term that is proved, which only its coordinator signs.
@@ -392,6 +384,12 @@ class Trust(Beliefs):
         return self._fork
 
     # The rules, one by one.
+
+    def _open_of_authority(self, cls: type[R], signed: SignedRecord) -> R:
+        authorities = self._descriptors.require().authorities
+        record = open_record(cls, signed, self._verify, run_id=self.run_id, signers=authorities)
+        self._check_revision(record.revision)
+        return record
 
     def _open_epoch(self, signed: SignedRecord) -> EpochRecord:
         descriptor = self._descriptors.require()
