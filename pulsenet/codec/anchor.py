@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from pulsenet import limits
+from pulsenet.codec.stream import Piece, PieceSource
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.tensors.params import ParameterTable, Region
 
@@ -85,15 +86,14 @@ class AnchorReader:
         RemoteProtocolError: ``anchor-header``, ``anchor-truncated``, or a code of ``ParameterTable.decode``.
     """
 
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        self._pieces = iter(pieces)
-        self._rest = memoryview(b"")
-        magic, version, zeros, table_size_bytes = _HEADER.unpack(self._take(_HEADER.size))
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        self._source = PieceSource(pieces, "anchor-truncated")
+        magic, version, zeros, table_size_bytes = _HEADER.unpack(self._source.take(_HEADER.size))
         if magic != MAGIC or version != FORMAT_VERSION or zeros != bytes(3):
             raise RemoteProtocolError("anchor-header", f"starts with {magic.hex()}, format {version}")
         if table_size_bytes > limits.TABLE_SIZE_BYTES_MAX:
             raise RemoteProtocolError("anchor-header", f"a table of {table_size_bytes} bytes declared")
-        self.table = ParameterTable.decode(self._take(table_size_bytes))
+        self.table = ParameterTable.decode(self._source.take(table_size_bytes))
         """Decoded and valid, but not yet compared with any digest."""
 
     def read_tensors(self) -> Iterator[TensorPiece]:
@@ -105,29 +105,8 @@ class AnchorReader:
         for tensor_index, spec in enumerate(self.table.tensors):
             offset_bytes = 0
             while offset_bytes < spec.size_bytes:
-                if not self._refill():
-                    raise RemoteProtocolError("anchor-truncated", f"{spec.name} ends at {offset_bytes} bytes")
-                data = self._rest[: spec.size_bytes - offset_bytes]
-                self._rest = self._rest[len(data) :]
+                data = self._source.take_some(spec.size_bytes - offset_bytes)
                 yield TensorPiece(tensor_index, offset_bytes, data)
                 offset_bytes += len(data)
-        if self._refill():
+        if not self._source.is_at_end():
             raise RemoteProtocolError("anchor-trailing", "bytes after the last tensor")
-
-    def _take(self, size_bytes: int) -> bytes:
-        taken = bytearray()
-        while len(taken) < size_bytes:
-            if not self._refill():
-                raise RemoteProtocolError("anchor-truncated", f"{len(taken)} of {size_bytes} bytes")
-            part = self._rest[: size_bytes - len(taken)]
-            self._rest = self._rest[len(part) :]
-            taken += part
-        return bytes(taken)
-
-    def _refill(self) -> bool:
-        while not self._rest:
-            piece = next(self._pieces, None)
-            if piece is None:
-                return False
-            self._rest = memoryview(piece)
-        return True

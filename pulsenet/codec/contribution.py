@@ -24,7 +24,7 @@ from pulsenet.codec.compress import PlaneEncoder, PlaneReader
 from pulsenet.codec.gated import decode_gated, encode_gated
 from pulsenet.codec.patch import PatchTotals, RunBlocks, run_in_batches
 from pulsenet.codec.sections import SectionMap, count_pad_bytes
-from pulsenet.codec.stream import END_OF_RECORDS, PieceSource
+from pulsenet.codec.stream import END_OF_RECORDS, Piece, PieceSource
 from pulsenet.codec.varint import BodyReader, encode_varint
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import DIGEST_SIZE_BYTES, Digest
@@ -200,7 +200,7 @@ def write_sections(
 
 
 def decode_contribution(
-    pieces: Iterable[bytes],
+    pieces: Iterable[Piece],
     table: ParameterTable,
     theta: Sequence[npt.NDArray[Any]],
     *,
@@ -231,7 +231,7 @@ def decode_contribution(
 
 
 def read_contribution(
-    pieces: Iterable[bytes], table: ParameterTable, *, state_root: Digest, sections: range | None = None
+    pieces: Iterable[Piece], table: ParameterTable, *, state_root: Digest, sections: range | None = None
 ) -> Iterator[EncodedEntries]:
     """Return the records of a contribution, not decoded; arguments and errors as of :func:`decode_contribution`."""
     source = PieceSource(pieces)

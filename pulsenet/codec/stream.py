@@ -26,6 +26,8 @@ END_OF_RECORDS: Final = 0
 _HEADER: Final = struct.Struct(f"<4sBBH{DIGEST_SIZE_BYTES}s")
 HEADER_SIZE_BYTES: Final = _HEADER.size
 
+Piece = bytes | memoryview
+
 
 class Form(IntEnum):
     """What a receiver needs to decode a patch."""
@@ -83,7 +85,7 @@ class PatchReader:
         RemoteProtocolError: as each method says; the first code found wins, and the reader is then of no more use.
     """
 
-    def __init__(self, pieces: Iterable[bytes], table: ParameterTable) -> None:
+    def __init__(self, pieces: Iterable[Piece], table: ParameterTable) -> None:
         self._source = PieceSource(pieces)
         self._blocks = BlockMap(table)
         self.header = peek_header(self._source.take(HEADER_SIZE_BYTES))
@@ -94,8 +96,9 @@ class PatchReader:
         """Yield the records; ends after the end record agreed with them and nothing followed it."""
         record_count, changed_count, next_block = 0, 0, 0
         while (codec_id := self._source.take(1)[0]) != END_OF_RECORDS:
-            record = self._read_record(codec_id, next_block)
-            next_block = self._block_index(record.block) + 1
+            block_index = next_block + self._source.take_varint()
+            record = self._read_record(codec_id, block_index)
+            next_block = block_index + 1
             record_count += 1
             changed_count += record.changed_count
             yield record
@@ -105,8 +108,7 @@ class PatchReader:
         if not self._source.is_at_end():
             raise RemoteProtocolError("patch-trailing", "bytes after the end record")
 
-    def _read_record(self, codec_id: int, next_block: int) -> PatchRecord:
-        block_index = next_block + self._source.take_varint()
+    def _read_record(self, codec_id: int, block_index: int) -> PatchRecord:
         if block_index >= self._blocks.block_count:
             raise RemoteProtocolError("patch-block", f"block {block_index} of {self._blocks.block_count}")
         block = self._blocks.block(block_index)
@@ -120,36 +122,43 @@ class PatchReader:
             raise RemoteProtocolError("patch-count", f"{changed_count} changes among {block.element_count} elements")
         return PatchRecord(block, codec_id, changed_count, body)
 
-    def _block_index(self, block: Block) -> int:
-        return self._blocks.index_of(block.tensor_index, block.element_start)
-
 
 class PieceSource:
-    """Bytes from pieces of any size; running out of them is ``patch-truncated``."""
+    """Bytes from pieces of any size, which are only viewed.
 
-    def __init__(self, pieces: Iterable[bytes]) -> None:
+    Args:
+        pieces: In order.
+        code: What running out of them is.
+    """
+
+    def __init__(self, pieces: Iterable[Piece], code: str = "patch-truncated") -> None:
         self._pieces = iter(pieces)
         self._piece = memoryview(b"")
+        self._code = code
         self.taken_size_bytes = 0
         """Bytes taken so far."""
 
+    def take_some(self, size_bytes_max: int) -> memoryview:
+        """Return the next bytes without copying them: at least one, and at most so many."""
+        if self.is_at_end():
+            raise RemoteProtocolError(self._code, f"{self.taken_size_bytes} bytes, {size_bytes_max} more are due")
+        part = self._piece[:size_bytes_max]
+        self._piece = self._piece[len(part) :]
+        self.taken_size_bytes += len(part)
+        return part
+
     def take(self, size_bytes: int) -> bytes:
-        """Return exactly ``size_bytes`` bytes (``patch-truncated``)."""
+        """Return exactly ``size_bytes`` bytes."""
         taken = bytearray()
         while len(taken) < size_bytes:
-            if self.is_at_end():
-                raise RemoteProtocolError("patch-truncated", f"{len(taken)} of {size_bytes} bytes")
-            part = self._piece[: size_bytes - len(taken)]
-            self._piece = self._piece[len(part) :]
-            taken += part
-        self.taken_size_bytes += size_bytes
+            taken += self.take_some(size_bytes - len(taken))
         return bytes(taken)
 
     def take_varint(self) -> int:
-        """Return the next number (``patch-varint``, ``patch-truncated``)."""
+        """Return the next number (``patch-varint``)."""
         parser = VarintParser()
         while True:
-            value = parser.feed(self.take(1)[0])
+            value = parser.feed(self.take_some(1)[0])
             if value is not None:
                 return value
 
@@ -159,5 +168,5 @@ class PieceSource:
             piece = next(self._pieces, None)
             if piece is None:
                 return True
-            self._piece = memoryview(piece)
+            self._piece = memoryview(piece).cast("B")
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from pulsenet.codec.contribution import (
     peek_contribution_header,
 )
 from pulsenet.codec.patch import PatchTotals, RunBlocks
+from pulsenet.codec.stream import Piece
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.outer.aggregate import list_parts
 from pulsenet.outer.checks import ContentCheck, Expected, FaultCode
@@ -94,7 +96,7 @@ class BlobContent:
 
 
 def inspect_blob(
-    pieces: Iterable[bytes | memoryview], expected: Expected, theta: Sequence[FP32s], *, run_blocks: RunBlocks = map
+    pieces: Iterable[Piece], expected: Expected, theta: Sequence[FP32s], *, run_blocks: RunBlocks = map
 ) -> BlobContent:
     """Look into a contribution's blob, in memory for a few blocks.
 
@@ -105,8 +107,10 @@ def inspect_blob(
         run_blocks: ``map``, or an executor's ``map`` to use several cores.
     """
     check, inner_step_count = None, 0
+    rest, head = iter(pieces), b""
     try:
-        head, rest = _split_header(iter(pieces))
+        while len(head) < HEADER_SIZE_BYTES and (piece := next(rest, None)) is not None:
+            head += piece
         header = peek_contribution_header(head)
         inner_step_count = header.inner_step_count
         check = ContentCheck(
@@ -116,7 +120,7 @@ def inspect_blob(
             inner_step_count=header.inner_step_count,
         )
         for part in decode_contribution(
-            _chain(head, rest), expected.table, theta, state_root=expected.state_root, run_blocks=run_blocks
+            chain([head], rest), expected.table, theta, state_root=expected.state_root, run_blocks=run_blocks
         ):
             check.take(part.tensor_index, part.value_bits.view(np.float32))
     except RemoteProtocolError as error:
@@ -131,20 +135,3 @@ def inspect_blob(
 
 
 _REASONS = {"contribution-base": "base", "contribution-table": "shape"}
-
-
-def _split_header(pieces: Iterator[bytes | memoryview]) -> tuple[bytes, Iterator[bytes | memoryview]]:
-    """Return the first bytes, at least a header if there are so many, and the pieces after them."""
-    head = b""
-    while len(head) < HEADER_SIZE_BYTES:
-        piece = next(pieces, None)
-        if piece is None:
-            break
-        head += piece
-    return head, pieces
-
-
-def _chain(head: bytes, rest: Iterator[bytes | memoryview]) -> Iterator[bytes]:
-    yield head
-    # The codec only views the pieces.
-    yield from rest  # type: ignore[misc]

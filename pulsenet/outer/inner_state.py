@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from pulsenet.codec.stream import PieceSource
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.outer.floats import FP32s, check_flat
 
@@ -73,15 +74,13 @@ def decode_slots(data: StateBytes, element_count: int) -> tuple[Slot, ...]:
     Raises:
         RemoteProtocolError: ``state-slots``: anything that :func:`encode_slots` does not write.
     """
-    reader = _Reader(data)
-    (count,) = reader.unpack(_COUNT)
+    source = PieceSource([data.data], "state-slots")
+    (count,) = _unpack(source, _COUNT)
     if count > SLOTS_MAX:
         raise RemoteProtocolError("state-slots", f"{count} slots")
-    slots: list[Slot] = []
-    for _ in range(count):
-        slots.append(_read_slot(reader, element_count))
+    slots = [_read_slot(source, element_count) for _ in range(count)]
     names = [slot.name.encode() for slot in slots]
-    if sorted(set(names)) != names or not reader.is_at_end:
+    if sorted(set(names)) != names or not source.is_at_end():
         raise RemoteProtocolError("state-slots", f"{[slot.name for slot in slots]}, or bytes after them")
     return tuple(slots)
 
@@ -92,44 +91,25 @@ def compute_slots_size_max(element_count: int) -> int:
     return _COUNT.size + SLOTS_MAX * (head + _FP32.itemsize * max(1, element_count))
 
 
-def _read_slot(reader: _Reader, element_count: int) -> Slot:
-    (name_size_bytes,) = reader.unpack(_NAME_SIZE)
+def _read_slot(source: PieceSource, element_count: int) -> Slot:
+    (name_size_bytes,) = _unpack(source, _NAME_SIZE)
     if not 1 <= name_size_bytes <= NAME_SIZE_BYTES_MAX:
         raise RemoteProtocolError("state-slots", f"a name of {name_size_bytes} bytes")
     try:
-        name = reader.take(name_size_bytes).tobytes().decode()
+        name = source.take(name_size_bytes).decode()
     except UnicodeDecodeError as error:
         raise RemoteProtocolError("state-slots", "a name that is no UTF-8") from error
-    (dimension_count,) = reader.unpack(struct.Struct("<B"))
+    (dimension_count,) = _unpack(source, struct.Struct("<B"))
     if dimension_count > DIMENSIONS_MAX:
         raise RemoteProtocolError("state-slots", f"{name}: {dimension_count} dimensions")
-    shape = reader.unpack(struct.Struct(f"<{dimension_count}Q"))
+    shape = _unpack(source, struct.Struct(f"<{dimension_count}Q"))
     size = math.prod(shape)
     # A dimension of 0 makes any others fit.
     if max(size, *shape, 0) > max(1, element_count):
         raise RemoteProtocolError("state-slots", f"{name}: {size} values for {element_count} elements")
-    values = np.frombuffer(reader.take(_FP32.itemsize * size).tobytes(), _FP32)
+    values = np.frombuffer(source.take(_FP32.itemsize * size), _FP32)
     return Slot(name, shape, values.astype(np.float32, copy=False))
 
 
-class _Reader:
-    """Takes bytes from the front, and never more than there are."""
-
-    def __init__(self, data: StateBytes) -> None:
-        self._data = data
-        self._offset_bytes = 0
-
-    def take(self, size_bytes: int) -> StateBytes:
-        end_bytes = self._offset_bytes + size_bytes
-        if end_bytes > self._data.size:
-            raise RemoteProtocolError("state-slots", f"{self._data.size} bytes, at least {end_bytes} are needed")
-        taken = self._data[self._offset_bytes : end_bytes]
-        self._offset_bytes = end_bytes
-        return taken
-
-    def unpack(self, layout: struct.Struct) -> tuple[int, ...]:
-        return layout.unpack(self.take(layout.size).tobytes())
-
-    @property
-    def is_at_end(self) -> bool:
-        return self._offset_bytes == self._data.size
+def _unpack(source: PieceSource, layout: struct.Struct) -> tuple[int, ...]:
+    return layout.unpack(source.take(layout.size))

@@ -12,6 +12,7 @@ from typing import Final, cast
 
 import numpy as np
 
+from pulsenet.codec.stream import Piece, PieceSource
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import DIGEST_SIZE_BYTES, Digest
 from pulsenet.outer.floats import FP32s, check_flat
@@ -101,7 +102,7 @@ def _cut(data: memoryview) -> Iterator[memoryview]:
 
 
 def decode_state(
-    pieces: Iterable[bytes | memoryview], table: ParameterTable, expected: StateHeader
+    pieces: Iterable[Piece], table: ParameterTable, expected: StateHeader
 ) -> Iterator[tuple[int, FP32s, Beside]]:
     """Yield (position, theta, momentum or inner state) of every tensor, in memory for one of them.
 
@@ -118,25 +119,23 @@ def decode_state(
             too few or too many bytes (``state-truncated``, ``state-trailing``), an inner state that is none
             (``state-slots``).
     """
-    source = _Source(pieces)
-    magic, version, zeros, state_root, round_index = _HEADER.unpack(source.read(HEADER_SIZE_BYTES).tobytes())
+    source = PieceSource(pieces, "state-truncated")
+    magic, version, zeros, state_root, round_index = _HEADER.unpack(source.take(HEADER_SIZE_BYTES))
     if (magic, version, zeros) != (MAGIC, expected.format_version, bytes(3)):
         raise RemoteProtocolError("state-header", f"starts with {magic.hex()}, format {version}")
     if (state_root, round_index) != (expected.state_root, expected.round_index):
         raise RemoteProtocolError(
             "mismatch", f"holds state {state_root.hex()} of round {round_index}, not the one its record names"
         )
+    read_beside: Callable[[PieceSource, int], Beside] = _read_inner_state if expected.has_inner_state else _read_floats
     for tensor_index, spec in enumerate(table.tensors):
-        theta = source.read_floats(spec.element_count)
-        if expected.has_inner_state:
-            yield tensor_index, theta, source.read_inner_state(spec.element_count)
-        else:
-            yield tensor_index, theta, source.read_floats(spec.element_count)
+        theta = _read_floats(source, spec.element_count)
+        yield tensor_index, theta, read_beside(source, spec.element_count)
     if not source.is_at_end():
         raise RemoteProtocolError("state-trailing", "bytes after the last tensor")
 
 
-def hash_state(pieces: Iterable[bytes | memoryview], table: ParameterTable, expected: StateHeader) -> Digest:
+def hash_state(pieces: Iterable[Piece], table: ParameterTable, expected: StateHeader) -> Digest:
     """Return the root of the state in a blob, computed from all of its values.
 
     Raises:
@@ -146,47 +145,29 @@ def hash_state(pieces: Iterable[bytes | memoryview], table: ParameterTable, expe
     return compute_state_root(table, round_index=expected.round_index, hashes=hashes)
 
 
-class _Source:
-    """Bytes from pieces of any size."""
+def _read_floats(source: PieceSource, count: int) -> FP32s:
+    return _read(source, _FP32.itemsize * count).view(_FP32).astype(np.float32, copy=False)
 
-    def __init__(self, pieces: Iterable[bytes | memoryview]) -> None:
-        self._pieces = iter(pieces)
-        self._piece = memoryview(b"")
 
-    def read(self, size_bytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        """Return exactly so many bytes, in memory of their own (``state-truncated``)."""
-        data = np.empty(size_bytes, np.uint8)
-        filled = 0
-        while filled < size_bytes:
-            if self.is_at_end():
-                raise RemoteProtocolError("state-truncated", f"{filled} of {size_bytes} bytes")
-            part = self._piece[: size_bytes - filled]
-            data[filled : filled + len(part)] = part
-            self._piece = self._piece[len(part) :]
-            filled += len(part)
-        return data
+def _read_inner_state(source: PieceSource, element_count: int) -> StateBytes:
+    """Return the inner state of a tensor, found to be one (``state-slots``)."""
+    (size_bytes,) = _SIZE.unpack(source.take(_SIZE.size))
+    if size_bytes > compute_slots_size_max(element_count):
+        raise RemoteProtocolError("state-slots", f"{size_bytes} bytes for {element_count} elements")
+    data = _read(source, size_bytes)
+    decode_slots(data, element_count)
+    return data
 
-    def read_floats(self, count: int) -> FP32s:
-        """Return so many FP32 values."""
-        return self.read(_FP32.itemsize * count).view(_FP32).astype(np.float32, copy=False)
 
-    def read_inner_state(self, element_count: int) -> StateBytes:
-        """Return the inner state of a tensor, found to be one (``state-slots``)."""
-        (size_bytes,) = _SIZE.unpack(self.read(_SIZE.size).tobytes())
-        if size_bytes > compute_slots_size_max(element_count):
-            raise RemoteProtocolError("state-slots", f"{size_bytes} bytes for {element_count} elements")
-        data = self.read(size_bytes)
-        decode_slots(data, element_count)
-        return data
-
-    def is_at_end(self) -> bool:
-        """Return whether every byte was taken."""
-        while not self._piece:
-            piece = next(self._pieces, None)
-            if piece is None:
-                return True
-            self._piece = memoryview(piece).cast("B")
-        return False
+def _read(source: PieceSource, size_bytes: int) -> StateBytes:
+    """Return so many bytes, copied once."""
+    data = np.empty(size_bytes, np.uint8)
+    filled = 0
+    while filled < size_bytes:
+        part = source.take_some(size_bytes - filled)
+        data[filled : filled + len(part)] = part
+        filled += len(part)
+    return data
 
 
 def check_state_size(table: ParameterTable, size_bytes: int, *, has_inner_state: bool = False) -> None:
