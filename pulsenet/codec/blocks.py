@@ -7,15 +7,16 @@ turns the changes of one block into a body and back. Decoders trust no count: ea
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from itertools import pairwise
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
 from pulsenet import limits
-from pulsenet.codec.changes import Bits, Changes
+from pulsenet.codec.changes import Bits, Changes, Indices
 from pulsenet.codec.compare import list_changes
 from pulsenet.codec.compress import PlaneEncoder, PlaneReader, join_bytes
 from pulsenet.codec.indices import (
@@ -31,7 +32,7 @@ from pulsenet.codec.indices import (
 from pulsenet.codec.tight import decode_tight, encode_tight
 from pulsenet.codec.values import join_steps, split_steps
 from pulsenet.codec.varint import BodyReader, encode_varint
-from pulsenet.errors import PatchMismatchError, RemoteProtocolError
+from pulsenet.errors import LocalProtocolError, PatchMismatchError, RemoteProtocolError
 from pulsenet.tensors.floats import FLOAT_FORMATS
 from pulsenet.tensors.params import ParameterTable, TensorSpec
 
@@ -109,6 +110,44 @@ class BlockMap:
     def index_of(self, tensor_index: int, element: int) -> int:
         """Return the number of the block that holds one element of a tensor."""
         return self._starts[tensor_index] + element // limits.BLOCK_ELEMENTS
+
+
+class Located(Protocol):
+    """What lies at positions in a tensor: changes or entries."""
+
+    @property
+    def tensor_index(self) -> int: ...
+    @property
+    def indices(self) -> Indices: ...
+
+
+Item = TypeVar("Item", bound=Located)
+
+
+def split_by_block(table: ParameterTable, items: Iterable[Item]) -> Iterator[tuple[int, Item, slice, UInt32s]]:
+    """Yield a block's number, an item, the part of the item that lies in the block, and its positions there.
+
+    Raises:
+        LocalProtocolError: while iterating, items that do not ascend by tensor and index, or lie outside their tensor.
+    """
+    blocks, last = BlockMap(table), (-1, -1)
+    for item in items:
+        indices = item.indices
+        if indices.size == 0:
+            continue
+        if not 0 <= item.tensor_index < len(table.tensors):
+            raise LocalProtocolError(f"positions in tensor {item.tensor_index} of {len(table.tensors)}")
+        spec = table.tensors[item.tensor_index]
+        if (item.tensor_index, int(indices[0])) <= last or not bool(np.all(indices[1:] > indices[:-1])):
+            raise LocalProtocolError(f"positions in tensor {spec.name!r} are out of order")
+        last = (item.tensor_index, int(indices[-1]))
+        if last[1] >= spec.element_count:
+            raise LocalProtocolError(f"position {last[1]} in tensor {spec.name!r} of {spec.element_count} elements")
+        wide = indices.astype(np.uint64)
+        cuts = np.flatnonzero(np.diff(wide // np.uint64(limits.BLOCK_ELEMENTS))) + 1
+        for start, end in pairwise((0, *cuts.tolist(), wide.size)):
+            positions = (wide[start:end] % np.uint64(limits.BLOCK_ELEMENTS)).astype(np.uint32)
+            yield blocks.index_of(item.tensor_index, int(wide[start])), item, slice(start, end), positions
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,22 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from pulsenet import limits
-from pulsenet.codec.blocks import Block, BlockMap, Codec, EncodedBlock, decode_listed, encode_absolute_block
+from pulsenet.codec.blocks import (
+    Block,
+    BlockMap,
+    Codec,
+    EncodedBlock,
+    decode_listed,
+    encode_absolute_block,
+    split_by_block,
+)
 from pulsenet.codec.changes import Indices
 from pulsenet.codec.compress import PlaneEncoder, PlaneReader
 from pulsenet.codec.gated import decode_gated, encode_gated
@@ -158,8 +167,7 @@ def encode_contribution(
         block = blocks.block(item[0])
         return item[0], encode_entries(block.cut(weights[block.tensor_index]), *item[1:], encoder)
 
-    parts = _gather_by_block(_split_by_block(table, blocks, entries))
-    records = run_in_batches(run_blocks, encode, parts, weigh)
+    records = run_in_batches(run_blocks, encode, _gather_by_block(table, entries), weigh)
     sections = SectionMap(table)
     return write_sections(
         header.encode(), records, sections, range(sections.section_count), PatchTotals() if totals is None else totals
@@ -311,45 +319,12 @@ def decode_entries(record: EncodedEntries, theta: UInt32s) -> tuple[UInt32s, UIn
     return np.arange(block.element_count, dtype=np.uint32), values
 
 
-def _split_by_block(
-    table: ParameterTable, blocks: BlockMap, entries: Iterable[TensorEntries]
-) -> Iterator[tuple[int, UInt32s, UInt32s]]:
-    """Yield (block number, positions in the block, values) of each part that lies in one block."""
-    last = (-1, -1)
-    for item in entries:
-        if item.indices.size == 0:
-            continue
-        if not 0 <= item.tensor_index < len(table.tensors):
-            raise LocalProtocolError(f"entries of tensor {item.tensor_index} of {len(table.tensors)}")
-        spec = table.tensors[item.tensor_index]
-        first = (item.tensor_index, int(item.indices[0]))
-        if first <= last or not bool(np.all(item.indices[1:] > item.indices[:-1])):
-            raise LocalProtocolError(f"entries of tensor {spec.name!r} are out of order")
-        last = (item.tensor_index, int(item.indices[-1]))
-        if last[1] >= spec.element_count:
-            raise LocalProtocolError(f"entry {last[1]} of tensor {spec.name!r} with {spec.element_count} elements")
-        wide = item.indices.astype(np.uint64)
-        cuts = np.flatnonzero(np.diff(wide // np.uint64(limits.BLOCK_ELEMENTS))) + 1
-        for start, end in zip((0, *cuts), (*cuts, wide.size), strict=True):
-            block_index = blocks.index_of(item.tensor_index, int(wide[start]))
-            positions = (wide[start:end] % np.uint64(limits.BLOCK_ELEMENTS)).astype(np.uint32)
-            yield block_index, positions, item.value_bits[start:end]
-
-
-def _gather_by_block(parts: Iterable[tuple[int, UInt32s, UInt32s]]) -> Iterator[tuple[int, UInt32s, UInt32s]]:
-    """Join neighbouring parts of one block."""
-    held: list[tuple[int, UInt32s, UInt32s]] = []
-    for part in parts:
-        if held and held[0][0] != part[0]:
-            yield _join_parts(held)
-            held = []
-        held.append(part)
-    if held:
-        yield _join_parts(held)
-
-
-def _join_parts(parts: list[tuple[int, UInt32s, UInt32s]]) -> tuple[int, UInt32s, UInt32s]:
-    return parts[0][0], np.concatenate([part[1] for part in parts]), np.concatenate([part[2] for part in parts])
+def _gather_by_block(table: ParameterTable, entries: Iterable[TensorEntries]) -> Iterator[BlockEntries]:
+    """Join the parts that fall into one block."""
+    for block_index, group in groupby(split_by_block(table, entries), key=itemgetter(0)):
+        parts = list(group)
+        values = [item.value_bits[part] for _, item, part, _ in parts]
+        yield block_index, np.concatenate([positions for *_, positions in parts]), np.concatenate(values)
 
 
 def read_sections(

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from pulsenet import limits
 from pulsenet.codec.blocks import (
     RELATIVE_CODECS,
-    Block,
     BlockMap,
     Codec,
     EncodedBlock,
     decode_block,
     encode_absolute_block,
     encode_block,
+    split_by_block,
 )
 from pulsenet.codec.changes import Bits, Changes
 from pulsenet.codec.stream import END_OF_RECORDS, Form, PatchHeader, PatchReader, PatchRecord, peek_header
@@ -217,9 +217,8 @@ def encode_absolute(
         LocalProtocolError: while iterating, when changes are out of order, outside their tensor or of another
             element width.
     """
-    blocks = BlockMap(table)
     header = PatchHeader(Form.ABSOLUTE, table.digest).encode()
-    return write_records(header, _encode_changes(table, blocks, changes), totals)
+    return write_records(header, _encode_changes(table, changes), totals)
 
 
 def decode_patch(
@@ -343,54 +342,19 @@ def write_records(
     yield end
 
 
-def _encode_changes(
-    table: ParameterTable, blocks: BlockMap, changes: Iterable[Changes]
-) -> Iterator[tuple[int, EncodedBlock]]:
+def _encode_changes(table: ParameterTable, changes: Iterable[Changes]) -> Iterator[tuple[int, EncodedBlock]]:
     """Gather the parts that fall into one block, then encode them."""
-    current = -1
-    parts: list[Changes] = []
-    for block_index, part in _split_by_block(table, blocks, changes):
-        if block_index != current:
-            if parts:
-                yield current, _encode_parts(blocks.block(current), parts)
-            current, parts = block_index, []
-        parts.append(part)
-    if parts:
-        yield current, _encode_parts(blocks.block(current), parts)
-
-
-def _split_by_block(
-    table: ParameterTable, blocks: BlockMap, changes: Iterable[Changes]
-) -> Iterator[tuple[int, Changes]]:
-    last = (-1, -1)
-    for item in changes:
-        if len(item) == 0:
-            continue
-        if not 0 <= item.tensor_index < len(table.tensors):
-            raise LocalProtocolError(f"changes of tensor {item.tensor_index} of {len(table.tensors)}")
-        spec = table.tensors[item.tensor_index]
-        first = (item.tensor_index, int(item.indices[0]))
-        if first <= last or not bool(np.all(item.indices[1:] > item.indices[:-1])):
-            raise LocalProtocolError(f"changes of tensor {spec.name!r} are out of order")
-        last = (item.tensor_index, int(item.indices[-1]))
-        if last[1] >= spec.element_count or item.new_bits.dtype.itemsize != spec.element_size_bytes:
-            raise LocalProtocolError(f"changes of tensor {spec.name!r} do not fit {spec.shape} of {spec.dtype}")
-        if bool(np.any(item.old_bits == item.new_bits)):
-            raise LocalProtocolError(f"changes of tensor {spec.name!r} hold elements that stay the same")
-        block_indices = item.indices.astype(np.uint64) // np.uint64(limits.BLOCK_ELEMENTS)
-        cuts = np.flatnonzero(np.diff(block_indices)) + 1
-        for start, end in zip((0, *cuts), (*cuts, len(item)), strict=True):
-            part = slice(int(start), int(end))
-            yield (
-                blocks.index_of(item.tensor_index, int(item.indices[part.start])),
-                Changes(item.tensor_index, item.indices[part], item.old_bits[part], item.new_bits[part]),
-            )
-
-
-def _encode_parts(block: Block, parts: list[Changes]) -> EncodedBlock:
-    indices = np.concatenate([part.indices for part in parts])
-    positions = (indices - indices.dtype.type(block.element_start)).astype(np.uint32)
-    return encode_absolute_block(positions, np.concatenate([part.new_bits for part in parts]))
+    for block_index, parts in groupby(split_by_block(table, changes), key=itemgetter(0)):
+        positions, new_bits = [], []
+        for _, item, part, own in parts:
+            spec = table.tensors[item.tensor_index]
+            if item.new_bits.dtype.itemsize != spec.element_size_bytes:
+                raise LocalProtocolError(f"changes of tensor {spec.name!r} do not fit {spec.dtype}")
+            if bool(np.any(item.old_bits[part] == item.new_bits[part])):
+                raise LocalProtocolError(f"changes of tensor {spec.name!r} hold elements that stay the same")
+            positions.append(own)
+            new_bits.append(item.new_bits[part])
+        yield block_index, encode_absolute_block(np.concatenate(positions), np.concatenate(new_bits))
 
 
 def _check_region(table: ParameterTable, region: Region) -> None:
