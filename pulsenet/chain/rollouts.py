@@ -14,13 +14,13 @@ import zstandard
 from pulsenet import limits
 from pulsenet.chain import rules
 from pulsenet.chain.records import RolloutBatch
+from pulsenet.codec.compress import make_decompressor, open_frame
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import PeerId, RunId, Version
 
 ZSTD_LEVEL: Final = 1
 """Levels 3 and 9 cost up to seven times the time and save nothing on byte planes (measured)."""
 
-WINDOW_SIZE_BYTES_MAX: Final = 1 << 23
 LOGPROB_MAX: Final = 1e-3
 """A log-probability is at most 0; engines that sum in BF16 end slightly above."""
 
@@ -164,7 +164,9 @@ def unpack_rollouts(batch: RolloutBatch) -> RolloutArrays:
         RemoteProtocolError: ``rollouts-shape``, ``rollouts-value`` or ``rollouts-metadata``.
     """
     read_metadata(batch)
-    reader = _BodyReader(_decompress(batch.body))
+    size_max = limits.ROLLOUT_BODY_SIZE_BYTES_MAX
+    raw = open_frame(batch.body, make_decompressor(), size_min=1, size_max=size_max, code="rollouts-shape")
+    reader = _BodyReader(raw)
     count = batch.sample_count
     versions = reader.read(np.uint64, 4 * count).reshape(4, count)
     prompt_lengths = reader.read(np.uint32, count)
@@ -249,23 +251,6 @@ class _BodyReader:
     def finish(self) -> None:
         if self._offset != self._raw.size:
             raise RemoteProtocolError("rollouts-shape", f"{self._raw.size} bytes where {self._offset} are due")
-
-
-def _decompress(body: bytes) -> bytes:
-    """Return the frame's content, bounded before anything is allocated (SPEC 4.7)."""
-    try:
-        header = zstandard.get_frame_parameters(body)
-        # An unknown size reads as nearly 2^64.
-        if not 1 <= header.content_size <= limits.ROLLOUT_BODY_SIZE_BYTES_MAX:
-            raise RemoteProtocolError("rollouts-shape", f"a body of {header.content_size} bytes")
-        if header.dict_id or header.window_size > WINDOW_SIZE_BYTES_MAX:
-            raise RemoteProtocolError("rollouts-shape", f"dictionary {header.dict_id}, window {header.window_size}")
-        decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_SIZE_BYTES_MAX)
-        # A frame of another size than it names is an error of the library's.
-        raw: bytes = decompressor.decompress(body, read_across_frames=False, allow_extra_data=False)
-    except (zstandard.ZstdError, MemoryError) as error:
-        raise RemoteProtocolError("rollouts-shape", f"the body is no whole zstandard frame: {error}") from error
-    return raw
 
 
 def _to_planes(name: str, array: npt.NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:

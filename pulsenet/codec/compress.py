@@ -83,7 +83,9 @@ class PlaneReader(BodyReader):
         head = self.read_varint()
         stored = self.take(head >> 1)
         if head & 1:
-            return np.frombuffer(self._decompress(stored, size_min=size_min, size_max=size_max), np.uint8)
+            self._decompressor = self._decompressor or make_decompressor()
+            raw = open_frame(stored, self._decompressor, size_min=size_min, size_max=size_max, code="patch-plane")
+            return np.frombuffer(raw, np.uint8)
         if not size_min <= len(stored) <= size_max:
             raise RemoteProtocolError("patch-plane", f"{len(stored)} bytes, expected {size_min} to {size_max}")
         return np.frombuffer(stored, np.uint8)
@@ -92,29 +94,38 @@ class PlaneReader(BodyReader):
         """Return ``count`` unsigned integers of ``size_bytes`` each from their byte planes; errors as a plane's."""
         return join_bytes([self.read_plane(size_min=count, size_max=count) for _ in range(size_bytes)])
 
-    def _decompress(self, frame: memoryview, *, size_min: int, size_max: int) -> bytes:
-        try:
-            header = zstandard.get_frame_parameters(frame)
-        except zstandard.ZstdError as error:
-            raise RemoteProtocolError("patch-plane", f"no zstandard frame: {error}") from error
-        # An unknown size reads as nearly 2^64. Size 0 is refused because the decompressor then skips every check.
-        if not max(size_min, 1) <= header.content_size <= size_max:
-            raise RemoteProtocolError(
-                "patch-plane", f"a frame of {header.content_size} bytes, expected {size_min} to {size_max}"
-            )
-        if header.dict_id != 0 or header.window_size > WINDOW_SIZE_BYTES_MAX:
-            raise RemoteProtocolError("patch-plane", f"dictionary {header.dict_id}, window {header.window_size}")
-        if self._decompressor is None:
-            self._decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_SIZE_BYTES_MAX)
-        try:
-            # It allocates what the header states (checked above), streams into exactly that much, and refuses
-            # both more output and unused input.
-            raw = self._decompressor.decompress(frame, read_across_frames=False, allow_extra_data=False)
-        except (zstandard.ZstdError, MemoryError) as error:
-            raise RemoteProtocolError("patch-plane", f"damaged frame: {error}") from error
-        if len(raw) != header.content_size:
-            raise RemoteProtocolError("patch-plane", f"a frame gave {len(raw)} bytes, not {header.content_size}")
-        return raw
+
+def open_frame(
+    frame: bytes | memoryview, decompressor: zstandard.ZstdDecompressor, *, size_min: int, size_max: int, code: str
+) -> bytes:
+    """Return the content of one zstandard frame, of ``size_min`` to ``size_max`` bytes and at least one.
+
+    Raises:
+        RemoteProtocolError: ``code``: the frame does not state such a size, is damaged, or is followed by anything.
+    """
+    try:
+        header = zstandard.get_frame_parameters(frame)
+    except zstandard.ZstdError as error:
+        raise RemoteProtocolError(code, f"no zstandard frame: {error}") from error
+    # An unknown size reads as nearly 2^64. Size 0 is refused because the decompressor then skips every check.
+    if not max(size_min, 1) <= header.content_size <= size_max:
+        raise RemoteProtocolError(code, f"a frame of {header.content_size} bytes, expected {size_min} to {size_max}")
+    if header.dict_id != 0 or header.window_size > WINDOW_SIZE_BYTES_MAX:
+        raise RemoteProtocolError(code, f"dictionary {header.dict_id}, window {header.window_size}")
+    try:
+        # It allocates what the header states (checked above), streams into exactly that much, and refuses
+        # both more output and unused input.
+        raw: bytes = decompressor.decompress(frame, read_across_frames=False, allow_extra_data=False)
+    except (zstandard.ZstdError, MemoryError) as error:
+        raise RemoteProtocolError(code, f"damaged frame: {error}") from error
+    if len(raw) != header.content_size:
+        raise RemoteProtocolError(code, f"a frame gave {len(raw)} bytes, not {header.content_size}")
+    return raw
+
+
+def make_decompressor() -> zstandard.ZstdDecompressor:
+    """Return what opens frames of any window that planes may have."""
+    return zstandard.ZstdDecompressor(max_window_size=WINDOW_SIZE_BYTES_MAX)
 
 
 def split_bytes(bits: npt.NDArray[Any]) -> list[Bytes]:

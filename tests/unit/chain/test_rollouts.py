@@ -274,7 +274,7 @@ def test_a_batch_that_breaks_its_rules_is_not_packed() -> None:
 
 def test_a_body_is_bounded_by_what_its_header_says() -> None:
     bomb = compress(bytes(limits.ROLLOUT_BODY_SIZE_BYTES_MAX + 1))
-    with pytest.raises(RemoteProtocolError, match=r"^rollouts-shape: a body of 4194305 bytes"):
+    with pytest.raises(RemoteProtocolError, match=r"^rollouts-shape: a frame of 4194305 bytes"):
         unpack_rollouts(replace(pack(make_arrays()), body=bomb))
     with_dictionary = b"\x28\xb5\x2f\xfd\x21\x07\x08" + b"\x01\x00\x00"
     with pytest.raises(RemoteProtocolError, match=r"^rollouts-shape: dictionary 7"):
