@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pulsenet.errors import LocalProtocolError, PatchMismatchError, RemoteProtocolError
 from pulsenet.tensors.jit import compile_loop
-from pulsenet.tensors.params import ParameterTable
+from pulsenet.tensors.params import UNSIGNED, ParameterTable
 
 Bits = npt.NDArray[Any]
 """Flat array of uint8, uint16, uint32 or uint64: bit patterns of a tensor's elements."""
@@ -27,8 +27,6 @@ _HEADER: Final = struct.Struct("<4sIBB6sQ")
 _MAGIC: Final = b"PCHG"
 _RESERVED: Final = bytes(6)
 _ALIGNMENT_BYTES: Final = 8
-
-_UNSIGNED: Final[dict[int, np.dtype[Any]]] = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,9 +186,9 @@ def encode_changes(changes: Changes) -> bytes:
     index_size, element_size = changes.indices.dtype.itemsize, changes.old_bits.dtype.itemsize
     header = _HEADER.pack(_MAGIC, changes.tensor_index, index_size, element_size, _RESERVED, len(changes))
     arrays = (
-        changes.indices.astype(_UNSIGNED[index_size], copy=False),
-        changes.old_bits.astype(_UNSIGNED[element_size], copy=False),
-        changes.new_bits.astype(_UNSIGNED[element_size], copy=False),
+        changes.indices.astype(UNSIGNED[index_size], copy=False),
+        changes.old_bits.astype(UNSIGNED[element_size], copy=False),
+        changes.new_bits.astype(UNSIGNED[element_size], copy=False),
     )
     pieces = [header]
     for array in arrays:

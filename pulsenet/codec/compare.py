@@ -15,6 +15,7 @@ from pulsenet.codec.changes import Bits, Indices
 from pulsenet.errors import LocalProtocolError
 from pulsenet.tensors.jit import compile_loop
 from pulsenet.tensors.lanes import LANE_COUNT, find_differences, find_lowest
+from pulsenet.tensors.params import index_dtype
 
 _TILE_ELEMENTS: Final = 2048
 """Elements of one pass. So few that the processor reads the next tile from memory while it still sieves this one."""
@@ -90,7 +91,7 @@ def _list_loop(old: Bits, new: Bits, start: int, out: Indices, old_bits: Bits, n
 
 def find_changes_twin(old_view: Bits, new_view: Bits) -> Indices:
     """Define :func:`find_changes` in numpy."""
-    return np.flatnonzero(old_view != new_view).astype(_index_dtype(old_view.size))
+    return np.flatnonzero(old_view != new_view).astype(index_dtype(old_view.size))
 
 
 def find_changes(old_view: Bits, new_view: Bits) -> Indices:
@@ -103,7 +104,7 @@ def find_changes(old_view: Bits, new_view: Bits) -> Indices:
         LocalProtocolError: views of different lengths or dtypes, or not flat unsigned integers.
     """
     size = _check_views(old_view, new_view)
-    out = np.empty(min(size, _FOUND_MAX) + _TILE_ELEMENTS + LANE_COUNT, _index_dtype(size))
+    out = np.empty(min(size, _FOUND_MAX) + _TILE_ELEMENTS + LANE_COUNT, index_dtype(size))
     found = []
     start = 0
     while start < size:
@@ -128,7 +129,7 @@ def list_changes(old_view: Bits, new_view: Bits) -> tuple[Indices, Bits, Bits]:
     """
     size = _check_views(old_view, new_view)
     room = min(size, _FOUND_MAX) + _TILE_ELEMENTS + LANE_COUNT
-    out = (np.empty(room, _index_dtype(size)), np.empty(room, old_view.dtype), np.empty(room, old_view.dtype))
+    out = (np.empty(room, index_dtype(size)), np.empty(room, old_view.dtype), np.empty(room, old_view.dtype))
     count, start = _list_loop(old_view, new_view, 0, *out)
     found = [tuple(array[:count].copy() for array in out)]
     while start < size:
@@ -147,7 +148,3 @@ def _check_views(old_view: Bits, new_view: Bits) -> int:
     if old_view.dtype.kind != "u":
         raise LocalProtocolError(f"views hold unsigned bits, not {old_view.dtype}")
     return int(old_view.size)
-
-
-def _index_dtype(element_count: int) -> np.dtype[Any]:
-    return np.dtype(np.uint32) if element_count < 1 << 32 else np.dtype(np.uint64)

@@ -15,11 +15,11 @@ import numpy as np
 from pulsenet import limits
 from pulsenet.codec.contribution import TensorEntries
 from pulsenet.errors import LocalProtocolError
-from pulsenet.outer.contribution import Contribution, Entries, index_dtype
+from pulsenet.outer.contribution import Contribution, Entries
 from pulsenet.outer.reduce import Counted, reduce_mean, reduce_trimmed
 from pulsenet.outer.residual import SCALE_ONE
 from pulsenet.outer.settings import Combination, OuterSettings
-from pulsenet.tensors.params import ParameterTable
+from pulsenet.tensors.params import ParameterTable, index_dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False)

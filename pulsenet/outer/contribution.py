@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pulsenet.codec.changes import Indices as Indices
 from pulsenet.errors import LocalProtocolError
 from pulsenet.ids import Digest
 from pulsenet.outer.floats import FP32s
-
-Indices = npt.NDArray[Any]
-"""Flat array of uint32, or uint64 for a tensor of 2^32 elements and more."""
-
-
-def index_dtype(element_count: int) -> np.dtype[Any]:
-    """Return the dtype of positions in a tensor of so many elements."""
-    return np.dtype(np.uint32) if element_count < 1 << 32 else np.dtype(np.uint64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,14 +43,9 @@ class Entries:
         """Tell whether both hold the same positions and the same bits."""
         if self.tensor_index != other.tensor_index or (self.indices is None) != (other.indices is None):
             return False
-        if self.indices is not None and not np.array_equal(self.indices, _listed(other)):
+        if self.indices is not None and other.indices is not None and not np.array_equal(self.indices, other.indices):
             return False
         return np.array_equal(self.values.view(np.uint32), other.values.view(np.uint32))
-
-
-def _listed(entries: Entries) -> Indices:
-    assert entries.indices is not None
-    return entries.indices
 
 
 @dataclass(frozen=True, slots=True, eq=False)

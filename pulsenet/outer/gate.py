@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pulsenet import limits
-from pulsenet.outer.contribution import Entries, Indices, index_dtype
+from pulsenet.outer.contribution import Entries, Indices
 from pulsenet.outer.floats import NAN_BITS, FP32s, check_flat, settle_nans
 from pulsenet.outer.flush import NO_FLUSH, TensorFlush, cut_values
 from pulsenet.tensors.bf16 import cast_to_bf16_bits, cast_to_bf16_bits_twin
 from pulsenet.tensors.jit import compile_loop
+from pulsenet.tensors.params import index_dtype
 
 _TILE_ELEMENTS: Final = 2048
 """Elements worked on at once: all arrays of a tile stay in the first-level cache."""

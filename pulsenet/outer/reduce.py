@@ -15,10 +15,11 @@ import numpy.typing as npt
 
 from pulsenet import limits
 from pulsenet.errors import LocalProtocolError
-from pulsenet.outer.contribution import Entries, Indices, index_dtype
+from pulsenet.outer.contribution import Entries, Indices
 from pulsenet.outer.floats import FP32s, settle_nans
 from pulsenet.outer.residual import SCALE_ONE, split_scaled
 from pulsenet.tensors.jit import compile_loop
+from pulsenet.tensors.params import index_dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False)

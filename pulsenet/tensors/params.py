@@ -47,7 +47,8 @@ ELEMENT_SIZES_BYTES: Final = {
 TENSOR_ALIGNMENT_BYTES: Final = 64
 """Every tensor of the dense layout starts at a multiple of this."""
 
-_UNSIGNED: Final[dict[int, np.dtype[Any]]] = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
+UNSIGNED: Final[dict[int, np.dtype[Any]]] = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
+"""Little-endian unsigned integers by their width in bytes."""
 
 _DROPPED_SEGMENTS: Final = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_layer"})
 """Name segments only wrappers make: torch.compile, FSDP, activation checkpointing, PEFT."""
@@ -93,12 +94,12 @@ class TensorSpec:
     @property
     def bits_dtype(self) -> np.dtype[Any]:
         """Little-endian unsigned integer of the element's width: what views of the tensor hold."""
-        return _UNSIGNED[self.element_size_bytes]
+        return UNSIGNED[self.element_size_bytes]
 
     @property
     def index_dtype(self) -> np.dtype[Any]:
-        """uint32, or uint64 for a tensor of 2^32 elements and more."""
-        return _UNSIGNED[4] if self.element_count < 1 << 32 else _UNSIGNED[8]
+        """Of positions in the tensor: see :func:`index_dtype`."""
+        return index_dtype(self.element_count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +222,11 @@ class ParameterTable:
             raise LocalProtocolError(f"a region of {flat.size} bytes for a layout of {self.layout_size_bytes}")
         start = self.offsets[tensor_index]
         return flat[start : start + spec.size_bytes].view(spec.bits_dtype)
+
+
+def index_dtype(element_count: int) -> np.dtype[Any]:
+    """Return the dtype of positions among so many elements: uint32, or uint64 from 2^32 elements on."""
+    return UNSIGNED[4] if element_count < 1 << 32 else UNSIGNED[8]
 
 
 def make_table(

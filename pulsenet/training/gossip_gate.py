@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pulsenet.errors import LocalProtocolError
-from pulsenet.outer.contribution import Entries, index_dtype
+from pulsenet.outer.contribution import Entries
 from pulsenet.outer.floats import FP32s
 from pulsenet.outer.mixing.gating import gate_vector, move_common, take_whole
 from pulsenet.outer.mixing.mean import spread
@@ -144,7 +144,7 @@ class GossipGate:
         for place, spec in enumerate(self._table.tensors):
             values = sent["values"][spec.name].cpu().numpy().copy()
             indices = sent["indices"].get(spec.name)
-            listed = None if indices is None else indices.cpu().numpy().astype(index_dtype(spec.element_count))
+            listed = None if indices is None else indices.cpu().numpy().astype(spec.index_dtype)
             found.append(Entries(place, listed, values))
         return found
 

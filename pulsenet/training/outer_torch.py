@@ -15,12 +15,13 @@ import torch
 
 from pulsenet.errors import LocalProtocolError
 from pulsenet.ids import Digest
-from pulsenet.outer.contribution import Entries, index_dtype
+from pulsenet.outer.contribution import Entries
 from pulsenet.outer.floats import FP32s
 from pulsenet.outer.flush import NO_FLUSH, TensorFlush
 from pulsenet.outer.reduce import Counted
 from pulsenet.outer.self_test import SELF_TEST_DIGEST, run_self_test
 from pulsenet.outer.settings import MANTISSA_BITS
+from pulsenet.tensors.params import index_dtype
 from pulsenet.training.snapshot import cast_to_bf16
 
 BLOCK_ELEMENTS: Final = 1 << 18

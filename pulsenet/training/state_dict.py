@@ -11,7 +11,7 @@ import torch
 
 from pulsenet.errors import ConfigError
 from pulsenet.ids import Digest
-from pulsenet.outer.contribution import Contribution, Entries, index_dtype
+from pulsenet.outer.contribution import Contribution, Entries
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.outer_state import OuterState
 
@@ -167,7 +167,7 @@ def _unpack_contribution(saved: Mapping[str, Any], table: ParameterTable) -> Con
     found = []
     for tensor_index, spec in enumerate(table.tensors):
         signed = saved["indices"].get(spec.name)
-        indices = None if signed is None else signed.cpu().numpy().view(index_dtype(spec.element_count))
+        indices = None if signed is None else signed.cpu().numpy().view(spec.index_dtype)
         found.append(Entries(tensor_index, indices, saved["values"][spec.name].cpu().numpy()))
     return Contribution(
         round_index=int(saved["round_index"]),

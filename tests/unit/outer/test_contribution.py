@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pulsenet.errors import LocalProtocolError
-from pulsenet.outer.contribution import Contribution, Entries, index_dtype
+from pulsenet.outer.contribution import Contribution, Entries
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,6 @@ from pulsenet.outer.contribution import Contribution, Entries, index_dtype
 def test_arrays_of_another_kind_are_refused(indices: np.ndarray | None, values: np.ndarray) -> None:
     with pytest.raises(LocalProtocolError):
         Entries(0, indices, values)
-
-
-def test_positions_are_wide_only_where_they_must_be() -> None:
-    assert index_dtype((1 << 32) - 1) == np.uint32
-    assert index_dtype(1 << 32) == np.uint64
 
 
 def test_equality_is_of_bits() -> None:
