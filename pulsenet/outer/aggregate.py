@@ -16,9 +16,9 @@ from pulsenet import limits
 from pulsenet.codec.contribution import TensorEntries
 from pulsenet.errors import LocalProtocolError
 from pulsenet.outer.contribution import Contribution, Entries
-from pulsenet.outer.reduce import Counted, reduce_mean, reduce_trimmed
+from pulsenet.outer.reduce import Counted, combine
 from pulsenet.outer.residual import SCALE_ONE
-from pulsenet.outer.settings import Combination, OuterSettings
+from pulsenet.outer.settings import OuterSettings
 from pulsenet.tensors.params import ParameterTable, index_dtype
 
 
@@ -102,14 +102,7 @@ class AggregateReader:
                 raise LocalProtocolError(f"{values.size} values of {end - start} in a dense contribution")
             entries = Entries(tensor_index, None if self._settings.is_dense else indices, values)
             counted[key] = Counted(entries, self._scales[key])
-        size = end - start
-        if self._settings.combination is Combination.MEAN:
-            return reduce_mean(counted, tensor_index=tensor_index, element_count=size)
-        trim_count = (len(counted) - 1) // 2
-        if self._settings.combination is Combination.TRIMMED:
-            # With few contributions as many are trimmed as leave one or two.
-            trim_count = min(self._settings.trim_count, trim_count)
-        return reduce_trimmed(counted, tensor_index=tensor_index, element_count=size, trim_count=trim_count)
+        return combine(counted, self._settings, tensor_index=tensor_index, element_count=end - start)
 
 
 class _Walk:

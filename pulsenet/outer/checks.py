@@ -10,7 +10,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from pulsenet.errors import LocalProtocolError, RemoteProtocolError
+from pulsenet.errors import LocalProtocolError
 from pulsenet.ids import Digest
 from pulsenet.outer.contribution import Contribution, Entries
 from pulsenet.outer.floats import FP32s
@@ -119,17 +119,6 @@ class ContentCheck:
                 if count != spec.element_count:
                     return Fault(FaultCode.SHAPE, f"{spec.name}: {count} values for {spec.element_count} elements")
         return self._fault or self._not_finite or _norm_fault(self.norm, self._expected)
-
-
-def check_contribution(contribution: Contribution, expected: Expected) -> None:
-    """Refuse a peer's contribution that may not be counted.
-
-    Raises:
-        RemoteProtocolError: with the :class:`FaultCode` as its code.
-    """
-    fault = find_fault(contribution, expected)
-    if fault is not None:
-        raise RemoteProtocolError(fault.code, fault.detail)
 
 
 def sum_squares_twin(values: FP32s, start: float) -> float:

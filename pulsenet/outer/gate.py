@@ -15,7 +15,7 @@ from pulsenet import limits
 from pulsenet.outer.contribution import Entries, Indices
 from pulsenet.outer.floats import NAN_BITS, FP32s, check_flat, settle_nans
 from pulsenet.outer.flush import NO_FLUSH, TensorFlush, cut_values
-from pulsenet.tensors.bf16 import cast_to_bf16_bits, cast_to_bf16_bits_twin
+from pulsenet.tensors.bf16 import cast_to_bf16_bits_twin
 from pulsenet.tensors.jit import compile_loop
 from pulsenet.tensors.params import index_dtype
 
@@ -54,14 +54,6 @@ def correct_delta(theta: FP32s, local: FP32s, residual: FP32s, *, out: FP32s | N
     with np.errstate(all="ignore"):
         _correct_loop(theta, local, residual, out, np.uint32(NAN_BITS).view(np.float32))
     return out
-
-
-def find_sent(theta: FP32s, corrected: FP32s) -> npt.NDArray[np.bool_]:
-    """Return where ``bf16(theta)`` and ``bf16(theta - corrected)`` differ, compared as bits."""
-    with np.errstate(all="ignore"):
-        moved = settle_nans(theta - corrected)
-    sent: npt.NDArray[np.bool_] = cast_to_bf16_bits(theta) != cast_to_bf16_bits(moved)
-    return sent
 
 
 def gate_entries_twin(

@@ -18,6 +18,7 @@ from pulsenet.errors import LocalProtocolError
 from pulsenet.outer.contribution import Entries, Indices
 from pulsenet.outer.floats import FP32s, settle_nans
 from pulsenet.outer.residual import SCALE_ONE, split_scaled
+from pulsenet.outer.settings import Combination, OuterSettings
 from pulsenet.tensors.jit import compile_loop
 from pulsenet.tensors.params import index_dtype
 
@@ -106,16 +107,22 @@ def reduce_mean(contributions: Mapping[bytes, Counted], *, tensor_index: int, el
     return Entries(tensor_index, indices, np.concatenate(found_values))
 
 
-def reduce_median(contributions: Mapping[bytes, Counted], *, tensor_index: int, element_count: int) -> Entries:
-    """Return the coordinate-wise median of one tensor's dense contributions; the mean of the middle two if even.
+def compute_trim_count(settings: OuterSettings, contributor_count: int) -> int:
+    """Return how many contributions are left out on each side of every element: at most what leaves one or two."""
+    if settings.combination is Combination.MEAN:
+        return 0
+    most = max(0, (contributor_count - 1) // 2)
+    return most if settings.combination is Combination.MEDIAN else min(settings.trim_count, most)
 
-    Raises:
-        LocalProtocolError: as :func:`reduce_mean`, or a contribution that is not dense.
-    """
-    count = len(contributions)
-    return reduce_trimmed(
-        contributions, tensor_index=tensor_index, element_count=element_count, trim_count=max(0, (count - 1) // 2)
-    )
+
+def combine(
+    contributions: Mapping[bytes, Counted], settings: OuterSettings, *, tensor_index: int, element_count: int
+) -> Entries:
+    """Return what a round of these settings moves one tensor by; errors as of the two functions it chooses from."""
+    if settings.combination is Combination.MEAN:
+        return reduce_mean(contributions, tensor_index=tensor_index, element_count=element_count)
+    trim_count = compute_trim_count(settings, len(contributions))
+    return reduce_trimmed(contributions, tensor_index=tensor_index, element_count=element_count, trim_count=trim_count)
 
 
 def reduce_trimmed(

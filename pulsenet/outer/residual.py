@@ -58,11 +58,6 @@ def settle_counted(
     clear_sent(residual, sent, scale=scale, keeps_rest=keeps_rest)
 
 
-def fold_back(residual: FP32s, theta: FP32s, local: FP32s) -> None:
-    """Step 4, absent or late: the residual becomes the whole corrected pseudo-gradient. In place."""
-    correct_delta(theta, local, residual, out=residual)
-
-
 def clear_sent(residual: FP32s, sent: Entries, *, scale: np.float32 = SCALE_ONE, keeps_rest: bool = False) -> None:
     """Take out of the residual what a counted contribution sent: it is in the masters of the whole run now.
 

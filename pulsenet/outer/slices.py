@@ -29,9 +29,9 @@ from pulsenet.codec.slices import SliceHeader, decode_slice, make_plane_encoder,
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.outer.contribution import Entries
 from pulsenet.outer.floats import FP32s, settle_nans
-from pulsenet.outer.reduce import divide, sum_part, sum_trimmed_part
+from pulsenet.outer.reduce import compute_trim_count, divide, sum_part, sum_trimmed_part
 from pulsenet.outer.residual import SCALE_ONE, split_scaled
-from pulsenet.outer.settings import Combination, OuterSettings
+from pulsenet.outer.settings import OuterSettings
 from pulsenet.tensors.params import ParameterTable
 
 UInt32s = npt.NDArray[np.uint32]
@@ -45,14 +45,6 @@ class SlicePart:
     """The blob's header and the sections of the slice."""
     scale: np.float32 = SCALE_ONE
     """Given by the receipt."""
-
-
-def compute_trim_count(settings: OuterSettings, contributor_count: int) -> int:
-    """Return how many contributions are left out on each side of every element: at most what leaves one or two."""
-    if settings.combination is Combination.MEAN:
-        return 0
-    most = max(0, (contributor_count - 1) // 2)
-    return most if settings.combination is Combination.MEDIAN else min(settings.trim_count, most)
 
 
 def sum_slice(

@@ -22,9 +22,9 @@ from pulsenet.ids import Digest
 from pulsenet.outer.checks import Expected, FaultCode, compute_norm, compute_scales, find_fault
 from pulsenet.outer.contribution import Contribution, Entries
 from pulsenet.outer.floats import FP32s
-from pulsenet.outer.reduce import Counted, reduce_mean, reduce_median, reduce_trimmed
+from pulsenet.outer.reduce import Counted, combine
 from pulsenet.outer.residual import SCALE_ONE
-from pulsenet.outer.settings import Combination, OuterSettings
+from pulsenet.outer.settings import OuterSettings
 from pulsenet.outer.state_anchor import Beside
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.exchange import FinalRound, Move, Outcome, Restoration, RoundResult, StateView
@@ -56,13 +56,7 @@ class ReducedRound:
             key: Counted(contribution.entries[tensor_index], SCALE_ONE.dtype.type(scale))
             for key, (contribution, scale) in self._contributions.items()
         }
-        if self._settings.combination is Combination.MEAN:
-            return reduce_mean(counted, tensor_index=tensor_index, element_count=element_count)
-        if self._settings.combination is Combination.MEDIAN:
-            return reduce_median(counted, tensor_index=tensor_index, element_count=element_count)
-        # With few contributions as many are trimmed as leave one.
-        trim_count = min(self._settings.trim_count, (len(counted) - 1) // 2)
-        return reduce_trimmed(counted, tensor_index=tensor_index, element_count=element_count, trim_count=trim_count)
+        return combine(counted, self._settings, tensor_index=tensor_index, element_count=element_count)
 
 
 @dataclass(slots=True)

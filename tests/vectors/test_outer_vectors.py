@@ -26,10 +26,10 @@ from pulsenet.outer.mixing.settings import Job, MixingKind, MixingSettings, Mixi
 from pulsenet.outer.mixing.step import compute_gradient, step_mixed
 from pulsenet.outer.mixing.subset import adapt_subset, choose_default_subset
 from pulsenet.outer.optimizer import step_nesterov
-from pulsenet.outer.reduce import Counted, reduce_mean, reduce_median, reduce_trimmed
-from pulsenet.outer.residual import fold_back, settle_counted, split_scaled
+from pulsenet.outer.reduce import Counted, combine, reduce_mean, reduce_trimmed
+from pulsenet.outer.residual import settle_counted, split_scaled
 from pulsenet.outer.self_test import SELF_TEST_DIGEST, make_self_test_input, run_self_test
-from pulsenet.outer.settings import OuterSettings
+from pulsenet.outer.settings import Algorithm, Combination, OuterSettings
 from pulsenet.outer.state import compute_state_root
 from pulsenet.outer.state_anchor import StateHeader, decode_state, encode_state
 from pulsenet.tensors.digest import hash_tensor
@@ -92,7 +92,7 @@ def run_settle(
     if outcome == "counted":
         settle_counted(held, before, now, sent, scale=factor, keeps_rest=flush_mantissa_bits < 23)
     elif outcome == "missed":
-        fold_back(held, before, now)
+        correct_delta(before, now, held, out=held)
     counted = bits(split_scaled(sent.values, factor)[0])
     return {"indices": sent.indices.tolist(), "counted": counted, "residual": bits(held)}
 
@@ -115,7 +115,8 @@ def run_trimmed(element_count: int, trim_count: int, contributions: Any) -> Json
     parts = gather(contributions)
     found = reduce_trimmed(parts, tensor_index=0, element_count=element_count, trim_count=trim_count)
     if len(parts) == 4:
-        assert reduce_median(parts, tensor_index=0, element_count=element_count).same_as(found)
+        median = OuterSettings(algorithm=Algorithm.DILOCO, combination=Combination.MEDIAN)
+        assert combine(parts, median, tensor_index=0, element_count=element_count).same_as(found)
     return {"values": bits(found.values)}
 
 
@@ -187,7 +188,7 @@ def run_history(tensor: Any, rounds: Any, flush_interval: int = 0, flush_mantiss
                 settle_counted(residual, theta, local, sent, scale=scaled, keeps_rest=settings.cuts_values)
                 contributions[bytes.fromhex(key)] = Counted(sent, floats([scale])[0])
             elif outcome == "missed":
-                fold_back(residual, theta, local)
+                correct_delta(theta, local, residual, out=residual)
         if contributions:
             gradient = np.zeros(count, np.float32)
             mean = reduce_mean(contributions, tensor_index=0, element_count=count)

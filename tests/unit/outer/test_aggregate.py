@@ -16,7 +16,7 @@ from pulsenet.errors import LocalProtocolError
 from pulsenet.ids import Digest
 from pulsenet.outer.aggregate import AggregateReader, MemberParts, list_parts
 from pulsenet.outer.contribution import Contribution, Entries
-from pulsenet.outer.reduce import Counted, reduce_mean, reduce_median, reduce_trimmed
+from pulsenet.outer.reduce import Counted, combine
 from pulsenet.outer.settings import Algorithm, Combination, OuterSettings
 from pulsenet.tensors.params import ParameterTable, TensorSpec
 
@@ -51,12 +51,8 @@ def cut(parts: Iterator[TensorEntries], size: int) -> Iterator[TensorEntries]:
 
 
 def reduce_whole(counted: dict[bytes, Counted], tensor_index: int, chosen: OuterSettings) -> Entries:
-    where = {"tensor_index": tensor_index, "element_count": TABLE.tensors[tensor_index].element_count}
-    if chosen.combination is Combination.MEAN:
-        return reduce_mean(counted, **where)
-    if chosen.combination is Combination.MEDIAN:
-        return reduce_median(counted, **where)
-    return reduce_trimmed(counted, trim_count=min(chosen.trim_count, (len(counted) - 1) // 2), **where)
+    element_count = TABLE.tensors[tensor_index].element_count
+    return combine(counted, chosen, tensor_index=tensor_index, element_count=element_count)
 
 
 CHOICES = [

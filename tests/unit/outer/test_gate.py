@@ -4,7 +4,7 @@ import pytest
 from pulsenet import limits
 from pulsenet.errors import LocalProtocolError
 from pulsenet.outer.flush import TensorFlush, cut_values
-from pulsenet.outer.gate import correct_delta, correct_delta_twin, find_sent, gate_entries, gate_entries_twin
+from pulsenet.outer.gate import correct_delta, correct_delta_twin, gate_entries, gate_entries_twin
 from pulsenet.tensors.bf16 import cast_to_bf16_bits_twin
 
 SPECIAL_BITS = [
@@ -22,14 +22,10 @@ def test_a_small_step_is_held_back_until_it_would_change_the_weight(step: float,
     """A-LOC-1: half a BF16 step below 1 is 2^-9, above it 2^-8."""
     theta, residual = values(1.0), values(0.0)
     for round_index in range(1, round_sent + 1):
-        corrected = residual + values(-step)  # a pseudo-gradient is the start minus the end
-        sent = find_sent(theta, corrected)
-        if round_index < round_sent:
-            assert not sent[0], round_index
-            residual = corrected
-    assert sent[0]
-    residual = np.where(sent, np.float32(0.0), corrected)
-    assert residual.view(np.uint32)[0] == 0
+        residual += values(-step)  # a pseudo-gradient is the start minus the end
+        sent = gate_entries(theta, theta, residual, tensor_index=0)
+        assert len(sent) == (round_index == round_sent), round_index
+    assert sent.values.tolist() == residual.tolist()
 
 
 def test_the_gate_compares_bits_so_a_change_of_zeros_sign_is_sent() -> None:

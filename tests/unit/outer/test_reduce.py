@@ -6,7 +6,8 @@ import pytest
 from pulsenet import limits
 from pulsenet.errors import LocalProtocolError
 from pulsenet.outer.contribution import Entries
-from pulsenet.outer.reduce import Counted, divide, reduce_mean, reduce_median, reduce_trimmed
+from pulsenet.outer.reduce import Counted, combine, divide, reduce_mean, reduce_trimmed
+from pulsenet.outer.settings import Algorithm, Combination, OuterSettings
 
 
 def sparse(indices: list[int], values: list[float], scale: float = 1.0) -> Counted:
@@ -81,13 +82,18 @@ def test_division_is_true_division() -> None:
     assert divide(np.array([np.inf, -np.nan], np.float32), 2).view(np.uint32).tolist() == [0x7F800000, 0x7FC00000]
 
 
+def find_median(parts: dict[bytes, Counted], *, element_count: int) -> Entries:
+    settings = OuterSettings(algorithm=Algorithm.DILOCO, combination=Combination.MEDIAN)
+    return combine(parts, settings, tensor_index=2, element_count=element_count)
+
+
 def test_the_median_ignores_one_wild_trainer() -> None:
     odd = {b"a": dense(1.0, -1.0), b"b": dense(2.0, -0.0), b"c": dense(1e20, 1.0)}
-    assert reduce_median(odd, tensor_index=2, element_count=2).values.tolist() == [2.0, 0.0]
+    assert find_median(odd, element_count=2).values.tolist() == [2.0, 0.0]
     even = {**odd, b"d": dense(4.0, 2.0)}
-    assert reduce_median(even, tensor_index=2, element_count=2).values.tolist() == [3.0, 0.5]
-    assert reduce_median({b"a": dense(7.0, 8.0)}, tensor_index=2, element_count=2).values.tolist() == [7.0, 8.0]
-    assert reduce_median({b"a": dense(7.0), b"b": dense(8.0)}, tensor_index=2, element_count=1).values.tolist() == [7.5]
+    assert find_median(even, element_count=2).values.tolist() == [3.0, 0.5]
+    assert find_median({b"a": dense(7.0, 8.0)}, element_count=2).values.tolist() == [7.0, 8.0]
+    assert find_median({b"a": dense(7.0), b"b": dense(8.0)}, element_count=1).values.tolist() == [7.5]
 
 
 def test_the_trimmed_mean_adds_what_is_left_in_order_of_value() -> None:
@@ -102,7 +108,7 @@ def test_the_trimmed_mean_adds_what_is_left_in_order_of_value() -> None:
 def test_zeros_sign_does_not_depend_on_the_order_of_equals() -> None:
     for order in permutations([0.0, -0.0, -0.0]):
         parts = {bytes([key]): dense(value) for key, value in enumerate(order)}
-        assert reduce_median(parts, tensor_index=2, element_count=1).values.view(np.uint32)[0] == 0
+        assert find_median(parts, element_count=1).values.view(np.uint32)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -121,6 +127,6 @@ def test_what_does_not_belong_together_is_refused(parts: dict[bytes, Counted], m
 
 def test_median_and_trimmed_mean_refuse_sparse_and_too_few() -> None:
     with pytest.raises(LocalProtocolError, match="dense"):
-        reduce_median({b"a": sparse([0], [1.0])}, tensor_index=2, element_count=1)
+        find_median({b"a": sparse([0], [1.0])}, element_count=1)
     with pytest.raises(LocalProtocolError, match="trimmed on each side"):
         reduce_trimmed({b"a": dense(1.0), b"b": dense(2.0)}, tensor_index=2, element_count=1, trim_count=1)

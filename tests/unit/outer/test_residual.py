@@ -5,7 +5,7 @@ from pulsenet.errors import LocalProtocolError
 from pulsenet.outer.contribution import Entries
 from pulsenet.outer.flush import TensorFlush
 from pulsenet.outer.gate import correct_delta, gate_entries
-from pulsenet.outer.residual import clear_sent, fold_back, settle_counted, split_scaled
+from pulsenet.outer.residual import clear_sent, settle_counted, split_scaled
 
 
 def random_round(seed: int, count: int = 4000) -> tuple[np.ndarray, np.ndarray, np.ndarray, Entries]:
@@ -85,13 +85,6 @@ def test_a_counted_round_leaves_what_was_not_counted(scale: float) -> None:
     counted[sent.indices] = split_scaled(sent.values, np.float32(scale))[0]
     assert 0 < len(sent) < theta.size
     assert np.array_equal(counted + settled, corrected)
-
-
-def test_a_missed_round_folds_everything_back() -> None:
-    theta, local, residual, _ = random_round(4)
-    folded = residual.copy()
-    fold_back(folded, theta, local)
-    assert np.array_equal(folded.view(np.uint32), correct_delta(theta, local, residual).view(np.uint32))
 
 
 def test_dense_entries_clear_everything() -> None:

@@ -17,9 +17,9 @@ from pulsenet.outer.blob import encode_blob
 from pulsenet.outer.contribution import Contribution, Entries
 from pulsenet.outer.flush import FlushPlan
 from pulsenet.outer.gate import gate_entries
-from pulsenet.outer.reduce import Counted, reduce_mean, reduce_median, reduce_trimmed
+from pulsenet.outer.reduce import Counted, combine, compute_trim_count
 from pulsenet.outer.settings import Algorithm, Combination, OuterSettings
-from pulsenet.outer.slices import SlicePart, compute_trim_count, read_slices, sum_all_slices, sum_slice
+from pulsenet.outer.slices import SlicePart, read_slices, sum_all_slices, sum_slice
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
 from pulsenet.wire.sections import SectionCutter, find_slice_chunks
 
@@ -94,14 +94,7 @@ def combine_whole(
     found = []
     for index, spec in enumerate(table.tensors):
         counted = {key: Counted(given.entries[index], scale) for key, (given, scale) in members.items()}
-        count = spec.element_count
-        if outer.combination is Combination.MEAN:
-            found.append(reduce_mean(counted, tensor_index=index, element_count=count))
-        elif outer.combination is Combination.MEDIAN:
-            found.append(reduce_median(counted, tensor_index=index, element_count=count))
-        else:
-            trim_count = compute_trim_count(outer, len(counted))
-            found.append(reduce_trimmed(counted, tensor_index=index, element_count=count, trim_count=trim_count))
+        found.append(combine(counted, outer, tensor_index=index, element_count=spec.element_count))
     return found
 
 
