@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -128,43 +128,7 @@ class Client:
             finally:
                 part.close()
 
-        return self.publish_parts(table, make_parts, trainer_step, wait, timeout_seconds=timeout_seconds)
-
-    def publish_parts(
-        self,
-        table: ParameterTable,
-        make_parts: Callable[[], Generator[SealedPart]],
-        trainer_step: int,
-        wait: bool = False,
-        *,
-        is_blocking: bool = False,
-        is_repeatable: bool = True,
-        timeout_seconds: float | None = None,
-    ) -> PublishResult:
-        """Hand weights over part by part; the daemon encodes each while the next is made.
-
-        Trouble with the daemon is a result, not an exception: a training loop goes on.
-
-        Args:
-            table: The tensors.
-            make_parts: Makes them, as :func:`pulsenet.local.shared_memory.write_parts` does; called once the daemon
-                wants them, and anew at each try.
-            trainer_step: As in :meth:`publish`.
-            wait: As there; implied by ``is_blocking``.
-            is_blocking: Let the daemon take each part into work before the next but one is made: two parts are in
-                memory at most, whatever the size of the model.
-            is_repeatable: Whether ``make_parts`` may be called a second time.
-            timeout_seconds: When waiting, how long at most in all.
-        """
-        return self.publish_from(
-            table,
-            WholeParts(make_parts),
-            trainer_step,
-            wait,
-            is_blocking=is_blocking,
-            is_repeatable=is_repeatable,
-            timeout_seconds=timeout_seconds,
-        )
+        return self.publish_from(table, WholeParts(make_parts), trainer_step, wait, timeout_seconds=timeout_seconds)
 
     def publish_from(
         self,
@@ -178,7 +142,22 @@ class Client:
         timeout_seconds: float | None = None,
         consensus: bool = True,
     ) -> PublishResult:
-        """Hand weights over as :meth:`publish_parts` does, from a source that may know what changed."""
+        """Hand weights over part by part; the daemon encodes each while the next is made.
+
+        Trouble with the daemon is a result, not an exception: a training loop goes on.
+
+        Args:
+            table: The tensors.
+            source: Makes the parts, as :func:`pulsenet.local.shared_memory.write_parts` does; asked for them once the
+                daemon wants them, and anew at each try.
+            trainer_step: As in :meth:`publish`.
+            wait: As there; implied by ``is_blocking``.
+            is_blocking: Let the daemon take each part into work before the next but one is made: two parts are in
+                memory at most, whatever the size of the model.
+            is_repeatable: Whether the source may be asked a second time.
+            timeout_seconds: When waiting, how long at most in all.
+            consensus: Whether all members of a run that mixes hold these weights.
+        """
         wait = wait or is_blocking
         now = time.monotonic()
         # Without ``wait`` one try has to do: the optimiser must not stand still because the daemon is away.

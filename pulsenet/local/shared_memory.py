@@ -186,13 +186,8 @@ class Region:
         Raises:
             RemoteProtocolError: ``handoff-unsealed`` or ``handoff-size``.
         """
-        try:
-            check_snapshot(descriptor, size_bytes)
-            # Private: kernels before 6.7 refuse shared mappings of a write-sealed memfd. No page is copied.
-            return cls._map(descriptor, size_bytes, mmap.MAP_PRIVATE)
-        except BaseException:
-            os.close(descriptor)
-            raise
+        # Private: kernels before 6.7 refuse shared mappings of a write-sealed memfd. No page is copied.
+        return cls._open(descriptor, size_bytes, check_snapshot, mmap.MAP_PRIVATE)
 
     @classmethod
     def open_lent(cls, descriptor: int, size_bytes: int) -> Region:
@@ -201,21 +196,19 @@ class Region:
         Raises:
             RemoteProtocolError: ``handoff-unsealed`` or ``handoff-size``.
         """
+        return cls._open(descriptor, size_bytes, check_lent, mmap.MAP_SHARED)
+
+    @classmethod
+    def _open(cls, descriptor: int, size_bytes: int, check: Callable[[int, int], None], flags: int) -> Region:
         try:
-            check_lent(descriptor, size_bytes)
-            return cls._map(descriptor, size_bytes, mmap.MAP_SHARED)
+            check(descriptor, size_bytes)
+            mapping = mmap.mmap(descriptor, size_bytes, flags, mmap.PROT_READ) if size_bytes else None
+        except OSError as error:
+            os.close(descriptor)
+            raise StorageError(f"cannot map {size_bytes} bytes of shared memory: {error.strerror}", "memory") from error
         except BaseException:
             os.close(descriptor)
             raise
-
-    @classmethod
-    def _map(cls, descriptor: int, size_bytes: int, flags: int) -> Region:
-        if not size_bytes:
-            return cls(descriptor, None, writable=False)
-        try:
-            mapping = mmap.mmap(descriptor, size_bytes, flags, mmap.PROT_READ)
-        except OSError as error:
-            raise StorageError(f"cannot map {size_bytes} bytes of shared memory: {error.strerror}", "memory") from error
         return cls(descriptor, mapping, writable=False)
 
     @property

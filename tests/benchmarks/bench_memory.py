@@ -29,6 +29,7 @@ import torch
 from reporting import Figure, add_summary_option, write_summary
 
 from pulsenet.local.client import Client, PublishResult
+from pulsenet.local.handover import WholeParts
 from pulsenet.local.parts import SealedPart
 from pulsenet.local.protocol import PublishStatus
 from pulsenet.local.shared_memory import write_parts
@@ -197,7 +198,7 @@ def publish(
     """Publish the weights in one of the modes."""
     if mode == "listed":
         return publisher.publish(model.state_dict(), step=version, wait=True)
-    return client.publish_parts(table, model.write_parts, version, wait=True, is_blocking=mode == "blocking")
+    return client.publish_from(table, WholeParts(model.write_parts), version, wait=True, is_blocking=mode == "blocking")
 
 
 def choose_figure(figures: dict[str, Any]) -> Figure:

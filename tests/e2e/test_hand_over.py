@@ -15,6 +15,7 @@ from swarm import Node, Swarm, wait_until
 from synthetic import MEGABYTE, SyntheticModel, connect
 
 from pulsenet.local.client import PublishResult
+from pulsenet.local.handover import WholeParts
 from pulsenet.local.parts import SealedPart
 from pulsenet.local.shared_memory import write_parts
 
@@ -28,6 +29,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from synthetic import SyntheticModel, connect
+from pulsenet.local.handover import WholeParts
 from pulsenet.local.shared_memory import write_parts
 model = SyntheticModel(int(sys.argv[3]), seed=99)
 def parts():
@@ -36,7 +38,7 @@ def parts():
         if count == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         yield part
-connect(Path(sys.argv[2])).publish_parts(model.table, parts, 1, is_blocking=sys.argv[4] == "blocking")
+connect(Path(sys.argv[2])).publish_from(model.table, WholeParts(parts), 1, is_blocking=sys.argv[4] == "blocking")
 """
 
 
@@ -56,8 +58,13 @@ def publish(
                     pending.pop()()
 
     with connect(data_dir) as client:
-        return client.publish_parts(
-            model.table, make_parts, model.step_count, wait=True, is_blocking=is_blocking, timeout_seconds=90
+        return client.publish_from(
+            model.table,
+            WholeParts(make_parts),
+            model.step_count,
+            wait=True,
+            is_blocking=is_blocking,
+            timeout_seconds=90,
         )
 
 

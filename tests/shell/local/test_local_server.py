@@ -460,7 +460,7 @@ def make_parts(count: list[int], *, fail_at: int | None = None) -> Callable[[], 
 
 def test_parts_cross_one_after_another(daemon: Daemon, client: Client) -> None:
     before, made = open_memories(), []
-    result = client.publish_parts(TABLE, make_parts(made), 42, True)
+    result = client.publish_from(TABLE, WholeParts(make_parts(made)), 42, True)
     assert result.status is PublishStatus.COMMITTED
     assert daemon.taken == [{0: b"\x01" * 16}, {1: b"\x02" * 16}]
     assert made == [0, 1]
@@ -491,7 +491,9 @@ def test_a_blocking_publish_makes_no_more_than_the_part_after_the_one_in_work(da
             with closing(SealedPart(layout, writer.seal())) as part:
                 yield part
 
-    publish = threading.Thread(target=lambda: results.append(client.publish_parts(table, make, 1, is_blocking=True)))
+    publish = threading.Thread(
+        target=lambda: results.append(client.publish_from(table, WholeParts(make), 1, is_blocking=True))
+    )
     publish.start()
     wait_until(lambda: len(daemon.taken) == 1 and len(made) == 2)
     publish.join(0.2)
@@ -508,7 +510,7 @@ def test_a_blocking_publish_makes_no_more_than_the_part_after_the_one_in_work(da
 def test_without_blocking_all_parts_cross_before_the_first_is_encoded(daemon: Daemon, client: Client) -> None:
     daemon.may_go_on.clear()
     made: list[int] = []
-    result = client.publish_parts(TABLE, make_parts(made), 1)
+    result = client.publish_from(TABLE, WholeParts(make_parts(made)), 1)
     assert (result.status, made) == (PublishStatus.QUEUED, [0, 1])
     daemon.may_go_on.set()
     wait_until(lambda: len(daemon.taken) == 2)
@@ -532,7 +534,7 @@ def test_a_copy_that_fails_half_way_gives_the_publish_up(daemon: Daemon, client:
     before = open_memories()
     daemon.outcome = None
     with pytest.raises(StorageError, match="no memory"):
-        client.publish_parts(TABLE, make_parts([], fail_at=1), 1)
+        client.publish_from(TABLE, WholeParts(make_parts([], fail_at=1)), 1)
     wait_until(lambda: daemon.server._connection_count == 0)
     with pytest.raises(PublishFailedError, match="cut_short"):
         list(daemon.offers[0].parts.take())
@@ -553,7 +555,7 @@ def test_a_publish_that_ends_early_asks_for_no_further_part(daemon: Daemon, clie
                 assert resolved.wait(10)
 
     def publish() -> None:
-        results.append(client.publish_parts(TABLE, make, 1, True, is_blocking=is_blocking))
+        results.append(client.publish_from(TABLE, WholeParts(make), 1, True, is_blocking=is_blocking))
 
     thread = threading.Thread(target=publish)
     thread.start()
@@ -568,7 +570,7 @@ def test_a_publish_that_ends_early_asks_for_no_further_part(daemon: Daemon, clie
 
 def test_a_publish_without_tensors_is_one(daemon: Daemon, client: Client) -> None:
     table = make_table([])
-    assert client.publish_parts(table, make_parts([]), 1, True).status is PublishStatus.COMMITTED
+    assert client.publish_from(table, WholeParts(make_parts([])), 1, True).status is PublishStatus.COMMITTED
     assert daemon.taken == []
 
 
@@ -587,11 +589,11 @@ def test_a_daemon_that_dies_half_way_is_tried_again_if_the_parts_can_be_made_aga
                     daemon.stop()
                     successor.append(Daemon(daemon.directory))
 
-    result = client.publish_parts(TABLE, make, 1, True, timeout_seconds=20)
+    result = client.publish_from(TABLE, WholeParts(make), 1, True, timeout_seconds=20)
     assert (result.status, made) == (PublishStatus.COMMITTED, [0, 1, 0, 1])
     made.clear()
     daemon = successor.pop()
-    result = client.publish_parts(TABLE, make, 1, True, is_repeatable=False, timeout_seconds=20)
+    result = client.publish_from(TABLE, WholeParts(make), 1, True, is_repeatable=False, timeout_seconds=20)
     assert (result.status, made) == (PublishStatus.FAILED, [0, 1])
     assert result.reason.startswith("unreachable: ")
     successor.pop().stop()
