@@ -7,6 +7,8 @@ the parameter, wherever the copies lie.
 from __future__ import annotations
 
 import math
+import mmap
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -202,7 +204,7 @@ def allocate_copies(
     """
     if isinstance(placement, Path):
         try:
-            region = np.memmap(placement, np.uint8, "w+", shape=max(1, table.layout_size_bytes))
+            region = _map_new_file(placement, max(1, table.layout_size_bytes))
         except OSError as error:
             raise ConfigError(
                 f"the file {placement} for {kind} cannot be made ({error.strerror or error}): give a path in a "
@@ -216,6 +218,22 @@ def allocate_copies(
         torch.zeros(spec.element_count, dtype=torch.float32, device=device if placement == "device" else "cpu")
         for spec, device in zip(table.tensors, devices, strict=True)
     ]
+
+
+def _map_new_file(path: Path, size_bytes: int) -> mmap.mmap:
+    """Map a file of zeros that takes the place of one of this name.
+
+    An older file is not written to: another process, or another copy of this one, may have it mapped. The disk's room
+    is taken at once: where it ran out later, the kernel would end the process in the middle of a step.
+    """
+    path.unlink(missing_ok=True)
+    with path.open("xb+") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
+            return mmap.mmap(file.fileno(), size_bytes)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
 
 
 def _dense_block(entries: Entries, block: slice, device: torch.device) -> torch.Tensor:

@@ -74,6 +74,23 @@ def test_copies_in_files_start_anew(tmp_path: Path) -> None:
     assert empty.residual_norm() == 0.0
 
 
+def test_copies_in_one_file_are_of_whoever_made_them(tmp_path: Path) -> None:
+    """Two copies given one path, or a trainer started beside one that still runs: nobody's memory is cut off."""
+    path = tmp_path / "copy"
+    first = OuterState(TABLE, make_locals(0), theta=path, momentum=path)
+    first.momentum[0].fill_(3.0)
+    assert torch.equal(first.theta[0], make_locals(0)[0].reshape(-1))
+    second = OuterState(TABLE, make_locals(1), momentum=path)
+    assert not second.momentum[0].any()
+    assert first.momentum[0].eq(3.0).all()
+
+
+def test_a_file_takes_its_room_on_the_disk_at_once(tmp_path: Path) -> None:
+    """Pages of a file with holes that find no room end the process, and no exception says so."""
+    OuterState(TABLE, make_locals(0), momentum=tmp_path / "momentum")
+    assert (tmp_path / "momentum").stat().st_blocks * 512 >= TABLE.layout_size_bytes
+
+
 @pytest.mark.parametrize("kind", ["theta", "residual", "momentum"])
 def test_a_file_that_cannot_be_made_is_named_with_a_way_out(tmp_path: Path, kind: str) -> None:
     (tmp_path / "file").touch()
