@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from pulsenet.errors import LocalProtocolError
 from pulsenet.serving.weights_lock import WeightsLock
 
 WAIT_SECONDS = 10.0
@@ -80,6 +81,31 @@ def test_new_readers_wait_behind_a_waiting_writer() -> None:
     writer.join(WAIT_SECONDS)
     reader.join(WAIT_SECONDS)
     assert order == ["writer", "reader"]
+
+
+def test_a_thread_never_waits_for_itself() -> None:
+    """An update asked for under ``engine.weights()``, or a reader in ``on_applied``, would stand still for ever."""
+    lock, refusals = WeightsLock(), []
+
+    def try_all() -> None:
+        with (
+            lock.reading(),
+            pytest.raises(LocalProtocolError, match=r"inside engine\.weights") as caught,
+            lock.writing(),
+        ):
+            pass
+        refusals.append(caught)
+        for other in (lock.reading, lock.writing):
+            with lock.writing(), pytest.raises(LocalProtocolError, match="wait for itself") as caught, other():
+                pass
+            refusals.append(caught)
+
+    thread = threading.Thread(target=try_all, daemon=True)
+    thread.start()
+    thread.join(WAIT_SECONDS)
+    assert len(refusals) == 3
+    with lock.writing():
+        pass
 
 
 def test_an_error_inside_lets_the_next_one_in() -> None:
