@@ -30,7 +30,7 @@ from pulsenet.local.sockets import Channel, socket_path
 from pulsenet.local.tasks import Task, read_task
 from pulsenet.local.update import Update
 from pulsenet.tensors.params import ParameterTable
-from pulsenet.wire.schema import decode_value
+from pulsenet.wire.schema import INTEGER_MAX, decode_value
 
 SOFTWARE: Final = "pulsenet-python"
 
@@ -415,4 +415,4 @@ class Client:
 
 
 def _milliseconds(seconds: float) -> int:
-    return max(0, int(seconds * 1000))
+    return max(0, int(min(seconds * 1000, INTEGER_MAX)))

@@ -20,6 +20,9 @@ SOCKET_NAME: Final = "daemon.sock"
 READ_SIZE_BYTES_MAX: Final = 1 << 20
 """Asked of the kernel at once, so that a large frame does not need its whole size twice."""
 
+TIMEOUT_SECONDS_MAX: Final = 1_000_000.0
+"""Sockets count no more than 2^31 milliseconds."""
+
 _ADDRESS_SIZE_BYTES_MAX: Final = 107
 """``sun_path`` has 108 bytes with its final zero."""
 
@@ -128,14 +131,15 @@ class Channel:
                 raise RemoteProtocolError(frame.message.code, frame.message.detail)
 
     def receive(self, timeout_seconds: float | None) -> Frame:
-        """Wait for one frame; ``None`` waits for as long as the daemon lives.
+        """Wait for one frame; ``None``, and what no socket can count, waits for as long as the daemon lives.
 
         Raises:
             UnavailableError: The daemon is gone, or said nothing in time.
             RemoteProtocolError: It sent something that is no frame.
         """
         try:
-            self._socket.settimeout(timeout_seconds)
+            is_bounded = timeout_seconds is not None and timeout_seconds <= TIMEOUT_SECONDS_MAX
+            self._socket.settimeout(timeout_seconds if is_bounded else None)
             frame = None
             while frame is None:
                 frame = receive_part(self._socket, self._reader)

@@ -36,11 +36,12 @@ class Update:
         Their arrays share the update's memory and keep it alive.
 
         Raises:
-            LocalProtocolError: This is a full update.
+            LocalProtocolError: This is a full update, or it was closed.
             RemoteProtocolError: The records are damaged.
         """
         if self.kind is not UpdateKind.RECORDS:
             raise LocalProtocolError("a full update has no records")
+        self._check_held()
         if not self.size_bytes:
             return iter(())
         found = os.fstat(self.descriptor).st_size
@@ -53,11 +54,12 @@ class Update:
         """Map the whole version for reading; the region owns the memory from now on.
 
         Raises:
-            LocalProtocolError: These are records.
+            LocalProtocolError: These are records, or the memory was taken before.
             RemoteProtocolError: The memory is not sealed or has the wrong size.
         """
         if self.kind is not UpdateKind.FULL:
             raise LocalProtocolError("an update of records has no region")
+        self._check_held()
         descriptor, self.descriptor = self.descriptor, -1
         return Region.open_lent(descriptor, self.table.layout_size_bytes)
 
@@ -66,6 +68,10 @@ class Update:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+
+    def _check_held(self) -> None:
+        if self.descriptor < 0:
+            raise LocalProtocolError(f"the update to {self.version} was closed, or its region opened before")
 
     def __enter__(self) -> Update:
         return self

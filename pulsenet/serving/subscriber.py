@@ -25,6 +25,7 @@ from pulsenet import limits
 from pulsenet.chain.rollouts import RolloutArrays
 from pulsenet.errors import (
     IntegrityError,
+    LocalProtocolError,
     PatchMismatchError,
     PulsenetError,
     RemoteProtocolError,
@@ -76,7 +77,7 @@ class Subscriber:
         self.failures: Counter[str] = Counter()
         """Updates that failed, by stable reason."""
         self.last_failure: BaseException | None = None
-        """Why the last update failed; ``None`` once one succeeded."""
+        """Why the last update failed, or what ended the loop; ``None`` once an update succeeded."""
 
     def step(self, timeout_seconds: float = 0.0) -> Version | None:
         """Wait for one update, apply it and read it back; return its version, or ``None`` when the time is up.
@@ -132,10 +133,19 @@ class Subscriber:
                     self._on_failure(error)
                 self._stop.wait(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, limits.RETRY_SECONDS_MAX)
+            except BaseException as error:
+                self.last_failure = error
+                raise
 
     def start(self) -> None:
-        """Run :meth:`run` in a thread of its own."""
-        if self._thread is None:
+        """Run :meth:`run` in a thread of its own, again if an error ended the one before.
+
+        Raises:
+            LocalProtocolError: It was closed.
+        """
+        if self._stop.is_set():
+            raise LocalProtocolError("this subscriber was closed: attach the engine again")
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self.run, name="pulsenet-subscriber", daemon=True)
             self._thread.start()
 
@@ -215,10 +225,10 @@ class Subscriber:
         return self._client.status()
 
     def close(self) -> None:
-        """Stop the loop and close the connection; an update in work is finished first."""
+        """Stop the loop and close the connection; an update in work is finished first. Its callbacks may call this."""
         self._stop.set()
         self._client.close()
-        if self._thread is not None:
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
             self._thread = None
 

@@ -15,12 +15,15 @@ import torch
 from pulsenet.errors import (
     ConfigError,
     IntegrityError,
+    LocalProtocolError,
+    PatchMismatchError,
     PulsenetError,
     RemoteProtocolError,
     StructureError,
     UnavailableError,
 )
 from pulsenet.ids import Digest, PeerId, Version
+from pulsenet.local.client import Client
 from pulsenet.local.protocol import GivenTask, RolloutsTaken
 from pulsenet.local.rollouts import Sample
 from pulsenet.serving.files import FilesEngine
@@ -186,6 +189,74 @@ def test_the_loop_goes_on_after_a_failure_and_ends_when_closed(
             assert version == Version(0, 1)
     assert [failure.__name__ for failure in failures] == ["PatchMismatchError"]
     assert dict(subscriber.failures) == {"base_mismatch": 1}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_ended_the_loop_is_told_and_it_can_be_started_again(
+    serve: Serve, node: Any, weights: Sequence[Any], tmp_path: Path
+) -> None:
+    serve(tmp_path)
+    arrived, versions = threading.Event(), []
+
+    def notice(version: Version) -> None:
+        versions.append(version)
+        if len(versions) == 1:
+            raise RuntimeError("the log is full")
+        arrived.set()
+
+    node.staged = [weights[0].stage_full(), weights[1].stage_from(weights[0])]
+    with attach_engine(InProcessEngine(make_model()), data_dir=tmp_path, on_update=notice) as subscriber:
+        subscriber.start()
+        assert subscriber._thread is not None
+        subscriber._thread.join(30)
+        assert str(subscriber.last_failure) == "the log is full"
+        subscriber.start()
+        assert arrived.wait(30)
+    assert versions == [Version(0, 0), Version(0, 1)]
+    with pytest.raises(LocalProtocolError, match="closed"):
+        subscriber.start()
+
+
+def test_a_callback_may_end_the_loop_it_is_called_from(
+    serve: Serve, node: Any, weights: Sequence[Any], tmp_path: Path
+) -> None:
+    serve(tmp_path)
+    node.staged = [weights[1].stage_from(weights[0])]
+    subscriber = attach_engine(
+        InProcessEngine(make_model()), data_dir=tmp_path, on_failure=lambda _: subscriber.close()
+    )
+    subscriber.start()
+    assert subscriber._thread is not None
+    subscriber._thread.join(30)
+    assert not subscriber._thread.is_alive()
+    assert isinstance(subscriber.last_failure, PatchMismatchError)
+    subscriber.close()
+
+
+def test_a_wait_may_be_for_ever(serve: Serve, node: Any, weights: Sequence[Any], tmp_path: Path) -> None:
+    serve(tmp_path)
+    node.staged = [weights[0].stage_full()]
+    with attach_engine(InProcessEngine(make_model()), data_dir=tmp_path) as subscriber:
+        assert subscriber.step(float("inf")) == Version(0, 0)
+
+
+def test_an_update_whose_memory_is_gone_says_so(
+    serve: Serve, node: Any, weights: Sequence[Any], tmp_path: Path
+) -> None:
+    serve(tmp_path)
+    node.staged = [weights[0].stage_full(), weights[1].stage_from(weights[0])]
+    with Client(tmp_path) as client:
+        full = client.next_update(None)
+        assert full is not None
+        full.open_region().close()
+        with pytest.raises(LocalProtocolError, match=r"to 0\.0 was closed, or its region opened before"):
+            full.open_region()
+        assert client.confirm(full.version, ok=True)
+        records = client.next_update(full.version)
+        assert records is not None
+        records.close()
+        with pytest.raises(LocalProtocolError, match="was closed"):
+            records.read_changes()
 
 
 def test_a_daemon_that_comes_back_is_followed_on(
