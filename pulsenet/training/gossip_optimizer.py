@@ -241,19 +241,15 @@ class GossipOptimizer:
 
     def _begin(self) -> bool:
         """Open the round that the run is in; tell whether z was given up for somebody else's."""
-        has_adopted = False
-        if is_first_rank():
+        if not is_first_rank():
+            return self._follow(share_news(None, self._masters.tensors))
+        has_adopted, failed = False, True
+        try:
             has_adopted = self._locate()
             self._open_round()
-        if is_distributed():
-            news = RankNews(
-                failed=False,
-                restarted=has_adopted,
-                reset=has_adopted,
-                round_index=self._round_index,
-                inner_step=self._inner_step,
-            )
-            has_adopted = self._follow(share_news(news if is_first_rank() else None, self._masters.tensors))
+            failed = False
+        finally:
+            self._tell_ranks(failed=failed, restarted=has_adopted, reset=has_adopted)
         return has_adopted
 
     def _locate(self) -> bool:
@@ -275,14 +271,15 @@ class GossipOptimizer:
 
     def _open_round(self) -> None:
         assert self._mixer is not None
-        self._plan = self._mixer.begin_round(self._round_index, self._iterate)
-        self._round_index = self._inner.round_index = self._plan.round_index
+        plan = self._mixer.begin_round(self._round_index, self._iterate)
+        self._round_index = self._inner.round_index = plan.round_index
         if self._settings.vectors(Job.MIX1):
             iterate = self._iterate()
             if self._gate is not None and self._settings.variant.mix1 is MixingKind.GLOBAL:
                 is_relative = self._settings.gates(Vector.ITERATE, self._round_index)
                 iterate = self._gate.send_iterate(iterate, round_index=self._round_index, is_relative=is_relative)
             self._start(Job.MIX1, {Vector.ITERATE: iterate}, self._all)
+        self._plan = plan
 
     def _iterate(self) -> Iterable[Entries]:
         return self.state.entries(self.state.z, self._all)
@@ -292,13 +289,15 @@ class GossipOptimizer:
         if not is_first_rank():
             self._follow(share_news(None, self._masters.tensors))
             return None
-        report = self._mix_and_step()
-        self._round_index, self._inner_step = self._round_index + 1, 0
-        self._restart()
-        self._open_round()
-        if is_distributed():
-            news = RankNews(failed=False, restarted=True, reset=False, round_index=self._round_index, inner_step=0)
-            share_news(news, self._masters.tensors)
+        failed = True
+        try:
+            report = self._mix_and_step()
+            self._round_index, self._inner_step = self._round_index + 1, 0
+            self._restart()
+            self._open_round()
+            failed = False
+        finally:
+            self._tell_ranks(failed=failed, restarted=True, reset=False)
         inner_seconds, blocked_seconds = self._round_seconds[0], self._round_seconds[1] + self._clock() - now
         self._round_seconds = [0.0, 0.0]
         self._counters.rounds += 1
@@ -459,17 +458,30 @@ class GossipOptimizer:
             self.state.restart(index, local)
         self._masters.write_parameters()
 
+    def _tell_ranks(self, *, failed: bool, restarted: bool, reset: bool) -> None:
+        news = RankNews(
+            failed=failed,
+            restarted=restarted,
+            reset=reset,
+            round_index=self._round_index,
+            inner_step=self._inner_step,
+        )
+        share_news(news, self._masters.tensors)
+
     def _follow(self, news: RankNews) -> bool:
-        """Do on another rank what rank 0 did; tell whether its masters were overwritten."""
-        self._round_index, self._inner_step = news.round_index, news.inner_step
-        if is_first_rank():
-            return news.restarted
-        self._plan, self._is_new = RoundPlan(news.round_index), False
-        self._inner.round_index = news.round_index
+        """Do on another rank what rank 0 did; tell whether its masters were overwritten.
+
+        Raises:
+            UnavailableError: it could not finish.
+        """
+        self._round_index = self._inner.round_index = news.round_index
+        self._inner_step = news.inner_step
         if news.reset:
             self._inner.reset()
         if news.restarted:
             self._masters.write_parameters()
+        news.check_finished()
+        self._plan = RoundPlan(news.round_index)
         return news.restarted
 
     @property

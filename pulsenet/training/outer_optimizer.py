@@ -346,15 +346,8 @@ class OuterOptimizer:
         try:
             report = self._exchange_contribution()
         finally:
-            if is_distributed():
-                news = RankNews(
-                    failed=report is None,
-                    restarted=report is not None and report.outcome is not Outcome.DEFERRED,
-                    reset=self._inner.reset_count > resets_before,
-                    round_index=self.round_index,
-                    inner_step=self._inner_step,
-                )
-                share_news(news, self._masters.tensors)
+            restarted = report is not None and report.outcome is not Outcome.DEFERRED
+            self._tell_ranks(failed=report is None, restarted=restarted, resets_before=resets_before)
         if self._period_of(self.round_index) != self._period_of(index_before):
             assert self._exchange is not None
             self._exchange.note_residual(report.residual_norm)
@@ -375,6 +368,16 @@ class OuterOptimizer:
             result = self._exchange.submit(contribution)
         return self.finish_round(result)
 
+    def _tell_ranks(self, *, failed: bool, restarted: bool, resets_before: int) -> None:
+        news = RankNews(
+            failed=failed,
+            restarted=restarted,
+            reset=self._inner.reset_count > resets_before,
+            round_index=self.round_index,
+            inner_step=self._inner_step,
+        )
+        share_news(news, self._masters.tensors)
+
     def _follow(self, news: RankNews) -> None:
         """Do on another rank what rank 0 did.
 
@@ -387,8 +390,7 @@ class OuterOptimizer:
             self._inner.reset()
         if news.restarted:
             self._masters.write_parameters()
-        if news.failed:
-            raise UnavailableError("rank 0 could not finish the round; its own error says why")
+        news.check_finished()
 
     def _catch_up(self) -> bool:
         """Make the moves of :meth:`catch_up` on every rank; tell whether there were any."""
@@ -403,15 +405,7 @@ class OuterOptimizer:
             has_moved, error = self._make_missed_moves()
             failed = error is not None
         finally:
-            if is_distributed():
-                news = RankNews(
-                    failed=failed,
-                    restarted=has_moved,
-                    reset=self._inner.reset_count > resets_before,
-                    round_index=self.round_index,
-                    inner_step=self._inner_step,
-                )
-                share_news(news, self._masters.tensors)
+            self._tell_ranks(failed=failed, restarted=has_moved, resets_before=resets_before)
         if error is not None:
             raise error
         self._has_caught_up = True

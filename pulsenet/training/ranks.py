@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import torch
 
+from pulsenet.errors import UnavailableError
+
 Shared = TypeVar("Shared")
 
 
@@ -23,6 +25,15 @@ class RankNews:
     """The inner optimizer is to forget its state."""
     round_index: int
     inner_step: int
+
+    def check_finished(self) -> None:
+        """Raise what the other ranks raise with rank 0.
+
+        Raises:
+            UnavailableError: it could not finish.
+        """
+        if self.failed:
+            raise UnavailableError("rank 0 could not finish the round; its own error says why")
 
 
 def is_distributed() -> bool:
@@ -44,7 +55,7 @@ def share_object(value: Shared) -> Shared:
 
 
 def share_news(news: RankNews | None, tensors: Sequence[torch.Tensor]) -> RankNews:
-    """Send rank 0's news and masters to the other ranks; every rank calls it, rank 0 with ``news``.
+    """Send rank 0's news and masters to the other ranks, if there are any; every rank calls it, rank 0 with ``news``.
 
     Args:
         news: ``None`` on the ranks that receive.
@@ -52,6 +63,8 @@ def share_news(news: RankNews | None, tensors: Sequence[torch.Tensor]) -> RankNe
     """
     numbers = [0] * 5
     if news is not None:
+        if not is_distributed():
+            return news
         numbers = [int(news.failed), int(news.restarted), int(news.reset), news.round_index, news.inner_step]
     device = tensors[0].device
     header = torch.tensor(numbers, dtype=torch.int64, device=device)

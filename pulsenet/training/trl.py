@@ -24,7 +24,7 @@ import torch
 from pulsenet.errors import ConfigError, PulsenetError, UnavailableError
 from pulsenet.local.protocol import TASKS_PER_CALL_MAX
 from pulsenet.training.publisher import Publisher
-from pulsenet.training.ranks import is_distributed, is_first_rank
+from pulsenet.training.ranks import is_distributed, is_first_rank, share_object
 from pulsenet.training.rollout_checks import LogprobCheck
 from pulsenet.training.trl_assembly import Prompt, RolloutAssembly, to_columns
 
@@ -119,17 +119,19 @@ class TrlRollouts:
         ranks = torch.distributed
         gathered: list[Any] = [None] * ranks.get_world_size()
         ranks.all_gather_object(gathered, encoded)
-        answer: list[Any] = [None, None]
-        if is_first_rank():
-            try:
-                answer[0] = self._collect([prompt for part in gathered for prompt in part], trainer)
-            except PulsenetError as error:  # the other ranks wait for an answer
-                answer[1] = str(error)
-        ranks.broadcast_object_list(answer, src=0)
-        if answer[1] is not None:
-            raise UnavailableError(f"rank 0 has no rollouts: {answer[1]}")
+        columns: dict[str, list[Any]] | None = None
+        reason = "its own error says why"
+        try:
+            if is_first_rank():
+                columns = self._collect([prompt for part in gathered for prompt in part], trainer)
+        except PulsenetError as error:
+            reason = str(error)
+        finally:  # also after an error of the caller's own check: the other ranks wait for an answer
+            columns, reason = share_object((columns, reason))
+        if columns is None:
+            raise UnavailableError(f"rank 0 has no rollouts: {reason}")
         start = sum(len(part) for part in gathered[: ranks.get_rank()])
-        return {name: values[start : start + len(encoded)] for name, values in answer[0].items()}
+        return {name: values[start : start + len(encoded)] for name, values in columns.items()}
 
     def _collect(self, prompts: Sequence[Prompt], trainer: Any) -> dict[str, list[Any]]:
         started_at = monotonic()

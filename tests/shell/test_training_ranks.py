@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,22 +58,84 @@ torch.distributed.barrier()
 os._exit(0)  # gloo's threads may outlive the interpreter's teardown, which aborts the process
 """
 
+MIXING_RANK = """
+import json, os, sys
+import torch
+from pulsenet.errors import UnavailableError
+from pulsenet.outer.mixing.settings import MixingSettings
+from pulsenet.training import GossipOptimizer
+from pulsenet.training.local_mixer import LocalMixing
+
+rank, store, dtype = int(sys.argv[1]), sys.argv[2], getattr(torch, sys.argv[3])
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo", store=torch.distributed.FileStore(store, 2), rank=rank, world_size=2)
+torch.manual_seed(0)
+plain = torch.nn.Linear(6, 3).to(dtype)
+model = torch.nn.parallel.DistributedDataParallel(plain)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+mixer = LocalMixing(MixingSettings(inner_steps=2), 1).member(0) if rank == 0 else None
+sync = GossipOptimizer(model, optimizer, mixer=mixer)
+if rank == 0:
+    def fail_once(name):
+        work, failures = getattr(mixer, name), [UnavailableError("a bug of a mixer")]
+        def failing(*args, **options):
+            if failures:
+                raise failures.pop()
+            return work(*args, **options)
+        setattr(mixer, name, failing)
+    fail_once("begin_round")
+    fail_once("start")
+    fail_once("result")
+errors = 0
+for step in range(9):
+    data = torch.randn(4, 6, generator=torch.Generator().manual_seed(step * 2 + rank)).to(dtype)
+    model(data).float().square().mean().backward()
+    optimizer.step()
+    try:
+        sync.step()
+    except UnavailableError:
+        errors += 1
+    optimizer.zero_grad()
+weights = [parameter.detach().contiguous().view(torch.uint8).tolist() for parameter in plain.parameters()]
+print(json.dumps({"rank": rank, "round": sync.round_index, "errors": errors, "weights": weights}), flush=True)
+torch.distributed.barrier()
+os._exit(0)  # gloo's threads may outlive the interpreter's teardown, which aborts the process
+"""
+
+
+def run_ranks(program: str, store: Path, dtype: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(rank), str(store), dtype], stdout=subprocess.PIPE, text=True
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=90)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    first, second = (json.loads(output) for output in outputs)
+    return first, second
+
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rank_0_exchanges_and_all_ranks_follow(tmp_path: Path, dtype: str) -> None:
     """Also when a round fails on rank 0: the others hear of it, and both try again."""
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store"), dtype], stdout=subprocess.PIPE, text=True
-        )
-        for rank in (0, 1)
-    ]
-    outputs = [rank.communicate(timeout=90)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    first, second = (json.loads(output) for output in outputs)
+    first, second = run_ranks(RANK, tmp_path / "store", dtype)
     assert first["weights"] == second["weights"]
     assert (first["round"], second["round"]) == (3, 3)
     assert (first["errors"], second["errors"]) == (1, 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rank_0_mixes_and_all_ranks_follow(tmp_path: Path, dtype: str) -> None:
+    """Also when opening a round or ending one fails on rank 0: nobody waits for its news."""
+    first, second = run_ranks(MIXING_RANK, tmp_path / "store", dtype)
+    assert first["weights"] == second["weights"]
+    assert first["round"] == second["round"] > 0
+    assert (first["errors"], second["errors"]) == (3, 3)
 
 
 @pytest.fixture

@@ -28,6 +28,12 @@ try:
     TrlRollouts(silent, timeout_seconds=0.01)(prompts, make_trainer())
 except UnavailableError as error:
     columns["error"] = str(error)
+def fail(task):
+    raise ValueError("of the caller's own check")
+try:
+    TrlRollouts(Desk(answer=fail) if rank == 0 else None)(prompts, make_trainer())
+except (UnavailableError, ValueError) as error:
+    columns["other_error"] = str(error)
 columns["task_count"] = len(desk.sent) if rank == 0 else 0
 print(json.dumps(columns), flush=True)
 torch.distributed.barrier()
@@ -50,3 +56,5 @@ def test_rank_0_asks_for_all_ranks_and_its_error_reaches_them(tmp_path: Path) ->
     assert first["task_count"] == 2
     assert "5 completions of 2 prompts are missing" in first["error"]
     assert second["error"] == first["error"]
+    assert first["other_error"] == "of the caller's own check"
+    assert second["other_error"] == "rank 0 has no rollouts: its own error says why"
