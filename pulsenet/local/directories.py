@@ -52,29 +52,38 @@ def find_data_directory(
         environment: Where ``XDG_DATA_HOME`` and ``HOME`` are looked up; by default this process's own.
 
     Raises:
-        ConfigError: No daemon is there; the message says which command starts one.
+        ConfigError: No daemon is there, the message says which command starts one; or the directory cannot be read.
     """
-    if data_dir is not None:
-        found = Path(data_dir)
-        if not socket_path(found).exists():
-            raise ConfigError(
-                f"no daemon listens in {found}: start it with 'pulsenet join --role {role} --data-dir {found}'"
-            )
+    home = data_home(os.environ if environment is None else environment) / run
+    directory = home if data_dir is None else Path(data_dir)
+    try:
+        if data_dir is None:
+            found = _find_numbered(directory, role)
+        else:
+            found = directory if socket_path(directory).exists() else None
+    except OSError as error:
+        raise ConfigError(f"cannot look for a {role} daemon in {directory}: {error.strerror}") from error
+    if found is not None:
         return found
-    directory = data_home(os.environ if environment is None else environment) / run
+    if data_dir is not None:
+        raise ConfigError(
+            f"no daemon listens in {directory}: start it with 'pulsenet join --role {role} --data-dir {directory}'"
+        )
+    option = "" if run == RUN_NAME_DEFAULT else f" --run {run}"
+    raise ConfigError(
+        f"no {role} daemon of run '{run}' is running below {directory}: start it with "
+        f"'pulsenet join --role {role}{option}' in another terminal"
+    )
+
+
+def _find_numbered(directory: Path, role: str) -> Path | None:
     numbered = re.compile(rf"{re.escape(role)}(?:-(\d+))?")
     candidates = []
     for path in directory.iterdir() if directory.is_dir() else ():
         match = numbered.fullmatch(path.name)
         if match and socket_path(path).exists():
             candidates.append((not _listens(socket_path(path)), int(match[1] or 1), path))
-    if not candidates:
-        option = "" if run == RUN_NAME_DEFAULT else f" --run {run}"
-        raise ConfigError(
-            f"no {role} daemon of run '{run}' is running below {directory}: start it with "
-            f"'pulsenet join --role {role}{option}' in another terminal"
-        )
-    return min(candidates)[2]
+    return min(candidates)[2] if candidates else None
 
 
 def _listens(path: Path) -> bool:

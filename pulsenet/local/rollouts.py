@@ -193,9 +193,11 @@ def _join_samples(
             ).T.copy(),
             prompt_lengths=np.array([len(sample.prompt_tokens) for sample in listed], np.uint32),
             completion_lengths=np.array([len(sample.completion_tokens) for sample in listed], np.uint32),
-            prompt_tokens=_join([sample.prompt_tokens for sample in listed], np.dtype(np.int32)),
-            completion_tokens=_join([sample.completion_tokens for sample in listed], np.dtype(np.int32)),
-            logprobs=_join([sample.logprobs for sample in listed], LOGPROB_DTYPES[logprob_bits]),
+            prompt_tokens=_join_tokens([sample.prompt_tokens for sample in listed]),
+            completion_tokens=_join_tokens([sample.completion_tokens for sample in listed]),
+            logprobs=np.concatenate(
+                [np.asarray(sample.logprobs, LOGPROB_DTYPES[logprob_bits]).reshape(-1) for sample in listed]
+            ),
             rewards=np.array([sample.reward for sample in listed], np.float32),
             reward_parts=np.array(
                 [[sample.reward_parts[name] for sample in listed] for name in names], np.float32
@@ -205,8 +207,12 @@ def _join_samples(
         raise LocalProtocolError(f"samples that are no numbers of their kind: {error}") from error
 
 
-def _join(rows: Sequence[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    return np.concatenate([np.asarray(row, dtype).reshape(-1) for row in rows])
+def _join_tokens(rows: Sequence[Tokens]) -> npt.NDArray[np.int32]:
+    found = np.concatenate([np.asarray(row).reshape(-1) for row in rows])
+    tokens = found.astype(np.int32)  # wraps what is too large, and cuts fractions off
+    if not np.array_equal(tokens, found):
+        raise ValueError("a token is no whole number of 32 bits")
+    return tokens
 
 
 def _find_trainer(tasks: Sequence[Task]) -> PeerId | None:

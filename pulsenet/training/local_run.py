@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import threading
+from typing import Final
 
 from pulsenet.errors import ConfigError
 from pulsenet.ids import Digest
 from pulsenet.outer.self_test import SELF_TEST_DIGEST
 from pulsenet.tensors.params import ParameterTable
 
+MEMBERS_MAX: Final = 256
+
 
 class LocalRun:
     """A run whose trainers are threads.
 
     Args:
-        member_count: Members, all live at first.
+        member_count: Members, all live at first; their keys are told apart by one byte.
+
+    Raises:
+        ConfigError: there are none, or more than 256.
     """
 
     def __init__(self, member_count: int) -> None:
+        if not 1 <= member_count <= MEMBERS_MAX:
+            raise ConfigError(f"{member_count} members in one process: 1 to {MEMBERS_MAX} can train")
         self._changed = threading.Condition()
         self._live = set(range(member_count))
         self._table: ParameterTable | None = None

@@ -74,3 +74,9 @@ def test_an_explicit_directory_wins(tmp_path: Path, stack: ExitStack) -> None:
         find_data_directory("trainer", data_dir=tmp_path / "own", environment=environment)
     make_socket(tmp_path / "own", stack)
     assert find_data_directory("trainer", data_dir=str(tmp_path / "own"), environment=environment) == tmp_path / "own"
+
+
+@pytest.mark.parametrize("fields", [{"data_dir": "x" * 5000}, {"run": "x" * 300}])
+def test_a_directory_that_cannot_be_read_is_said_in_our_words(fields: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"x{300}"):
+        find_data_directory("trainer", environment={"XDG_DATA_HOME": str(tmp_path)}, **fields)  # type: ignore[arg-type]

@@ -100,6 +100,9 @@ def test_no_metadata_is_an_empty_object() -> None:
         ),
         ([Sample([2**31], [2], [0.0], 0.0)], "no numbers of their kind"),
         ([Sample(["a"], [2], [0.0], 0.0)], "no numbers of their kind"),  # type: ignore[list-item]
+        ([Sample(np.array([2**32 + 7]), [2], [0.0], 0.0)], "no numbers of their kind"),
+        ([Sample([1], np.array([2.5]), [0.0], 0.0)], "no numbers of their kind"),  # type: ignore[arg-type]
+        ([Sample([1], [2.5], [0.0], 0.0)], "no numbers of their kind"),  # type: ignore[list-item]
         ([Sample([-1], [2], [0.0], 0.0)], "rollouts-value"),
         ([Sample([1], [2], [0.0], float("nan"))], "rollouts-value"),
         ([Sample([1], [2], [0.0], 0.0, version_first=Version(0, 3))], "version_first above"),

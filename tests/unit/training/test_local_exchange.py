@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pulsenet.errors import LocalProtocolError, UnavailableError
+from pulsenet.errors import ConfigError, LocalProtocolError, UnavailableError
 from pulsenet.ids import Digest
 from pulsenet.outer.contribution import Contribution, Entries
 from pulsenet.outer.self_test import SELF_TEST_DIGEST
@@ -44,6 +44,12 @@ def open_exchange(count: int, **fields: Any) -> tuple[LocalExchange, list[LocalM
     for member, state in zip(members, states, strict=True):
         member.open(TABLE, SELF_TEST_DIGEST, state)
     return exchange, members, states
+
+
+@pytest.mark.parametrize("count", [0, 257])
+def test_more_members_than_there_are_keys_are_refused(count: int) -> None:
+    with pytest.raises(ConfigError, match=f"{count} members"):
+        LocalExchange(OuterSettings(), count)
 
 
 def test_who_waits_in_vain_hears_that_it_was_in_vain() -> None:
