@@ -70,6 +70,8 @@ class RankHook:
                 identifier = str(raw["id"])
                 if identifier == self._seen:
                     return
+                # Also one that cannot be carried out is looked at once.
+                self._seen = identifier
                 match raw:
                     case {"what": "open" | "close"}:
                         servant.note_open(raw["what"] == "open")
@@ -77,7 +79,6 @@ class RankHook:
                         servant.take(order)
                     case _:
                         raise StorageError(f"an order of the node is damaged: {raw}", "damaged")
-                self._seen = identifier
                 write_whole(acknowledgement_path(servant.directory, servant.rank), identifier.encode())
             except FileNotFoundError:
                 return

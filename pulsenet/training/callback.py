@@ -29,7 +29,7 @@ from pulsenet.training.exchange import Exchange
 from pulsenet.training.gossip_optimizer import GossipOptimizer
 from pulsenet.training.mixer import Mixer
 from pulsenet.training.outer_optimizer import OuterOptimizer
-from pulsenet.training.ranks import is_distributed, is_first_rank
+from pulsenet.training.ranks import is_first_rank, share_object
 
 STATE_FILE: Final = "pulsenet_outer.safetensors"
 """Beside the Trainer's own files in each checkpoint."""
@@ -70,7 +70,7 @@ class OuterCallback(TrainerCallback):  # type: ignore[misc]
         """
         make: Any = OuterOptimizer
         given = {"exchange": self._exchange}
-        if self._mixes():
+        if share_object(hasattr(self._exchange, "begin_round")):
             make, given = GossipOptimizer, {"mixer": self._exchange}
         sync: OuterOptimizer | GossipOptimizer = make(kwargs["model"], kwargs["optimizer"], **given, **self._options)
         self.sync = sync
@@ -94,13 +94,6 @@ class OuterCallback(TrainerCallback):  # type: ignore[misc]
         assert self.sync is not None
         if is_first_rank():
             save_outer_state(self.sync.state_dict(), _checkpoint_folder(args, state) / STATE_FILE)
-
-    def _mixes(self) -> bool:
-        """Tell whether the run mixes, as rank 0 knows."""
-        holder: list[Any] = [hasattr(self._exchange, "begin_round")]
-        if is_distributed():
-            torch.distributed.broadcast_object_list(holder, src=0)
-        return bool(holder[0])
 
 
 def _persist(act: Callable[[], object]) -> None:

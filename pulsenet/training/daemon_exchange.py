@@ -155,7 +155,7 @@ class DaemonExchange(DaemonEnd[RoundsConnection]):
         """Of the newest contribution as it travels."""
         self._is_moving = False
         """Whether a move was given out and not reported."""
-        reply = self._link.ask_settings()
+        reply = self._ask_settings()
         self._peer_id = reply.peer_id
         if reply.algorithm == GOSSIP:
             self.close()
@@ -215,11 +215,11 @@ class DaemonExchange(DaemonEnd[RoundsConnection]):
 
     def note_residual(self, norm: float) -> None:
         """Tell the daemon, which shows it in its status and metrics."""
-        if self._link.connection is None:
+        if self._connection is None:
             return
         try:
-            self._link.connection.tell(local.TellResidual(fp32_to_bits(norm)))
-        except UnavailableError:
+            self._connection.tell(local.TellResidual(fp32_to_bits(norm)))
+        except (UnavailableError, RemoteProtocolError):
             self._drop()
 
     # Orders
@@ -327,11 +327,11 @@ class DaemonExchange(DaemonEnd[RoundsConnection]):
         self._offered, self._may_go_on = None, False
         round_index, root = self._state.round_index, self._state.state_root
         assert root is not None
-        if self._link.connection is None:
+        if self._connection is None:
             return
         kind = local.Stepped if isinstance(move, FinalRound) else local.Restored
         try:
-            self._link.connection.tell(kind(round_index, root))
+            self._connection.tell(kind(round_index, root))
             self._told = local.HoldState(round_index, root)
         except UnavailableError:
             # Whoever answers next is told the state itself.
@@ -347,24 +347,29 @@ class DaemonExchange(DaemonEnd[RoundsConnection]):
             # The move broke off: the order is as good as never given.
             self._is_moving = False
             self._drop()
-        if self._link.connection is None or not self._is_open:
-            self._open_rounds(*self._masters)
-        assert self._link.connection is not None
+        connection = self._connection
+        if connection is None or not self._is_open:
+            connection = self._open_rounds(*self._masters)
         root = self._state.state_root
         held = local.HoldState(None, None) if root is None else local.HoldState(self._state.round_index, root)
         if held != self._told:
-            self._link.connection.tell(held)
+            connection.tell(held)
             self._told, self._offered, self._may_go_on = held, None, False
-        return self._link.connection
+        return connection
 
-    def _open_rounds(self, table: ParameterTable, self_test: Digest) -> None:
-        """Open the rounds on a connection, a new one if need be; errors as :meth:`DaemonLink.open`."""
-        self._link.open(self._settings, OuterSettings.from_constants, lambda line: line.open(table, self_test))
+    def _open_rounds(self, table: ParameterTable, self_test: Digest) -> RoundsConnection:
+        """Open the rounds on a connection, a new one if need be."""
+        connection = self._take_part(
+            self._settings, OuterSettings.from_constants, lambda line: line.open(table, self_test)
+        )
         self._is_open = True
+        return connection
 
     def _drop(self) -> None:
         """Close the connection: for the daemon this process is gone, until it says what it holds."""
-        self._link.close()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
         self._told = self._offered = None
         self._is_open = self._may_go_on = False
         if self._work is not None:

@@ -51,86 +51,6 @@ Connection = TypeVar("Connection", bound=RoundsConnection)
 Settings = TypeVar("Settings")
 
 
-class DaemonLink(Generic[Connection]):
-    """One connection at a time.
-
-    Args:
-        client: Reaches the daemon.
-        kind: What is spoken.
-        connect_seconds: How long one try to reach a daemon that is away may last.
-        drop: Called when the connection is of no use any more; has to give up what was said over it and :meth:`close`.
-    """
-
-    def __init__(
-        self, client: Client, kind: type[Connection], *, connect_seconds: float, drop: Callable[[], None]
-    ) -> None:
-        self._client = client
-        self._kind = kind
-        self._connect_seconds = connect_seconds
-        self._drop = drop
-        self.connection: Connection | None = None
-
-    def close(self) -> None:
-        """Close the connection: for the daemon this process is gone. A second call does nothing."""
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
-
-    def ask_settings(self) -> RoundSettingsReply:
-        """Return what the run says about its rounds, over a new connection if there is none.
-
-        Raises:
-            ConfigError: The run or the daemon has none for this process.
-            UnavailableError: The daemon is away.
-        """
-        try:
-            if self.connection is None:
-                self.connection = self._kind.connect(self._client, self._connect_seconds)
-            return self.connection.get_settings()
-        except RemoteProtocolError as error:
-            self._drop()
-            raise advise(error) from error
-        except UnavailableError:
-            self._drop()
-            raise
-
-    def open(
-        self,
-        settings: Settings,
-        read_settings: Callable[[str, tuple[tuple[str, int], ...]], Settings],
-        take_part: Callable[[Connection], None],
-    ) -> None:
-        """Take part over the connection, a new one if need be.
-
-        Args:
-            settings: As this process began with.
-            read_settings: Reads an algorithm and its constants.
-            take_part: Asks to take part.
-
-        Raises:
-            ConfigError: The run does not take this trainer, changed, or another process takes part in its place.
-            UnavailableError: The daemon is away.
-        """
-        busy_until = time.monotonic() + BUSY_SECONDS_MAX
-        while True:
-            reply = self.ask_settings()
-            if read_settings(reply.algorithm, reply.constants) != settings:
-                raise ConfigError("the run's owner changed the constants of its rounds: start this process again")
-            assert self.connection is not None
-            try:
-                take_part(self.connection)
-                return
-            except RemoteProtocolError as error:
-                self._drop()
-                # The daemon may not have noticed yet that the connection before is gone.
-                if error.code != "busy" or time.monotonic() >= busy_until:
-                    raise advise(error) from error
-                time.sleep(RECONNECT_PAUSE_SECONDS)
-            except UnavailableError:
-                self._drop()
-                raise
-
-
 def advise(error: RemoteProtocolError) -> ConfigError | RemoteProtocolError:
     """Return what to tell a person about a refusal that a person can do something about."""
     advice = _ADVICE.get(error.code)
@@ -159,6 +79,8 @@ def reach_daemon(
 class DaemonEnd(ABC, Generic[Connection]):
     """A training process's end of what the run does with its trainers: what rounds and mixing have in common.
 
+    It has one connection at a time.
+
     Args:
         client: Reaches the daemon; owned by this object.
         publisher: Hands weights over where this node coordinates, and is owned too; ``None`` never publishes.
@@ -178,14 +100,70 @@ class DaemonEnd(ABC, Generic[Connection]):
     ) -> None:
         self._client = client
         self._publisher = publisher
-        self._link = DaemonLink(client, kind, connect_seconds=connect_seconds, drop=self._drop)
+        self._kind = kind
+        self._connect_seconds = connect_seconds
+        self._connection: Connection | None = None
         self._threads = ThreadPoolExecutor(min(THREADS_MAX, cpu_count() or 1), thread_name_prefix=name)
         self.last_publish: PublishResult | None = None
         """What became of the newest version that was handed over."""
 
     @abstractmethod
     def _drop(self) -> None:
-        """Close the connection, and give up what was said over it."""
+        """Close the connection, and give up what was said over it. A second call does nothing."""
+
+    def _ask_settings(self) -> RoundSettingsReply:
+        """Return what the run says about its rounds, over a new connection if there is none.
+
+        Raises:
+            ConfigError: The run or the daemon has none for this process.
+            UnavailableError: The daemon is away.
+        """
+        try:
+            if self._connection is None:
+                self._connection = self._kind.connect(self._client, self._connect_seconds)
+            return self._connection.get_settings()
+        except RemoteProtocolError as error:
+            self._drop()
+            raise advise(error) from error
+        except UnavailableError:
+            self._drop()
+            raise
+
+    def _take_part(
+        self,
+        settings: Settings,
+        read_settings: Callable[[str, tuple[tuple[str, int], ...]], Settings],
+        ask: Callable[[Connection], None],
+    ) -> Connection:
+        """Take part over the connection, a new one if need be.
+
+        Args:
+            settings: As this process began with.
+            read_settings: Reads an algorithm and its constants.
+            ask: Asks to take part.
+
+        Raises:
+            ConfigError: The run does not take this trainer, changed, or another process takes part in its place.
+            UnavailableError: The daemon is away.
+        """
+        busy_until = time.monotonic() + BUSY_SECONDS_MAX
+        while True:
+            reply = self._ask_settings()
+            if read_settings(reply.algorithm, reply.constants) != settings:
+                raise ConfigError("the run's owner changed the constants of its rounds: start this process again")
+            assert self._connection is not None
+            try:
+                ask(self._connection)
+                return self._connection
+            except RemoteProtocolError as error:
+                self._drop()
+                # The daemon may not have noticed yet that the connection before is gone.
+                if error.code != "busy" or time.monotonic() >= busy_until:
+                    raise advise(error) from error
+                time.sleep(RECONNECT_PAUSE_SECONDS)
+            except UnavailableError:
+                self._drop()
+                raise
 
     def publish(self, model: torch.nn.Module, round_index: int, *, is_consensus: bool = True) -> None:
         """Hand the weights over as the run's next version; a node that does not coordinate refuses before any copy.

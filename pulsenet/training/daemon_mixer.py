@@ -111,7 +111,7 @@ class DaemonMixer(DaemonEnd[MixingConnection]):
         self._iterate: Callable[[], Iterable[Entries]] | None = None
         """z, while it is to be stored for joiners."""
         self._is_away = False
-        reply = self._link.ask_settings()
+        reply = self._ask_settings()
         if reply.algorithm != ALGORITHM:
             self.close()
             raise ConfigError(
@@ -219,7 +219,7 @@ class DaemonMixer(DaemonEnd[MixingConnection]):
             return Mixed(None, 1, self._failures.get(job, "unlisted" if opened is not None else "away"))
         nothing = local.MixDone(handed.message.round_index, int(job), (), "late")
         assert self._work is not None
-        connection = self._link.connection
+        connection = self._connection
         if connection is None:
             return self._own(handed, "away")
         try:
@@ -240,7 +240,7 @@ class DaemonMixer(DaemonEnd[MixingConnection]):
 
     def tell(self, report: MixingReport) -> None:
         """Tell the daemon, which shows it in its status and metrics."""
-        if self._link.connection is None:
+        if self._connection is None:
             return
         message = local.TellRound(
             round_index=report.round_index,
@@ -277,7 +277,7 @@ class DaemonMixer(DaemonEnd[MixingConnection]):
         self, job: Job, opened: local.RoundOpened, sections: Sequence[Iterable[Entries]], mixed_root: Digest | None
     ) -> None:
         assert self._work is not None
-        connection = self._link.connection
+        connection = self._connection
         if connection is None:
             self._failures[job] = "away"
             return
@@ -298,7 +298,7 @@ class DaemonMixer(DaemonEnd[MixingConnection]):
 
     def _hand_iterate(self, opened: local.RoundOpened, iterate: Callable[[], Iterable[Entries]]) -> None:
         assert self._work is not None
-        connection = self._link.connection
+        connection = self._connection
         if connection is None:
             return
         try:
@@ -309,7 +309,7 @@ class DaemonMixer(DaemonEnd[MixingConnection]):
             connection.close()
 
     def _tell(self, message: local.TellRound | local.StoreProbe) -> None:
-        connection = self._link.connection
+        connection = self._connection
         if connection is None:
             return
         try:
@@ -333,7 +333,7 @@ class DaemonMixer(DaemonEnd[MixingConnection]):
 
     def _drop(self) -> None:
         """Close the connection: for the daemon this process is gone. Nothing is read afterwards."""
-        connection, self._link.connection = self._link.connection, None
+        connection, self._connection = self._connection, None
         self._is_located = False
         if connection is not None:
             connection.abort()
@@ -346,17 +346,18 @@ class DaemonMixer(DaemonEnd[MixingConnection]):
             connection.close()
 
     def _ready(self) -> MixingConnection:
-        if self._link.connection is None or not self._link.connection.is_open():
+        if self._connection is None or not self._connection.is_open():
             self._drop()
-            self._connect()
-        assert self._link.connection is not None
-        return self._link.connection
+            return self._connect()
+        return self._connection
 
-    def _connect(self) -> None:
-        """Open mixing on a connection, a new one if need be; errors as :meth:`DaemonLink.open`."""
+    def _connect(self) -> MixingConnection:
+        """Open mixing on a connection, a new one if need be."""
         assert self._masters is not None
         table, self_test = self._masters
-        self._link.open(self._settings, MixingSettings.from_constants, lambda line: line.open_mixing(table, self_test))
+        return self._take_part(
+            self._settings, MixingSettings.from_constants, lambda line: line.open_mixing(table, self_test)
+        )
 
     def _plan(self, job: Job) -> local.JobPlan:
         assert self._opened is not None

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Any, Final
 
 import torch
@@ -34,6 +33,7 @@ from pulsenet.local.tasks import encode_tasks
 from pulsenet.tensors.params import ParameterTable
 from pulsenet.training.baseline_keeper import BaselineKeeper, DeviceBaselineChoice
 from pulsenet.training.device_baseline import DeviceBaseline
+from pulsenet.training.ranks import is_first_rank
 from pulsenet.training.rollout_checks import LogprobCheck
 from pulsenet.training.snapshot import ComputeDtype, Sharded, Snapshot, take_snapshot
 
@@ -268,9 +268,7 @@ class Publisher:
     def __enter__(self) -> Publisher:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _attached(self) -> Client:
@@ -364,7 +362,7 @@ def attach_publisher(
         UnavailableError: One should be there, but does not answer.
     """
     client = None
-    if _rank() == 0:
+    if is_first_rank():
         directory = find_data_directory("trainer", run=run, data_dir=data_dir)
         client = Client.connect(directory, timeout_seconds=timeout_seconds)
     return Publisher(
@@ -374,12 +372,6 @@ def attach_publisher(
 
 def _rest_seconds(give_up_at: float | None) -> float | None:
     return None if give_up_at is None else max(0.0, give_up_at - monotonic())
-
-
-def _rank() -> int:
-    """Return this process's rank, 0 without ``torch.distributed``."""
-    distributed = torch.distributed
-    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
 def _take_part(snapshot: Snapshot) -> None:

@@ -48,9 +48,10 @@ def is_first_rank() -> bool:
 
 
 def share_object(value: Shared) -> Shared:
-    """Return rank 0's value; every rank calls it."""
+    """Return rank 0's value; every rank calls it, as a process alone may."""
     holder = [value]
-    torch.distributed.broadcast_object_list(holder, src=0)
+    if is_distributed():
+        torch.distributed.broadcast_object_list(holder, src=0)
     return holder[0]
 
 

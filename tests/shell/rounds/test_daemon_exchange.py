@@ -759,6 +759,13 @@ def test_a_daemon_that_breaks_the_protocol_is_an_error_that_can_be_tried_again(m
     assert trainers[0].reports[-1].outcome is Outcome.COUNTED
 
 
+def test_a_residual_the_daemon_does_not_take_is_no_error(make_run: MakeRun) -> None:
+    run, trainers = make_run(1)
+    run.daemons[0].answers[local.TellResidual] = lambda message: local.BlobTaken(None, 1)
+    trainers[0].run_rounds(2)
+    assert [report.outcome for report in trainers[0].reports] == [Outcome.COUNTED] * 2
+
+
 def test_a_move_that_raises_is_ordered_again_on_a_new_connection(make_run: MakeRun) -> None:
     run, trainers = make_run(1)
     trainer = trainers[0]

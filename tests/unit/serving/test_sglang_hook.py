@@ -415,6 +415,8 @@ def test_an_order_in_the_background_that_is_damaged_is_said_aloud(
     (party.directory / BACKGROUND_NAME).write_text('{"id": "1", "what": "dance"}')
     hook.look()
     assert "an order of the node is damaged" in capsys.readouterr().out
+    hook.look()
+    assert capsys.readouterr().out == ""
     assert hook.servant is not None
     assert hook.servant.state is State.READY
 
