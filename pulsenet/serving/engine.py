@@ -18,7 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pulsenet.codec.changes import Changes
-from pulsenet.errors import IntegrityError, LocalProtocolError, PatchMismatchError
+from pulsenet.errors import (
+    IntegrityError,
+    LocalProtocolError,
+    PatchMismatchError,
+    RemoteProtocolError,
+    StorageError,
+    StructureError,
+)
 from pulsenet.ids import Digest, Version, short
 from pulsenet.tensors.params import ParameterTable
 
@@ -214,3 +221,20 @@ def describe_names(names: Iterable[str]) -> str:
     """Return the count and the first five names, for one line of an error."""
     listed = list(names)
     return f"{len(listed)} ({', '.join(listed[:5])}{', …' if len(listed) > 5 else ''})"
+
+
+def name_failure(error: BaseException) -> str:
+    """Return the stable code of why an update failed."""
+    match error:
+        case StructureError():
+            return "structure"
+        case PatchMismatchError():
+            return "base_mismatch"
+        case IntegrityError():
+            return "root_mismatch"
+        case RemoteProtocolError():
+            return "decode"
+        case StorageError():
+            return error.reason
+        case _:
+            return "engine"

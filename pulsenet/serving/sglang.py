@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -115,20 +115,18 @@ class SglangEngine:
 
     def read_back(self) -> None:
         """Compare SGLang's label, and the files' root; see :meth:`Engine.read_back`."""
-        if self._version is None:
-            raise LocalProtocolError("no version is held: there is nothing to read back")
-        self._check_label()
-        held, self._version = self._version, None
-        self._files.read_back()
-        self._version = held
+        self._read_back(self._files.read_back)
 
     def read_back_sample(self) -> None:
         """Compare SGLang's label, and a sample of the files; see :meth:`Engine.read_back`."""
+        self._read_back(self._files.read_back_sample)
+
+    def _read_back(self, read_files: Callable[[], None]) -> None:
         if self._version is None:
             raise LocalProtocolError("no version is held: there is nothing to read back")
         self._check_label()
         held, self._version = self._version, None
-        self._files.read_back_sample()
+        read_files()
         self._version = held
 
     def _check_label(self) -> None:

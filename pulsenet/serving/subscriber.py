@@ -25,11 +25,8 @@ from pulsenet.chain.rollouts import RolloutArrays
 from pulsenet.errors import (
     IntegrityError,
     LocalProtocolError,
-    PatchMismatchError,
     PulsenetError,
     RemoteProtocolError,
-    StorageError,
-    StructureError,
     UnavailableError,
 )
 from pulsenet.ids import Version
@@ -39,7 +36,7 @@ from pulsenet.local.protocol import RolloutsTaken, UpdateKind
 from pulsenet.local.rollouts import Sample, pack_rollouts
 from pulsenet.local.tasks import Task
 from pulsenet.local.update import Update
-from pulsenet.serving.engine import Engine, FullUpdate, RecordsUpdate, apply_update, read_back_update
+from pulsenet.serving.engine import Engine, FullUpdate, RecordsUpdate, apply_update, name_failure, read_back_update
 
 CONNECT_SECONDS_MAX: Final = 10.0
 TASKS_WAIT_SECONDS: Final = 10.0
@@ -307,20 +304,3 @@ def attach_engine(
     directory = find_data_directory("inferencer", run=run, data_dir=data_dir)
     client = Client.connect(directory, timeout_seconds=timeout_seconds)
     return Subscriber(client, engine, on_update=on_update, on_failure=on_failure)
-
-
-def name_failure(error: BaseException) -> str:
-    """Return the stable code of why an update failed."""
-    match error:
-        case StructureError():
-            return "structure"
-        case PatchMismatchError():
-            return "base_mismatch"
-        case IntegrityError():
-            return "root_mismatch"
-        case RemoteProtocolError():
-            return "decode"
-        case StorageError():
-            return error.reason
-        case _:
-            return "engine"

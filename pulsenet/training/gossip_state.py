@@ -75,7 +75,7 @@ class GossipState:
         self.z = allocate_copies("z", table, devices, z)
         self.momentum = allocate_copies("momentum", table, devices, momentum)
         for mine, local in zip(self.z, locals_, strict=True):
-            mine.copy_(_flat(local))
+            mine.copy_(outer_torch.flatten(local))
 
     @staticmethod
     def entries(copies: Sequence[torch.Tensor], tensor_indices: Iterable[int]) -> Iterator[Entries]:
@@ -86,7 +86,7 @@ class GossipState:
     def compute_delta(self, tensor_index: int, local: torch.Tensor) -> FP32s:
         """Return z minus a master, flat, in host memory of its own."""
         delta = torch.empty(local.numel(), dtype=torch.float32)
-        flat, z = _flat(local), self.z[tensor_index]
+        flat, z = outer_torch.flatten(local), self.z[tensor_index]
         for block in outer_torch.blocks(flat):
             delta[block].copy_(z[block].to(flat.device) - flat[block])
         values: FP32s = delta.numpy()
@@ -116,7 +116,7 @@ class GossipState:
         Returns:
             Squares of the Euclidean norms of the own delta, of x minus z, and of what was handed over minus ``delta``.
         """
-        z, held, flat = self.z[tensor_index], self.momentum[tensor_index], _flat(local)
+        z, held, flat = self.z[tensor_index], self.momentum[tensor_index], outer_torch.flatten(local)
         device = flat.device
         delta_square = distance_square = gap_square = 0.0
         for block in outer_torch.blocks(flat):
@@ -194,7 +194,3 @@ def _square(values: torch.Tensor) -> float:
 
 def _put(values: FP32s, device: torch.device) -> torch.Tensor:
     return outer_torch.to_tensor(np.ascontiguousarray(values), device)
-
-
-def _flat(local: torch.Tensor) -> torch.Tensor:
-    return local.detach().reshape(-1)

@@ -74,7 +74,7 @@ class OuterState:
             is_dense: All elements, as they are.
             flush: What passes the gate whole, where not all is sent.
         """
-        theta, residual, flat = self.theta[tensor_index], self.residual[tensor_index], _flat(local)
+        theta, residual, flat = self.theta[tensor_index], self.residual[tensor_index], outer_torch.flatten(local)
         if _is_host(theta, residual, flat):
             arrays = _numpy(theta), _numpy(flat), _numpy(residual)
             if is_dense:
@@ -96,7 +96,7 @@ class OuterState:
 
     def fold(self, tensor_index: int, local: torch.Tensor) -> None:
         """Make the residual the whole corrected pseudo-gradient."""
-        theta, residual, flat = self.theta[tensor_index], self.residual[tensor_index], _flat(local)
+        theta, residual, flat = self.theta[tensor_index], self.residual[tensor_index], outer_torch.flatten(local)
         if _is_host(theta, residual, flat):
             correct_delta(_numpy(theta), _numpy(flat), _numpy(residual), out=_numpy(residual))
             return
@@ -244,10 +244,6 @@ def _dense_block(entries: Entries, block: slice, device: torch.device) -> torch.
     positions = torch.from_numpy(entries.indices[low:high].astype(np.int64) - block.start).to(device)
     dense[positions] = outer_torch.to_tensor(entries.values[low:high], device)
     return dense
-
-
-def _flat(local: torch.Tensor) -> torch.Tensor:
-    return local.detach().reshape(-1)
 
 
 def _is_host(*tensors: torch.Tensor) -> bool:

@@ -195,6 +195,11 @@ def step_nesterov(
         _settle_nans(theta[block])
 
 
+def flatten(local: torch.Tensor) -> torch.Tensor:
+    """Return a master's elements as one row; they are the master's own where it is contiguous."""
+    return local.detach().reshape(-1)
+
+
 def blocks(tensor: torch.Tensor) -> Iterator[slice]:
     """Yield slices that cover a flat tensor, each small enough for scratch copies."""
     size = BLOCK_ELEMENTS if tensor.device.type == "cpu" else BLOCK_ELEMENTS_DEVICE

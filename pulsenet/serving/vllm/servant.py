@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from pulsenet.errors import (
-    IntegrityError,
     LocalProtocolError,
-    PatchMismatchError,
     PulsenetError,
-    RemoteProtocolError,
-    StorageError,
     StructureError,
 )
+from pulsenet.serving.engine import name_failure
 from pulsenet.serving.vllm.attest import Checkpoint
 from pulsenet.serving.vllm.exchange import (
     MEMORY_NAME,
@@ -262,18 +259,4 @@ class RankServant:
 
 def name_fault(error: Exception) -> str:
     """Return the stable code of why an order was not done; the node's counters use the same words."""
-    match error:
-        case StructureError():
-            return "structure"
-        case PatchMismatchError():
-            return "base_mismatch"
-        case IntegrityError():
-            return "root_mismatch"
-        case RemoteProtocolError():
-            return "decode"
-        case StorageError():
-            return error.reason
-        case LocalProtocolError():
-            return "order"
-        case _:
-            return "engine"
+    return "order" if isinstance(error, LocalProtocolError) else name_failure(error)

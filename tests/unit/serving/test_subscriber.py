@@ -16,7 +16,7 @@ from pulsenet.errors import (
     StructureError,
     UnavailableError,
 )
-from pulsenet.serving.subscriber import name_failure
+from pulsenet.serving.engine import name_failure
 
 
 @pytest.mark.parametrize(
