@@ -289,7 +289,12 @@ class Trainer:
             self._succession.fulfil()
             # With rounds all authorities make the same anchors, so that a take-over brings seeds nothing to fetch.
             interval, is_aligned = self._descriptor.anchor_interval, self._turns is not None
-            self._extras_due.extend(find_extras_due(draft.state, interval, is_aligned=is_aligned))
+            due = find_extras_due(draft.state, interval, is_aligned=is_aligned)
+            anchor = StoreAnchor(draft.state.version)
+            if self._extras_due and anchor not in due:
+                # A blob was lost while this version was made: an anchor of the one before cannot be had any more.
+                due.append(anchor)
+            self._extras_due = deque(due)
         # In a run with rounds the head is signed when its turn comes, which may be now.
         effects = [] if head is None else self._speaker.announce(head, draft.state, now, now_ms)
         blob_ids, record_digests = find_released(before, draft.state)

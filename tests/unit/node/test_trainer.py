@@ -94,6 +94,7 @@ class Desk:
         self.now_ms = run.start_ms
         self.weights: dict[int, str] = {}
         self.baseline = ""
+        self.committed: Version | None = None
         self.log: list[Effect] = []
         self.todo: deque[ANSWERED] = deque()
         self.timer: float | None = None
@@ -156,8 +157,10 @@ class Desk:
                     self.disk.records[record_digest(record)] = record
                 self.disk.state.update(dict(state))
                 if generation is not None:
-                    self.baseline = self.weights[generation]
+                    self.baseline, self.committed = self.weights[generation], version
                 return Committed(version)
+            case StoreAnchor(version) if version != self.committed:
+                return ExtraFailed(version, "no_baseline")
             case StoreAnchor(version):
                 return AnchorStored(version, self._blob(f"anchor {version}"), 2_000)
             case EncodeSkip(base_version, version):
@@ -206,7 +209,7 @@ class Desk:
 
     def restart(self, **arguments: Any) -> Desk:
         desk = Desk(self.run, disk=self.disk, key=self.key, **arguments)
-        desk.baseline = self.baseline
+        desk.baseline, desk.committed = self.baseline, self.committed
         return desk
 
 
@@ -479,6 +482,21 @@ def test_a_blob_that_nobody_has_any_more_is_made_up_for_by_an_anchor(desk: Desk)
     assert desk.trainer.state.anchor_numbers == (11, 15)
     assert [effect.version for effect in desk.of(StoreAnchor)].count(Version(0, 15)) == 1
     assert desk.publish(16) == Version(0, 16)
+
+
+@pytest.mark.parametrize("generation", [16, 21])
+def test_a_blob_that_is_lost_while_a_version_is_made_is_made_up_for_by_an_anchor_of_that(
+    desk: Desk, generation: int
+) -> None:
+    for earlier in range(1, generation):
+        desk.publish(earlier)
+    desk.offer(generation)
+    desk.send(BlobLost(blob_of(desk, 14, Kind.PATCH)))
+    desk.settle()
+    assert desk.trainer.state is not None
+    assert desk.trainer.state.anchor_numbers == (11, generation)
+    assert desk.of(StoreAnchor).count(StoreAnchor(Version(0, generation))) == 1
+    assert desk.publish(generation + 1) == Version(0, generation + 1)
 
 
 def test_an_anchor_of_the_newest_version_that_was_lost_is_written_again_and_not_announced_twice(desk: Desk) -> None:
