@@ -23,6 +23,9 @@ POLL_SECONDS: Final = 15.0
 POLL_WAITING_SECONDS: Final = 3.0
 """How often the rounds are asked for while inner steps run, and while everything waits for an answer."""
 
+WAIT_SECONDS_MAX: Final = 60.0
+"""Whoever is busy for longer is asked again after so long: a peer must not keep this node from asking others."""
+
 
 class Contact:
     """Whom to tell and whom to ask, and when.
@@ -114,7 +117,8 @@ class Contact:
     def take_reply(self, event: ReplyReceived, now: float) -> None:
         """Take in the answer to a contribution or a refused question."""
         if isinstance(event.reply, Refusal):
-            self.refusal, self.wait_seconds = event.reply.code, event.reply.retry_after_ms / 1000
+            self.refusal = event.reply.code
+            self.wait_seconds = min(event.reply.retry_after_ms / 1000, WAIT_SECONDS_MAX)
             self._poll_at = now + max(self.wait_seconds, POLL_WAITING_SECONDS)
         elif isinstance(event.reply, PushReply) and event.request_id in self._sent_ids:
             self.note_heard(event.peer_id, now)

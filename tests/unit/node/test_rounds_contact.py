@@ -20,6 +20,7 @@ from pulsenet.node.rounds_contact import (
     POLL_WAITING_SECONDS,
     REMIND_SECONDS,
     RESEND_SECONDS,
+    WAIT_SECONDS_MAX,
     Contact,
 )
 from pulsenet.wire.messages import GetRounds, PushContribution, PushReply, Refusal
@@ -114,6 +115,14 @@ def test_a_busy_donor_is_left_alone_for_as_long_as_it_said(bench: Bench) -> None
     assert bench.contact.poll(59.0, from_round_index=0, is_waiting=True) == []
     assert bench.contact.poll(60.1, from_round_index=0, is_waiting=True)
     assert bench.contact.refusal == ""
+
+
+def test_a_peer_that_says_to_wait_for_ever_keeps_nobody_from_asking(bench: Bench) -> None:
+    bench.connect()
+    bench.contact.poll(0.0, from_round_index=0, is_waiting=True)
+    bench.reply(Refusal("busy", "", (1 << 63) - 1), 0.0)
+    assert bench.contact.next_wake(0.0) == WAIT_SECONDS_MAX
+    assert bench.contact.poll(WAIT_SECONDS_MAX, from_round_index=0, is_waiting=True)
 
 
 def test_silence_is_a_lease_without_a_sign(bench: Bench) -> None:
