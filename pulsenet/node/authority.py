@@ -9,7 +9,7 @@ from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import PeerId
 from pulsenet.node.candidacy import Candidacy, decode_ballot
 from pulsenet.node.effects import Effect
-from pulsenet.node.events import Event, PeerConnected, TermSeen, VoteSeen
+from pulsenet.node.events import Event, PeerConnected, ReceiptSeen, TermSeen, VoteSeen
 from pulsenet.node.ledger_machine import LedgerMachine
 from pulsenet.node.machine import Seat
 from pulsenet.node.verdicts import Verdicts
@@ -80,9 +80,9 @@ class Authority(LedgerMachine):
             self._candidacy.note_coordinator(now)
 
     def _note_refusal(self, event: Event, error: RemoteProtocolError | TrustError) -> list[Effect]:
-        # Whoever it came from is struck by the node's other machine, which hears the same.
         self.verdicts.note(event, error.code)
-        return []
+        # Terms and receipts are taken by the node's other machine too, which strikes whoever they came from.
+        return [] if isinstance(event, TermSeen | ReceiptSeen) else super()._note_refusal(event, error)
 
     def _store_again(self) -> list[Effect]:
         return [self._candidacy.save()]

@@ -15,7 +15,7 @@ from pulsenet.errors import StorageError
 from pulsenet.node.authority import Authority
 from pulsenet.node.candidacy import BALLOT_KEY, encode_ballot
 from pulsenet.node.effects import Count, Effect, SaveState, SendRequest, StrikePeer
-from pulsenet.node.events import Event, PeerConnected, StoreFailed, TermSeen, TimerFired, VoteSeen
+from pulsenet.node.events import Event, PeerConnected, ReceiptSeen, StoreFailed, TermSeen, TimerFired, VoteSeen
 from pulsenet.wire.messages import PushTerm, PushVote
 
 
@@ -71,13 +71,17 @@ def test_a_candidate_is_given_a_vote_and_its_term_is_heard(make_run: Callable[..
     assert LEDGER_KEY in [effect.key for effect in effects if isinstance(effect, SaveState)]
 
 
-def test_rubbish_is_counted_and_answered_and_strikes_nobody_here(make_run: Callable[..., Any]) -> None:
+def test_rubbish_is_counted_and_answered_and_strikes_its_sender_once(make_run: Callable[..., Any]) -> None:
     run = make_run()
     machine = Voter(run, run.publisher)
-    effects = machine.handle(VoteSeen(b"rubbish", run.second.peer_id), 0.0, 0)
+    source = run.second.peer_id
+    effects = machine.handle(VoteSeen(b"rubbish", source), 0.0, 0)
     assert Count("rejected", "schema") in effects
-    assert not [effect for effect in effects if isinstance(effect, StrikePeer)]
+    assert StrikePeer(source, "schema") in effects
     assert machine.verdicts.find(PushVote(b"rubbish")) == "schema"
+    for heard_by_others_too in (TermSeen((b"rubbish",), source), ReceiptSeen(b"rubbish", (), source)):
+        effects = machine.handle(heard_by_others_too, 0.0, 0)
+        assert StrikePeer(source, "schema") not in effects
 
 
 def test_after_a_full_disk_the_ballot_is_stored_again(make_run: Callable[..., Any]) -> None:
