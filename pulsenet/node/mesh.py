@@ -254,7 +254,11 @@ class Mesh:
             link.outbound = link.outbound or event.outbound
             return []
         if len(self._links) >= LINKS_MAX:
-            return []
+            inbound = [peer_id for peer_id, link in self._links.items() if not link.outbound]
+            if not event.outbound or not inbound:
+                return []
+            # Strangers who dial this node must not keep out whom it dials itself.
+            del self._links[inbound[-1]]
         self._links[event.peer_id] = Link(event.peer_id, event.outbound)
         self._choose_neighbours()
         effects: list[Effect] = [self._report()]

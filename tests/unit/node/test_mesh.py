@@ -445,6 +445,20 @@ def test_connections_looked_after_are_bounded(run: Any, monkeypatch: pytest.Monk
     assert len(node.mesh.connected) == 2
 
 
+def test_strangers_who_fill_the_table_keep_out_nobody_this_node_dials(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pulsenet.node.mesh.LINKS_MAX", 2)
+    node = Node(run, run.stranger)
+    strangers, dialled = [run.key(seed) for seed in range(60, 63)], [run.key(seed) for seed in range(70, 73)]
+    for stranger in strangers:
+        node.connect(stranger, outbound=False)
+    for key in dialled:
+        node.connect(key, outbound=True)
+    assert set(node.mesh.connected) == {key.peer_id for key in dialled[:2]}
+    assert set(node.mesh.neighbours) == set(node.mesh.connected)
+
+
 def test_other_events_are_none_of_its_business(node: Node) -> None:
     assert node.send(RequestFailed(77, node.run.second.peer_id, "timeout")) == []
 
