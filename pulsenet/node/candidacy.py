@@ -141,8 +141,8 @@ class Candidacy:
         if (mandate.term, mandate.coordinator) != (self._led_term, self._peer_id):
             return False
         # A vote is counted from its arrival, so that its voter's lease is not outlived.
-        fresh = [at for _, at in self._votes.values() if now - at < LEASE_SECONDS - RENEW_SECONDS]
-        return is_majority(1 + len(fresh), len(self._authorities))
+        fresh = {voter for voter, (_, at) in self._votes.items() if now - at < LEASE_SECONDS - RENEW_SECONDS}
+        return is_majority(len({self._peer_id, *fresh} & set(self._authorities)), len(self._authorities))
 
     @property
     def _authorities(self) -> tuple[PeerId, ...]:

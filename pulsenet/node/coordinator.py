@@ -328,6 +328,7 @@ class Coordinator(Authority):
     def _go_on(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         if self._ledger.fork is None:
+            self._forget_revoked()
             effects += self._candidacy.stand_if_due(now, is_ready=self._is_ready)
             self._collect(now)
             effects += self._want()
@@ -339,6 +340,12 @@ class Coordinator(Authority):
                 Log("error", "two final receipts of one round are known: rounds stop, the owner must step in")
             )
         return effects + self._gatherer.pump(now)
+
+    def _forget_revoked(self) -> None:
+        """What an authority showed holds nobody up once the owner revoked its key."""
+        assert self._trust.descriptor is not None
+        if self._shown is not None and not set(self._shown.signers) <= set(self._trust.descriptor.authorities):
+            self._shown = self._candidacy.shown = None
 
     @property
     def _is_ready(self) -> bool:

@@ -88,6 +88,16 @@ def test_a_saved_ballot_comes_back(make_run: Callable[..., Any]) -> None:
         decode_ballot(b"\xc0")
 
 
+def test_the_vote_of_a_key_that_was_revoked_keeps_nobody_in_office(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 0)
+    bench.stand(LEASE_SECONDS)
+    bench.give(1, 1, LEASE_SECONDS)
+    assert bench.candidacy.is_leading(LEASE_SECONDS)
+    left = tuple(bench.keys[rank].peer_id for rank in (0, 2))
+    bench.trust.accept_descriptor(bench.run.revise(authorities=left))
+    assert not bench.candidacy.is_leading(LEASE_SECONDS)
+
+
 def test_nobody_else_gets_a_vote_before_the_lease_ends(make_run: Callable[..., Any]) -> None:
     bench = Bench(make_run, 2)
     assert bench.ask(0, 1, 0.0)[1] == ""

@@ -46,6 +46,7 @@ from pulsenet.node.proposal import RESEND_SECONDS
 from pulsenet.testing.fakes import FakeStore
 from pulsenet.testing.toy_training import write_blob
 from pulsenet.wire.messages import PushContribution, PushReceipt, PushVote
+from pulsenet.wire.schema import decode_value
 
 STATE = compute_digest(b"state 0")
 
@@ -519,3 +520,19 @@ def test_what_was_shown_is_proposed_again_once_all_it_lists_is_here(make_run: Ca
     bench.contribution()
     bench.machine._gatherer.set_wants({}, None)
     assert pushed(bench.tell(TimerFired()), PushReceipt)
+
+
+def test_what_a_key_showed_holds_nobody_up_once_it_is_revoked(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 3)
+    honest, rogue = bench.others
+    member = Member(bench.trainer.peer_id, record_digest(bench.contribution()), 0x3F80_0000)
+    far = Receipt(bench.run.run_id, 0, 1, rogue.peer_id, 1_000, STATE, compute_digest(b"before"), (member,), ())
+    bench.tell(ReceiptSeen(encode_signed(bench.run.seal(far, rogue)), (), honest.peer_id))
+    bench.lead()
+    assert not bench.machine.is_leading(bench.now), "whoever is behind does not stand"
+    left = tuple(sorted((bench.me.peer_id, honest.peer_id)))
+    bench.trust.accept_descriptor(bench.run.revise(authorities=left))
+    (asked, *_) = pushed(bench.tell(TimerFired()), PushVote)
+    term = decode_value(Vote, decode_signed(asked.message.vote).payload).term
+    bench.tell(bench.vote(honest, term, bench.me))
+    assert bench.machine.is_leading(bench.now)
