@@ -62,8 +62,8 @@ def verify(peer_id: PeerId, message: bytes, signature: bytes) -> bool:
     return make_sign(peer_id)(message) == signature
 
 
-def make_genesis(authorities: Iterable[PeerId], trainers: Iterable[PeerId], **changes: Any) -> SignedRecord:
-    """Return the first descriptor of a run, signed by its owner; without rounds, unless ``changes`` say otherwise."""
+def make_descriptor(authorities: Iterable[PeerId], trainers: Iterable[PeerId] = (), **changes: Any) -> Descriptor:
+    """Return the first descriptor of a run; without rounds, unless ``changes`` say otherwise."""
     fields: dict[str, Any] = {
         "name": "simulated",
         "nonce": bytes(16),
@@ -87,8 +87,13 @@ def make_genesis(authorities: Iterable[PeerId], trainers: Iterable[PeerId], **ch
         "wire_version_min": 1,
         "wire_version_max": 1,
     }
+    return Descriptor(**fields | changes)
+
+
+def make_genesis(authorities: Iterable[PeerId], trainers: Iterable[PeerId], **changes: Any) -> SignedRecord:
+    """Return such a descriptor, signed by the owner of all simulated runs."""
     owner = make_key("owner")
-    return seal(Descriptor(**fields | changes), make_sign(owner), owner)
+    return seal(make_descriptor(authorities, trainers, **changes), make_sign(owner), owner)
 
 
 @dataclass

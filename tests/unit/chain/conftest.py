@@ -23,6 +23,7 @@ from pulsenet.chain.rules import entry_key
 from pulsenet.chain.signing import add_signature, record_digest, seal
 from pulsenet.chain.trust import Trust, entry_of
 from pulsenet.ids import Digest, PeerId, RunId, Version, compute_digest
+from pulsenet.testing.fakes import make_descriptor
 
 NOW_MS = 1_800_000_000_000
 
@@ -57,30 +58,13 @@ class Run:
     now_ms = NOW_MS
 
     def __init__(self, **changes: Any) -> None:
-        fields: dict[str, Any] = {
-            "name": "test",
-            "nonce": bytes(16),
-            "revision": 0,
-            "previous": None,
+        members = {
             "owners": (self.owner.peer_id,),
-            "owner_threshold": 1,
-            "authorities": tuple(sorted((self.publisher.peer_id, self.second.peer_id))),
+            "authorities": (self.publisher.peer_id, self.second.peer_id),
             "trainers": (self.trainer.peer_id,),
             "inferencers": (self.inferencer.peer_id,),
-            "open_trainers_max": 0,
-            "open_inferencers_max": 0,
-            "private": False,
-            "table_digest": None,
-            "base_root": None,
-            "base_blob_id": None,
-            "algorithm": "none",
-            "constants": (),
-            "publish_interval_min_ms": 0,
-            "anchor_interval": 10,
-            "wire_version_min": 1,
-            "wire_version_max": 1,
         }
-        self.descriptor = Descriptor(**{**fields, **changes})
+        self.descriptor = make_descriptor(**members | changes)
         self.genesis = seal(self.descriptor, self.owner.sign, self.owner.peer_id)
         self.run_id = RunId(record_digest(self.genesis))
 

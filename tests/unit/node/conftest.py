@@ -11,11 +11,12 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from pulsenet.chain.ledger import Ledger
-from pulsenet.chain.records import Descriptor, EpochRecord, Have, Head, SignedRecord
+from pulsenet.chain.records import EpochRecord, Have, Head, SignedRecord
 from pulsenet.chain.signing import add_signature, encode_signed, record_digest, seal
 from pulsenet.chain.trust import Trust
 from pulsenet.ids import Digest, PeerId, RunId, Version, compute_digest
 from pulsenet.node.machine import Seat
+from pulsenet.testing.fakes import make_descriptor
 
 START_MS = 1_800_000_000_000
 
@@ -48,30 +49,8 @@ class Run:
 
     def __init__(self, *, authorities: tuple[Key, ...] | None = None, **changes: Any) -> None:
         keys = (self.publisher,) if authorities is None else authorities
-        fields: dict[str, Any] = {
-            "name": "test",
-            "nonce": bytes(16),
-            "revision": 0,
-            "previous": None,
-            "owners": (self.owner.peer_id,),
-            "owner_threshold": 1,
-            "authorities": tuple(sorted(key.peer_id for key in keys)),
-            "trainers": (),
-            "inferencers": (),
-            "open_trainers_max": 0,
-            "open_inferencers_max": 0,
-            "private": False,
-            "table_digest": None,
-            "base_root": None,
-            "base_blob_id": None,
-            "algorithm": "none",
-            "constants": (),
-            "publish_interval_min_ms": 0,
-            "anchor_interval": 10,
-            "wire_version_min": 1,
-            "wire_version_max": 1,
-        }
-        self.descriptor = Descriptor(**{**fields, **changes})
+        owners = (self.owner.peer_id,)
+        self.descriptor = make_descriptor((key.peer_id for key in keys), owners=owners, **changes)
         self.genesis = self.seal(self.descriptor, self.owner)
         self.run_id = RunId(record_digest(self.genesis))
 

@@ -46,36 +46,13 @@ from pulsenet.node.events import (
     TimerFired,
 )
 from pulsenet.node.inferencer import TRANSITIONS, Inferencer, Phase, Step
+from pulsenet.node.published import HEAD_KEY
 from pulsenet.node.respond import respond
 from pulsenet.node.sources import SOURCES_MAX
 from pulsenet.testing.fakes import Chance, FakeStore, make_key, make_sign
 from pulsenet.testing.script import NOW_MS, ScriptedPublisher, make_data, root_of
-from pulsenet.wire.messages import GetChunks, GetHead, GetRecords, PeerAddress
-
-
-class PublisherView:
-    """The scripted publisher's store, as the serving rule sees it."""
-
-    def __init__(self, store: FakeStore) -> None:
-        self.record = store.record
-        self.descriptors = store.descriptors
-        self.epochs = store.epochs
-        self.chunk_list = store.chunk_list
-        self.chunk_list_slice = store.chunk_list_slice
-        self.chunk = store.chunk
-        self.head: bytes | None = None
-
-    def newest_head(self) -> bytes | None:
-        return self.head
-
-    def have(self) -> bytes | None:
-        return None
-
-    def neighbours(self) -> list[PeerAddress]:
-        return []
-
-    def push_verdict(self, push: object) -> str:
-        return ""
+from pulsenet.testing.versioned_node import StoreAndMesh
+from pulsenet.wire.messages import GetChunks, GetHead, GetRecords
 
 
 class Bench:
@@ -83,7 +60,6 @@ class Bench:
 
     def __init__(self, publisher: ScriptedPublisher, **settings: object) -> None:
         self.publisher = publisher
-        self.view = PublisherView(publisher.store)
         self.store = FakeStore()
         self.now = 0.0
         self.log: list[Effect] = []
@@ -129,7 +105,8 @@ class Bench:
                 self.report.update(fields)
             case SendRequest(request_id, peer_id, message):
                 replies: list[Event] = [
-                    ReplyReceived(request_id, peer_id, reply) for reply in respond(message, self.view)
+                    ReplyReceived(request_id, peer_id, reply)
+                    for reply in respond(message, StoreAndMesh(self.publisher.store, None))
                 ]
                 return [*replies, RequestDone(request_id, peer_id)] if isinstance(message, GetChunks) else replies
         return []
@@ -139,8 +116,13 @@ class Bench:
 
     def offer(self, digests: list[Digest], at_ms: int = 0) -> list[Effect]:
         """Show the follower a head over these manifests."""
-        self.view.head = self.publisher.head(digests, at_ms=NOW_MS + at_ms)
-        return self.tell(HeadSeen(self.view.head, self.publisher.peer_id))
+        return self.tell(HeadSeen(self.sign_head(digests, at_ms), self.publisher.peer_id))
+
+    def sign_head(self, digests: list[Digest], at_ms: int = 0) -> bytes:
+        """Sign a head over these manifests; whoever asks the publisher is answered with it."""
+        head = self.publisher.head(digests, at_ms=NOW_MS + at_ms)
+        self.publisher.store.state[HEAD_KEY] = head
+        return head
 
     def pass_time(self, seconds: float) -> list[Effect]:
         end = self.now + seconds
@@ -216,7 +198,7 @@ def test_a_joiner_applies_hop_by_hop_and_swaps_the_engine_once() -> None:
 def test_the_head_is_pulled_from_a_peer_that_connects() -> None:
     publisher = ScriptedPublisher()
     bench = Bench(publisher)
-    bench.view.head = publisher.head(publisher.chain(1, 1))
+    bench.sign_head(publisher.chain(1, 1))
     effects = bench.connect()
     assert GetHead() in [request.message for request in only(effects, SendRequest)]
     assert only(effects, ApplyHop)
@@ -699,8 +681,7 @@ def test_a_head_that_came_with_the_node_is_news_of_nobody() -> None:
     publisher = ScriptedPublisher()
     bench = Bench(publisher)
     bench.connect()
-    bench.view.head = publisher.head(publisher.chain(1, 2))
-    bench.tell(HeadSeen(bench.view.head, None))
+    bench.tell(HeadSeen(bench.sign_head(publisher.chain(1, 2)), None))
     assert hops(bench) == [1]
 
 

@@ -23,6 +23,7 @@ from pulsenet.node.respond import respond
 from pulsenet.node.sources import SOURCES_MAX
 from pulsenet.testing.fakes import FakeStore, make_key
 from pulsenet.testing.script import NOW_MS, ScriptedPublisher, root_of
+from pulsenet.testing.versioned_node import StoreAndMesh
 from pulsenet.wire.messages import GetEpochs, GetHead, GetRecords
 
 PEER = make_key("peer")
@@ -54,23 +55,12 @@ class Desk:
                 self.requests.append(effect)
         while self.answers and self.requests:
             request = self.requests.pop(0)
-            for reply in respond(request.message, _View(self.publisher.store)):
+            for reply in respond(request.message, StoreAndMesh(self.publisher.store, None)):
                 self.send(ReplyReceived(request.request_id, request.peer_id, reply))
         return effects
 
     def asked(self) -> list[object]:
         return [effect.message for effect in self.log if isinstance(effect, SendRequest)]
-
-
-class _View:
-    def __init__(self, store: FakeStore) -> None:
-        self.newest_head = store.newest_head
-        self.record = store.record
-        self.descriptors = store.descriptors
-        self.epochs = store.epochs
-        self.chunk_list = store.chunk_list
-        self.chunk_list_slice = store.chunk_list_slice
-        self.chunk = store.chunk
 
 
 def test_a_head_leads_to_its_catalogue_and_both_are_kept() -> None:

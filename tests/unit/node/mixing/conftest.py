@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pulsenet.chain.ledger import Ledger
-from pulsenet.chain.records import Descriptor, Roster, Share, ShareKind, SignedRecord, Vote
+from pulsenet.chain.records import Roster, Share, ShareKind, SignedRecord, Vote
 from pulsenet.chain.rosters import KnownRoster, Rosters
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest, seal
 from pulsenet.chain.trust import Trust
@@ -22,7 +22,7 @@ from pulsenet.node.mixing.machine import Mixing
 from pulsenet.outer.mixing import pairing
 from pulsenet.outer.mixing.pairing import find_partner
 from pulsenet.outer.mixing.settings import ALGORITHM, Job, MixingSettings, MixingVariant
-from pulsenet.testing.fakes import FakeStore, make_key, make_sign, verify
+from pulsenet.testing.fakes import FakeStore, make_descriptor, make_key, make_sign, verify
 from pulsenet.testing.toy_mixing import SIZE, check_mean, combine, write_values
 from pulsenet.wire.messages import (
     ChunkListReply,
@@ -68,30 +68,8 @@ class Desk:
         self.stranger = make_key("stranger")
         self.me = self.keys[place]
         self.coordinator = self.keys[-1]
-        owner = make_key("owner")
-        self.descriptor = Descriptor(
-            name="desk",
-            nonce=bytes(16),
-            revision=0,
-            previous=None,
-            owners=(owner,),
-            owner_threshold=1,
-            authorities=(self.coordinator,),
-            trainers=tuple(self.keys),
-            inferencers=(),
-            open_trainers_max=0,
-            open_inferencers_max=0,
-            private=False,
-            table_digest=None,
-            base_root=None,
-            base_blob_id=None,
-            algorithm=ALGORITHM,
-            constants=self.settings.to_constants(),
-            publish_interval_min_ms=0,
-            anchor_interval=10,
-            wire_version_min=1,
-            wire_version_max=1,
-        )
+        owner, constants = make_key("owner"), self.settings.to_constants()
+        self.descriptor = make_descriptor((self.coordinator,), self.keys, algorithm=ALGORITHM, constants=constants)
         genesis = seal(self.descriptor, make_sign(owner), owner)
         self.run_id = RunId(record_digest(genesis))
         self.trust = Trust(self.run_id, verify)
