@@ -16,7 +16,6 @@ from pulsenet.chain.signing import decode_signed
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId, Version
-from pulsenet.node.courier import Courier
 from pulsenet.node.effects import (
     ApplyHop,
     Count,
@@ -33,27 +32,20 @@ from pulsenet.node.events import (
     EngineApplied,
     EngineFailed,
     Event,
-    ForkProofSeen,
     HaveSeen,
-    HeadSeen,
     HopApplied,
     HopFailed,
-    PeerConnected,
     PeerLost,
     RoomTaken,
-    StoreFailed,
 )
 from pulsenet.node.fetch import Fetcher, StoreIndex
 from pulsenet.node.list_fetch import BlobWant
+from pulsenet.node.listener import Listener
 from pulsenet.node.machine import Draw
 from pulsenet.node.mesh import Holdings
-from pulsenet.node.news import News
-from pulsenet.node.records_fetch import RecordsFetcher
 from pulsenet.node.report import Reporter, Standing
 from pulsenet.node.route import Router
 from pulsenet.node.shelf import Shelf
-from pulsenet.node.sources import Sources
-from pulsenet.node.store_trouble import StoreTrouble
 from pulsenet.node.timer import Timer
 
 
@@ -152,20 +144,15 @@ class Inferencer:
         if role not in ("inferencer", "seed"):
             raise LocalProtocolError(f"no machine follows a run as {role!r}")
         self._trust = trust
-        self._peer_id = peer_id
         self._role = role
-        self._draw = draw
         self._have_of = have_of
-        self._sources = Sources(draw)
-        take_request_id = Courier().take_request_id
-        self._records = RecordsFetcher(self._sources, take_request_id)
-        self._fetcher = Fetcher(self._sources, take_request_id, index, peer_id)
-        self._news = News(trust, index, self._jitter)
+        self._listener = Listener(trust, peer_id, draw, index)
+        self._news, self._sources = self._listener.news, self._listener.sources
+        self._fetcher = Fetcher(self._sources, self._listener.take_request_id, index, peer_id)
         self._router = Router(*(held or (None, None)))
         self._engine = EngineSwap(engine_version, self._sources.backoff_seconds)
         self._shelf = Shelf(role, stored or {}, retention_limits)
         self._reporter = Reporter(role)
-        self._store_trouble = StoreTrouble()
         self._phase = Phase.WAITING
         self._applying: CatalogueEntry | None = None
         self._preparing: Digest | None = None
@@ -209,58 +196,36 @@ class Inferencer:
         """Take in one event; see :class:`pulsenet.node.machine.Machine`."""
         self._timer.note(now)
         effects = self._take(event, now, now_ms)
-        if self._store_trouble.take_due(now):
-            self._news.save_again()
-        effects += self._news.save_changes()
+        effects += self._listener.save(now)
         effects += self._decide(now)
         effects += self._prepare()
         effects += self._hand_over(now)
         self._ask_haves()
         effects += self._fetcher.pump(now)
-        self._records.set_needs(self._news.needs(self._wanted, now))
-        effects += self._records.pump(now)
+        effects += self._listener.ask(self._wanted, now)
         effects += self._reporter.report(self._standing(), self._fetcher.progress, now, now_ms)
         return effects + self._set_timer(now)
 
     def _take(self, event: Event, now: float, now_ms: int) -> list[Effect]:
+        effects = self._listener.take(event, now, now_ms)
         match event:
-            case PeerConnected(peer_id) if peer_id != self._peer_id:
-                if self._sources.connect(peer_id):
-                    self._news.ask_head(peer_id, now)
-                return []
             case PeerLost(peer_id):
-                self._sources.disconnect(peer_id)
-                self._records.lose_peer(peer_id)
-                return self._fetcher.lose_peer(peer_id, now)
-            case HeadSeen(record, source):
-                if source is not None:
-                    self._sources.note_heard(source)
-                return self._news.take_head(record, source, now_ms)
+                effects += self._fetcher.lose_peer(peer_id, now)
             case HaveSeen(record):
                 self._take_have(record, now_ms)
-                return []
-            case ForkProofSeen(first, second):
-                self._news.take_fork_proof(first, second)
-                return []
             case HopApplied() | HopFailed():
-                return self._take_hop(event, now)
+                effects += self._take_hop(event, now)
             case EngineApplied() | EngineFailed():
-                return self._engine.handle(event, now)
+                effects += self._engine.handle(event, now)
             case BlobDamaged(blob_id):
                 self._shelf.lose(blob_id)
                 self._fetcher.look_again(blob_id)
                 self._seen = ()
             case RoomTaken(size_bytes):
                 self._seen = () if self._shelf.note_taken(size_bytes) else self._seen
-            case StoreFailed(digest, reason):
-                told = self._store_trouble.note(reason, now, is_state=digest is None)
-                return told + self._fetcher.handle(event, now)
             case _:
-                effects, arrived = self._records.handle(event, now)
-                if arrived is not None:
-                    effects += self._news.take_records(arrived, now, now_ms)
-                return effects + self._fetcher.handle(event, now)
-        return []
+                effects += self._fetcher.handle(event, now)
+        return effects
 
     def _take_have(self, record: bytes, now_ms: int) -> None:
         try:
@@ -472,12 +437,10 @@ class Inferencer:
 
     def _set_timer(self, now: float) -> list[Effect]:
         wakes = [
+            self._listener.next_wake(now),
             self._fetcher.next_wake(now),
-            self._records.next_wake(now),
-            self._news.next_wake(now),
             self._engine.next_wake(now),
             self._reporter.next_wake(now),
-            self._store_trouble.next_wake(now),
             self._hop_retry_at,
         ]
         return self._timer.wake_next(wakes, now)
@@ -485,6 +448,3 @@ class Inferencer:
     def _move(self, step: Step) -> None:
         assert (self._phase, step) in TRANSITIONS, (self._phase, step)
         self._phase = TRANSITIONS[self._phase, step]
-
-    def _jitter(self, seconds: float) -> float:
-        return seconds * (0.75 + self._draw(1024) / 2048)

@@ -6,6 +6,7 @@ first of the one who made us aware of it. What changed in trust is made durable 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -247,10 +248,8 @@ class News:
 
     def take_fork_proof(self, first: bytes, second: bytes) -> None:
         """Judge a fork proof; the mesh counts what is refused here."""
-        try:
+        with contextlib.suppress(RemoteProtocolError, TrustError):
             self._trust.accept_fork_proof(decode_signed(first), decode_signed(second))
-        except (RemoteProtocolError, TrustError):
-            return
 
     def take_records(self, arrived: RecordsArrived, now: float, now_ms: int) -> list[Effect]:
         """Judge what a peer answered to one of our needs."""
@@ -271,6 +270,7 @@ class News:
 
     def save_changes(self) -> list[Effect]:
         """Return the effects that make what changed in trust durable, and tell of a fork once."""
+        self._read_catalogue()
         effects: list[Effect] = []
         view = self._durable_view()
         if view != self._saved:
@@ -286,6 +286,14 @@ class News:
             effects += [Count("rejected", "fork"), Log("error", text)]
         self._fork_told = fork is not None
         return effects
+
+    def _read_catalogue(self) -> None:
+        """Take the newest head's catalogue from the own store, if it is there and not known."""
+        head = self.head
+        stored = None if head is None or self.catalogue is not None else self._index.record(head.catalogue_digest)
+        if stored is not None:
+            with contextlib.suppress(RemoteProtocolError, TrustError):  # damaged: peers are asked for it
+                self._trust.accept_catalogue(decode_signed(stored))
 
     def save_again(self) -> None:
         """Hold nothing for durable: the disk refused what :meth:`save_changes` returned."""

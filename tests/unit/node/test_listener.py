@@ -149,6 +149,6 @@ def test_the_listener_asks_nothing_of_a_peer_beyond_the_room_for_sources() -> No
     desk = Desk(ScriptedPublisher())
     desk.answers = False
     for number in range(SOURCES_MAX):
-        desk.listener._sources.connect(PeerId(number.to_bytes(32, "big")))
+        desk.listener.sources.connect(PeerId(number.to_bytes(32, "big")))
     desk.send(PeerConnected(PEER, (), outbound=True))
     assert PEER not in {request.peer_id for request in desk.requests}
