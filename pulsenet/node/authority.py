@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from pulsenet.chain.signing import decode_signed
-from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import PeerId
+from pulsenet.node.blame import Refused, blame
 from pulsenet.node.candidacy import Candidacy, decode_ballot
 from pulsenet.node.effects import Effect
 from pulsenet.node.events import Event, PeerConnected, ReceiptSeen, TermSeen, VoteSeen
@@ -79,10 +79,11 @@ class Authority(LedgerMachine):
         if source == self._ledger.accept_mandate(votes).coordinator:
             self._candidacy.note_coordinator(now)
 
-    def _note_refusal(self, event: Event, error: RemoteProtocolError | TrustError) -> list[Effect]:
+    def _note_refusal(self, event: Event, error: Refused) -> list[Effect]:
         self.verdicts.note(event, error.code)
         # Terms and receipts are taken by the node's other machine too, which strikes whoever they came from.
-        return [] if isinstance(event, TermSeen | ReceiptSeen) else super()._note_refusal(event, error)
+        is_heard_twice = isinstance(event, TermSeen | ReceiptSeen)
+        return blame(error, None) if is_heard_twice else super()._note_refusal(event, error)
 
     def _store_again(self) -> list[Effect]:
         return [self._candidacy.save()]

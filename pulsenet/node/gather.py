@@ -14,7 +14,8 @@ from pulsenet.chain.records import SliceName, StateAnchor
 from pulsenet.chain.signing import decode_signed, record_digest
 from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId
-from pulsenet.node.effects import Count, Effect, StoreRecord, StrikePeer
+from pulsenet.node.blame import blame
+from pulsenet.node.effects import Effect, StoreRecord
 from pulsenet.node.events import Event, PeerConnected, PeerLost, StoreFailed
 from pulsenet.node.fetch import Fetcher, FetchProgress, StoreIndex
 from pulsenet.node.list_fetch import BlobWant, SliceChoice
@@ -173,5 +174,5 @@ class Gatherer:
                 self._ledger.accept_listed(signed)
                 effects.append(StoreRecord(signed))
             except (RemoteProtocolError, TrustError) as error:
-                effects += [StrikePeer(arrived.peer_id, error.code), Count("rejected", error.code)]
+                effects += blame(error, arrived.peer_id)
         return effects + self._renew()

@@ -12,6 +12,7 @@ from pulsenet.chain.records import Aggregate, Contribution, Member, SliceName, S
 from pulsenet.chain.signing import decode_signed, seal
 from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId, short
+from pulsenet.node.blame import blame
 from pulsenet.node.courier import Courier
 from pulsenet.node.effects import (
     ApplyAggregate,
@@ -22,7 +23,6 @@ from pulsenet.node.effects import (
     Release,
     SaveState,
     StoreRecord,
-    StrikePeer,
     SumSlices,
 )
 from pulsenet.node.events import Event, PeerConnected, PeerLost, ReplyReceived, SlicesSummed, StoreFailed, SumFailed
@@ -100,9 +100,7 @@ class Gathering:
                 if self._ledger.accept_aggregate(signed):
                     effects.append(StoreRecord(signed))
             except (RemoteProtocolError, TrustError) as error:
-                effects.append(Count("rejected", error.code))
-                if isinstance(error, RemoteProtocolError):
-                    effects.append(StrikePeer(peer_id, error.code))
+                effects += blame(error, peer_id)
         return effects
 
     def _take_sums(self, slices: dict[int, SliceName]) -> list[Effect]:

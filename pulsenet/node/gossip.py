@@ -14,19 +14,11 @@ from pulsenet.chain.records import SignedRecord
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import RemoteProtocolError, TrustError
-from pulsenet.ids import Digest, PeerId, compute_digest
-from pulsenet.node.effects import Count, Effect, StrikePeer
+from pulsenet.ids import Digest, compute_digest
+from pulsenet.node.blame import OVERTAKEN_CODES, UNRIPE_CODES, blame
+from pulsenet.node.effects import Count, Effect
 from pulsenet.node.neighbours import Link
 from pulsenet.wire.messages import PushForkProof, PushHead
-
-STRIKE_CODES = frozenset({"signature", "wrong-type", "wrong-run"})
-"""Refusals an honest peer never causes. Old, unknown or revoked is no offence: its news may be slow."""
-
-UNRIPE_CODES = frozenset({"epoch", "revision-unknown"})
-"""Refusals that end once this node has fetched what the head builds on."""
-
-OVERTAKEN_CODES = frozenset({"rollback", "expired"})
-"""What becomes of a head that was news when it came, and was overtaken while it waited: nobody's fault."""
 
 UNRIPE_MAX = 4
 UNRIPE_RETRIES_MAX = 20
@@ -72,7 +64,8 @@ class Gossip:
             return [Count("rejected", "rate")]
         key = compute_digest(record)
         if self._verdicts.get(key) == "":
-            self._note(link, record)
+            if link is not None:
+                link.note_known(record_digest(decode_signed(record)))
             return []
         try:
             signed = decode_signed(record)
@@ -162,10 +155,6 @@ class Gossip:
             news.append(self._push_proof[1])
         return news
 
-    def _note(self, link: Link | None, record: bytes) -> None:
-        if link is not None:
-            link.note_known(record_digest(decode_signed(record)))
-
     def _remember(self, key: Digest, code: str) -> None:
         self._verdicts[key] = code
         self._verdicts.move_to_end(key)
@@ -179,14 +168,6 @@ class Gossip:
             return []
         self._unripe.popitem(last=False)
         return [Count("rejected", "queue")]
-
-
-def blame(error: RemoteProtocolError | TrustError, source: PeerId | None) -> list[Effect]:
-    """Return what a refused record leads to: it is counted once, and struck if no honest peer would send it."""
-    effects: list[Effect] = [Count("rejected", error.code)]
-    if source is not None and (isinstance(error, RemoteProtocolError) or error.code in STRIKE_CODES):
-        effects.append(StrikePeer(source, error.code))
-    return effects
 
 
 def _proof_digest(first: SignedRecord, second: SignedRecord) -> Digest:

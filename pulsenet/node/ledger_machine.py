@@ -12,8 +12,9 @@ from typing import Final
 
 from pulsenet.chain.ledger import LEDGER_KEY
 from pulsenet.errors import RemoteProtocolError, TrustError
+from pulsenet.node.blame import Refused, blame
 from pulsenet.node.courier import Courier
-from pulsenet.node.effects import Count, Effect, SaveState, StoreRecord, StrikePeer
+from pulsenet.node.effects import Count, Effect, SaveState, StoreRecord
 from pulsenet.node.events import Event, PeerConnected, PeerLost, StoreFailed
 from pulsenet.node.machine import Seat
 from pulsenet.node.rounds_news import store_learnt
@@ -53,8 +54,7 @@ class LedgerMachine(ABC):
         try:
             effects += self._take(event, now)
         except (RemoteProtocolError, TrustError) as error:
-            effects += [*store_learnt(self._ledger), Count("rejected", error.code)]
-            effects += self._note_refusal(event, error)
+            effects += [*store_learnt(self._ledger), *self._note_refusal(event, error)]
         effects += self._go_on(now)
         if self._is_unsaved:
             self._is_unsaved = False
@@ -77,12 +77,9 @@ class LedgerMachine(ABC):
             TrustError: it holds what is refused.
         """
 
-    def _note_refusal(self, event: Event, error: RemoteProtocolError | TrustError) -> list[Effect]:
-        """Say what else becomes of a refused event: whoever broke the specification is struck."""
-        source = getattr(event, "source", None) or getattr(event, "peer_id", None)
-        if isinstance(error, TrustError) or source is None:
-            return []
-        return [StrikePeer(source, error.code)]
+    def _note_refusal(self, event: Event, error: Refused) -> list[Effect]:
+        """Return what becomes of a refused event, and of whoever sent it."""
+        return blame(error, getattr(event, "source", None) or getattr(event, "peer_id", None))
 
     @abstractmethod
     def _go_on(self, now: float) -> list[Effect]:

@@ -18,6 +18,7 @@ from pulsenet.chain.trust import Trust
 from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import PeerId
 from pulsenet.node.address_book import AddressBook
+from pulsenet.node.blame import blame
 from pulsenet.node.courier import Courier
 from pulsenet.node.doubles import Doubles
 from pulsenet.node.effects import (
@@ -42,7 +43,7 @@ from pulsenet.node.events import (
     ReplyReceived,
     RequestFailed,
 )
-from pulsenet.node.gossip import Gossip, blame
+from pulsenet.node.gossip import Gossip
 from pulsenet.node.machine import Draw
 from pulsenet.node.neighbours import Link, choose_neighbours
 from pulsenet.node.requests import OpenRequests

@@ -14,8 +14,9 @@ from pulsenet import limits
 from pulsenet.chain.records import Catalogue, Head, Manifest, SignedRecord
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.chain.trust import Trust
-from pulsenet.errors import PulsenetError, RemoteProtocolError, TrustError
+from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId
+from pulsenet.node.blame import OVERTAKEN_CODES, UNRIPE_CODES, Refused, blame, is_offence
 from pulsenet.node.effects import Count, Effect, Log, Release, SaveState, StoreRecord, StrikePeer
 from pulsenet.node.fetch import StoreIndex
 from pulsenet.node.published import HEAD_KEY
@@ -44,12 +45,6 @@ LAST_HEAD_WAIT_SECONDS = 60.0
 
 REFUSED_MAX = 1_024
 """Manifests remembered as false; the oldest is forgotten beyond, and would be judged again."""
-
-STRIKE_CODES = frozenset({"signature", "wrong-type", "wrong-run", "decode", "schema"})
-"""Refusals an honest peer never causes; old or unknown records may be mere slowness."""
-
-NO_NEWS_CODES = frozenset({"rollback", "expired"})
-"""What becomes of the honest answer of a peer that is behind."""
 
 BUILDS_ON_DESCRIPTOR = "revision-unknown"
 BUILDS_ON_EPOCH = "epoch"
@@ -207,7 +202,7 @@ class News:
                 self._stash_head(record, source, lacks)
                 return []
             # Asked for its newest head, a peer may well know only an older one: that is no news, not an offence.
-            return _blame(error, source) if is_ours and error.code not in NO_NEWS_CODES else []
+            return blame(error, source) if is_ours and error.code not in OVERTAKEN_CODES else []
 
     def _take_last_head(self, record: bytes, source: PeerId, now: float, now_ms: int) -> list[Effect]:
         """While nobody knows a valid head: believe the newest of those that several peers hold, and call it stale."""
@@ -325,7 +320,7 @@ class News:
                     self._trust.accept_epoch(signed)
             except (RemoteProtocolError, TrustError) as error:
                 if not (isinstance(error, TrustError) and error.code == BUILDS_ON_DESCRIPTOR):
-                    effects += _blame(error, arrived.peer_id)
+                    effects += blame(error, arrived.peer_id)
                 break
         stashed_heads, self._stash = self._stash, {}
         for stashed in stashed_heads.values():
@@ -343,7 +338,7 @@ class News:
             try:
                 signed = decode_signed(record)
             except RemoteProtocolError as error:
-                return [*effects, *_blame(error, arrived.peer_id)]
+                return [*effects, *blame(error, arrived.peer_id)]
             digest = record_digest(signed)
             if digest not in digests:
                 return [*effects, StrikePeer(arrived.peer_id, "unexpected"), Count("rejected", "unexpected")]
@@ -352,7 +347,7 @@ class News:
                 continue
             error_or_none = self._take_manifest(record, digest)
             if error_or_none is not None:
-                effects += _blame(error_or_none, arrived.peer_id)
+                effects += blame(error_or_none, arrived.peer_id)
             else:
                 effects.append(StoreRecord(signed))
         return effects
@@ -365,10 +360,10 @@ class News:
         try:
             self._trust.accept_catalogue(signed)
         except (RemoteProtocolError, TrustError) as error:
-            return _blame(error, source)
+            return blame(error, source)
         return []
 
-    def _take_manifest(self, record: bytes, digest: Digest) -> RemoteProtocolError | TrustError | None:
+    def _take_manifest(self, record: bytes, digest: Digest) -> Refused | None:
         """Take a manifest whose payload has ``digest``; a false one of its signer is never asked for again."""
         try:
             signed = decode_signed(record)
@@ -376,18 +371,18 @@ class News:
                 return RemoteProtocolError("unexpected", digest.hex())
             manifest = self._trust.accept_manifest(signed)
         except (RemoteProtocolError, TrustError) as error:
-            if error.code not in (*STRIKE_CODES, BUILDS_ON_DESCRIPTOR, BUILDS_ON_EPOCH, "fork"):
+            if not is_offence(error) and error.code not in (*UNRIPE_CODES, "fork"):
                 self.refuse(digest)
             return error
         self._manifests[digest] = (manifest, signed.signers[0])
         self.manifest_count += 1
         return None
 
-    def _find_lacking(self, record: bytes, error: RemoteProtocolError | TrustError) -> str:
+    def _find_lacking(self, record: bytes, error: Refused) -> str:
         """Return what must be fetched before this head can be judged, or the empty string."""
         if not isinstance(error, TrustError):
             return ""
-        if error.code in (BUILDS_ON_DESCRIPTOR, BUILDS_ON_EPOCH):
+        if error.code in UNRIPE_CODES:
             return error.code
         if error.code == "untrusted" and self._names_newer_revision(record):
             # Its signer may have been admitted by a revision we have not seen.
@@ -412,12 +407,3 @@ class News:
         fork = trust.fork
         proof = () if fork is None else (fork.first, fork.second)
         return (trust.descriptor_record, *trust.epoch_records, trust.head_record, trust.catalogue_record, *proof)
-
-
-def _blame(error: PulsenetError, source: PeerId | None) -> list[Effect]:
-    """Count a refused record under exactly one reason; strike its sender if no honest peer sends such a thing."""
-    assert isinstance(error, RemoteProtocolError | TrustError)
-    counted: list[Effect] = [Count("rejected", error.code)]
-    if source is not None and error.code in STRIKE_CODES:
-        counted.append(StrikePeer(source, error.code))
-    return counted

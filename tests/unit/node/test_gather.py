@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from pulsenet.chain.records import Contribution, StateAnchor
 from pulsenet.chain.signing import encode_signed, record_digest
 from pulsenet.ids import compute_digest
 from pulsenet.node.courier import Courier
-from pulsenet.node.effects import Effect, SendRequest, StoreChunk, StoreChunkList, StoreRecord, StrikePeer
+from pulsenet.node.effects import Count, Effect, SendRequest, StoreChunk, StoreChunkList, StoreRecord, StrikePeer
 from pulsenet.node.events import ChunkStored, PeerConnected, PeerLost, ReplyReceived, RequestDone, StoreFailed
 from pulsenet.node.gather import Gatherer
 from pulsenet.node.respond import respond
@@ -20,6 +21,7 @@ from pulsenet.testing.fakes import FakeStore
 from pulsenet.testing.toy_training import write_blob
 from pulsenet.testing.versioned_node import StoreAndMesh
 from pulsenet.wire.messages import GetChunks, RecordsReply
+from pulsenet.wire.schema import decode_value
 
 
 class Bench:
@@ -106,6 +108,18 @@ def test_a_record_nobody_asked_for_costs_a_strike(bench: Bench) -> None:
     effects = bench.gatherer.handle(ReplyReceived(request.request_id, bench.peer, reply), 0.0)
     assert StrikePeer(bench.peer, "unexpected") in effects
     assert bench.ledger.contribution(bench.digest) is None
+
+
+def test_whoever_passes_on_what_a_later_revision_allows_is_not_struck(bench: Bench) -> None:
+    bench.gatherer.handle(PeerConnected(bench.peer, (), outbound=True), 0.0)
+    contribution = decode_value(Contribution, bench.signed.payload)
+    signed = bench.run.seal(replace(contribution, revision=1), bench.run.second)
+    bench.gatherer.set_wants({record_digest(signed): bench.peer}, None)
+    (request,) = bench.gatherer.pump(0.0)
+    assert isinstance(request, SendRequest)
+    reply = RecordsReply((encode_signed(signed),))
+    effects = bench.gatherer.handle(ReplyReceived(request.request_id, bench.peer, reply), 0.0)
+    assert effects == [Count("rejected", "revision-unknown")]
 
 
 def test_a_state_anchor_is_fetched_by_its_signed_size(bench: Bench) -> None:
