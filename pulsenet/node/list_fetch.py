@@ -14,7 +14,9 @@ from pulsenet.chain.records import Contribution, Manifest, SliceName, StateAncho
 from pulsenet.errors import IntegrityError, RemoteProtocolError
 from pulsenet.ids import Digest, PeerId, compute_digest
 from pulsenet.node.effects import Count, Effect, SendRequest, StoreChunkList, StrikePeer
-from pulsenet.node.events import Event, ReplyReceived, RequestDone, RequestFailed
+from pulsenet.node.events import Event, ReplyReceived, RequestFailed
+from pulsenet.node.requests import GRACE_SECONDS as GRACE_SECONDS
+from pulsenet.node.requests import OpenRequest, OpenRequests
 from pulsenet.node.sources import Claim, Source, Sources, claim_of
 from pulsenet.wire.chunks import ChunkList, compute_list_size_bytes_max, open_chunk_list
 from pulsenet.wire.messages import ChunkListReply, GetChunkList, Refusal
@@ -25,10 +27,6 @@ LISTS_IN_FLIGHT_MAX = 4
 
 PAGE_TIMEOUT_SECONDS = limits.REQUEST_OPEN_SECONDS_MAX + limits.READ_STALL_SECONDS_MAX
 """A page is at most as large as a chunk."""
-
-GRACE_SECONDS = 10.0
-"""If the shell stays silent this long after its own deadline, a request is given up here."""
-
 
 Naming = Manifest | Contribution | StateAnchor | SliceName
 """What says a blob's id and size, and was verified."""
@@ -104,13 +102,6 @@ class _Paging:
     request_id: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    blob_id: Digest
-    peer_id: PeerId
-    gives_up_at: float
-
-
 class ListFetcher:
     """Pure machine for the lists of wanted blobs; a list leaves it once it is opened or refused."""
 
@@ -118,7 +109,8 @@ class ListFetcher:
         self._sources = sources
         self._take_request_id = take_request_id
         self._paging: dict[Digest, _Paging] = {}
-        self._requests: dict[int, _Request] = {}
+        self._requests: OpenRequests[Digest] = OpenRequests()
+        """Requests under way, and the blob that each is about."""
 
     @property
     def requests_in_flight(self) -> int:
@@ -133,26 +125,26 @@ class ListFetcher:
 
     def handle(self, event: Event, now: float) -> tuple[list[Effect], ListOutcome | None]:
         """Take in an event about one of our requests; anything else is ignored."""
-        match event:
-            case ReplyReceived(request_id, _, reply) if request_id in self._requests:
-                request = self._end(request_id)
-                paging = self._paging.get(request.blob_id)
-                if paging is None or paging.source != request.peer_id:
-                    return [], None
-                return self._take_reply(paging, request.peer_id, reply, now)
-            case RequestFailed(request_id) | RequestDone(request_id) if request_id in self._requests:
-                return self._fail(request_id, "closed" if isinstance(event, RequestDone) else event.reason, now), None
-        return [], None
+        request = self._requests.end(event)
+        if request is None:
+            return [], None
+        if not isinstance(event, ReplyReceived):
+            return self._fail(request, event.reason if isinstance(event, RequestFailed) else "closed", now), None
+        self._free(request)
+        paging = self._paging.get(request.about)
+        if paging is None or paging.source != request.peer_id:
+            return [], None
+        return self._take_reply(paging, request.peer_id, event.reply, now)
 
     def lose_peer(self, peer_id: PeerId, now: float) -> list[Effect]:
         """End every request to a peer that is gone."""
-        ids = [request_id for request_id, request in self._requests.items() if request.peer_id == peer_id]
-        return [effect for request_id in ids for effect in self._fail(request_id, "closed", now)]
+        ended = self._requests.end_of(peer_id)
+        return [effect for request in ended for effect in self._fail(request, "closed", now)]
 
     def pump(self, now: float) -> list[Effect]:
         """Give up what is overdue and ask for the next pages."""
-        overdue = [request_id for request_id, request in self._requests.items() if request.gives_up_at <= now]
-        effects = [effect for request_id in overdue for effect in self._fail(request_id, "timeout", now)]
+        overdue = self._requests.end_overdue(now)
+        effects = [effect for request in overdue for effect in self._fail(request, "timeout", now)]
         for paging in self._paging.values():
             if len(self._requests) >= LISTS_IN_FLIGHT_MAX:
                 break
@@ -162,7 +154,7 @@ class ListFetcher:
 
     def next_wake(self, now: float) -> float | None:
         """Return the earliest later time at which a request is overdue."""
-        return min((r.gives_up_at for r in self._requests.values() if r.gives_up_at > now), default=None)
+        return self._requests.next_wake(now)
 
     def _ask(self, paging: _Paging, now: float) -> list[Effect]:
         blob_id = paging.want.manifest.blob_id
@@ -175,12 +167,11 @@ class ListFetcher:
             source = candidates[0]
             paging.source = source.peer_id
             paging.data = bytearray()
-        request_id = self._take_request_id()
-        self._requests[request_id] = _Request(blob_id, source.peer_id, now + PAGE_TIMEOUT_SECONDS + GRACE_SECONDS)
-        paging.request_id = request_id
-        source.requests_in_flight += 1
         message = GetChunkList(blob_id, len(paging.data))
-        return [SendRequest(request_id, source.peer_id, message, PAGE_TIMEOUT_SECONDS)]
+        request = SendRequest(self._take_request_id(), source.peer_id, message, PAGE_TIMEOUT_SECONDS)
+        paging.request_id = request.request_id
+        source.requests_in_flight += 1
+        return [self._requests.add(request, blob_id, now)]
 
     def _take_reply(
         self, paging: _Paging, peer_id: PeerId, reply: object, now: float
@@ -217,20 +208,19 @@ class ListFetcher:
         self._sources.note_failure(peer_id, now)
         return [StrikePeer(peer_id, "chunk-list"), Count("rejected", "chunk-list")]
 
-    def _fail(self, request_id: int, reason: str, now: float) -> list[Effect]:
-        request = self._end(request_id)
+    def _fail(self, request: OpenRequest[Digest], reason: str, now: float) -> list[Effect]:
+        self._free(request)
         self._sources.note_failure(request.peer_id, now)
         return [Count("retries", reason)]
 
-    def _end(self, request_id: int) -> _Request:
-        request = self._requests.pop(request_id)
+    def _free(self, request: OpenRequest[Digest]) -> None:
+        """The list and the source of a request that is over have none under way."""
         source = self._sources.get(request.peer_id)
         if source is not None:
             source.requests_in_flight = max(source.requests_in_flight - 1, 0)
-        paging = self._paging.get(request.blob_id)
-        if paging is not None and paging.request_id == request_id:
+        paging = self._paging.get(request.about)
+        if paging is not None and paging.request_id == request.request_id:
             paging.request_id = None
-        return request
 
 
 def open_list(manifest: Naming, data: bytes) -> tuple[ListOutcome, list[Effect]]:
