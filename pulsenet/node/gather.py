@@ -93,13 +93,9 @@ class Gatherer:
         """Return a wanted blob's chunk list once it is known."""
         return self._blobs.list_of(blob_id)
 
-    def holds_slice(self, name: SliceName) -> bool:
-        """Say whether a wanted slice is here."""
-        return self._blobs.is_whole(name.blob_id)
-
-    def holds_anchor(self, anchor: StateAnchor) -> bool:
-        """Say whether this wanted state anchor's blob is whole."""
-        return self._blobs.is_whole(anchor.blob_id)
+    def is_whole(self, blob_id: Digest) -> bool:
+        """Say whether a wanted blob is here: a slice, or a state anchor's."""
+        return self._blobs.is_whole(blob_id)
 
     def refusal_of(self, blob_id: Digest) -> str:
         """Return why a wanted blob can never be fetched, or the empty string."""

@@ -243,7 +243,7 @@ class Gathering:
 
     def holds_anchor(self, anchor: StateAnchor) -> bool:
         """Say whether this wanted state anchor's blob is whole."""
-        return self._gatherer.holds_anchor(anchor)
+        return self._gatherer.is_whole(anchor.blob_id)
 
     def order(self, final: FinalReceipt, fate: Fate) -> list[Effect]:
         """Return the order to do the outer step, with what it rests on.

@@ -146,7 +146,7 @@ class Rounds(LedgerMachine):
             effects = take_rounds(self._ledger, reply)
         finally:
             self._contact.note_heard(peer_id, now)
-            self._contact.note_answer(peer_id, self._trust.descriptor)
+            self._contact.note_answer(peer_id)
         is_behind = reply.round_index > self._round_index and self._state_root is not None
         self._is_cut_off = is_behind and self._ledger.final(self._round_index) is None
         return effects
@@ -194,9 +194,9 @@ class Rounds(LedgerMachine):
             self._move(Step.ASTRAY)
             return [ShowToMachines(StateLost())]
         self._round_index, self._state_root = event.round_index, event.state_root
-        ledger, known = self._ledger, self._trust.descriptor
+        ledger = self._ledger
         is_known = event.round_index >= ledger.next_round_index or ledger.final(event.round_index) is not None
-        self._awaits_news_until = self._contact.await_news(now, known, ALONE_SECONDS, is_known=is_known)
+        self._awaits_news_until = self._contact.await_news(now, ALONE_SECONDS, is_known=is_known)
         effects: list[Effect] = [ShowToMachines(self._state_event)]
         if event.round_index > self._ledger.next_round_index:
             text = f"no receipt known here leads to round {event.round_index}, whose state the training process holds"
@@ -299,15 +299,15 @@ class Rounds(LedgerMachine):
                 effects += self._gathering.update(now, final=self._due_final, anchor=self._wanted_anchor())
             effects += self._use_what_is_whole(now)
         until = self._awaits_news_until
-        if until is not None and (now >= until or self._contact.is_informed(self._trust.descriptor)):
+        if until is not None and (now >= until or self._contact.is_informed()):
             self._awaits_news_until = None
             effects += self._start_inner_steps() if self._phase is Phase.TRAINING else []
         effects += self._gathering.pump(now)
         effects += self._send_contribution(now)
         waits = self._phase in (Phase.JOINING, Phase.PENDING) or self._awaits_news_until is not None
-        known = self._trust.descriptor
-        asked = self._contact.poll(now, from_round_index=self._poll_from, is_waiting=waits, descriptor=known)
-        return effects + asked
+        # A training process may have come back with more than this ledger knows.
+        poll_from = min(self._round_index, self._ledger.next_round_index)
+        return effects + self._contact.poll(now, from_round_index=poll_from, is_waiting=waits, members_first=True)
 
     def _store_again(self) -> list[Effect]:
         self._told = None
@@ -405,11 +405,6 @@ class Rounds(LedgerMachine):
     @property
     def _state_event(self) -> StateReached | StateLost:
         return StateLost() if self._state_root is None else StateReached(self._round_index, self._state_root)
-
-    @property
-    def _poll_from(self) -> int:
-        """The first round asked for; a training process may have come back with more than this ledger knows."""
-        return min(self._round_index, self._ledger.next_round_index)
 
     @property
     def _settings(self) -> RoundSettings:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from pulsenet import limits
-from pulsenet.chain.records import Descriptor
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.courier import Courier
 from pulsenet.node.effects import Effect
@@ -36,6 +35,7 @@ class Contact:
     """
 
     def __init__(self, seat: Seat, courier: Courier) -> None:
+        self._trust = seat.trust
         self._ledger = seat.ledger
         self._peer_id = seat.peer_id
         self._draw = seat.draw
@@ -58,13 +58,16 @@ class Contact:
         if mandate is not None and source in (None, mandate.coordinator):
             self._heard_at = now
 
-    def note_answer(self, peer_id: PeerId, descriptor: Descriptor | None) -> None:
-        """A peer answered how far the run is; only those who take part in rounds know it first hand."""
-        self._has_answer |= peer_id in _list_members(descriptor)
+    @property
+    def _members(self) -> set[PeerId]:
+        descriptor = self._trust.descriptor
+        return set() if descriptor is None else {*descriptor.trainers, *descriptor.authorities}
 
-    def await_news(
-        self, now: float, descriptor: Descriptor | None, seconds_max: float, *, is_known: bool
-    ) -> float | None:
+    def note_answer(self, peer_id: PeerId) -> None:
+        """A peer answered how far the run is; only those who take part in rounds know it first hand."""
+        self._has_answer |= peer_id in self._members
+
+    def await_news(self, now: float, seconds_max: float, *, is_known: bool) -> float | None:
         """Return until when a training process that came waits for news.
 
         Args:
@@ -75,11 +78,11 @@ class Contact:
         if not is_known:
             self._has_answer = False
             self.poll_soon(now)
-        return None if self.is_informed(descriptor) else now + seconds_max
+        return None if self.is_informed() else now + seconds_max
 
-    def is_informed(self, descriptor: Descriptor | None) -> bool:
+    def is_informed(self) -> bool:
         """Say whether a member answered how far the run is, or this node is the only one."""
-        return self._has_answer or _list_members(descriptor) <= {self._peer_id}
+        return self._has_answer or self._members <= {self._peer_id}
 
     def is_silent(self, now: float) -> bool:
         """Say whether no coordinator was heard of for the length of a lease."""
@@ -134,17 +137,16 @@ class Contact:
         """Ask at the next chance: somebody new can be asked."""
         self._poll_at = min(self._poll_at, now)
 
-    def poll(
-        self, now: float, *, from_round_index: int, is_waiting: bool, descriptor: Descriptor | None = None
-    ) -> list[Effect]:
-        """Return the question how far the run is, if one is due; members are asked before others."""
+    def poll(self, now: float, *, from_round_index: int, is_waiting: bool, members_first: bool = False) -> list[Effect]:
+        """Return the question how far the run is, if one is due; whoever takes part asks members before others."""
         interval = POLL_WAITING_SECONDS if is_waiting else POLL_SECONDS
         self._poll_at = min(self._poll_at, now + max(interval, self.wait_seconds))
         if now < self._poll_at or not self._courier.connected:
             return []
         self._poll_at = now + interval
         self.refusal, self.wait_seconds = "", 0.0
-        connected = sorted(self._courier.connected & _list_members(descriptor) or self._courier.connected)
+        members = self._courier.connected & self._members if members_first else set()
+        connected = sorted(members or self._courier.connected)
         mandate = self._ledger.mandate
         peer_id = connected[self._draw(len(connected))]
         # The coordinator knows best, but not if it is the one that went silent.
@@ -158,7 +160,3 @@ class Contact:
         if self._contribution is not None:
             times.append(self._send_at)
         return min((at for at in times if at > now), default=None)
-
-
-def _list_members(descriptor: Descriptor | None) -> set[PeerId]:
-    return set() if descriptor is None else {*descriptor.trainers, *descriptor.authorities}

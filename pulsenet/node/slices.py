@@ -145,7 +145,7 @@ class SliceRound:
             self._watch(gatherer, now)
 
     def _watch(self, gatherer: Gatherer, now: float) -> None:
-        missing = frozenset(place for place, name in self.missing() if not gatherer.holds_slice(name))
+        missing = frozenset(place for place, name in self.missing() if not gatherer.is_whole(name.blob_id))
         self.duty, self.lacking = self.duty & missing, self.lacking & missing
         progress = (len(missing), gatherer.progress().held_size_bytes, frozenset(self.summed), self.ordered)
         if progress != self.progress:
@@ -183,7 +183,7 @@ class SliceRound:
         """Say whether all slices are here, and bear the names that were signed."""
         if self.way is Way.WHOLE or self.aggregate is None or self.wanted_parts:
             return False
-        return all(gatherer.holds_slice(name) for _, name in self.missing())
+        return all(gatherer.is_whole(name.blob_id) for _, name in self.missing())
 
     def next_wake(self, now: float) -> float | None:
         """Return the earliest later time at which :meth:`update` may decide otherwise."""

@@ -126,14 +126,14 @@ def test_a_state_anchor_is_fetched_by_its_signed_size(bench: Bench) -> None:
     bench.gatherer.handle(PeerConnected(bench.peer, (), outbound=True), 0.0)
     anchor = StateAnchor(bench.run.run_id, 0, 0, bench.blob_id, None, bench.blob_id, 40)
     bench.run_until_quiet([*bench.gatherer.set_wants({}, anchor), *bench.gatherer.pump(0.0)])
-    assert bench.gatherer.holds_anchor(anchor)
+    assert bench.gatherer.is_whole(anchor.blob_id)
     # One whose size is not the signed one is never fetched at all.
     short = StateAnchor(bench.run.run_id, 0, 0, bench.blob_id, None, bench.blob_id, 39)
     bench.store.lists.clear()
     bench.store.chunks.clear()
     bench.gatherer.set_wants({}, None)
     bench.run_until_quiet([*bench.gatherer.set_wants({}, short), *bench.gatherer.pump(0.0)])
-    assert not bench.gatherer.holds_anchor(short)
+    assert not bench.gatherer.is_whole(short.blob_id)
     assert bench.gatherer.refusal_of(bench.blob_id) == "chunk-list"
 
 

@@ -141,22 +141,21 @@ def test_nobody_is_asked_where_nobody_is(bench: Bench) -> None:
 
 
 def test_members_are_asked_before_others_and_only_their_answer_informs(bench: Bench) -> None:
-    descriptor = bench.ledger._trust.descriptor
     member, stranger = bench.run.publisher.peer_id, bench.run.stranger.peer_id
-    assert not bench.contact.is_informed(descriptor)
+    assert not bench.contact.is_informed()
     bench.courier.connected.add(stranger)
-    (question,) = bench.contact.poll(0.0, from_round_index=0, is_waiting=True, descriptor=descriptor)
+    (question,) = bench.contact.poll(0.0, from_round_index=0, is_waiting=True, members_first=True)
     assert isinstance(question, SendRequest)
     assert question.peer_id == stranger
-    bench.contact.note_answer(stranger, descriptor)
-    assert not bench.contact.is_informed(descriptor)
+    bench.contact.note_answer(stranger)
+    assert not bench.contact.is_informed()
     bench.connect()
     for now in (10.0, 20.0, 30.0):
-        (question,) = bench.contact.poll(now, from_round_index=0, is_waiting=True, descriptor=descriptor)
+        (question,) = bench.contact.poll(now, from_round_index=0, is_waiting=True, members_first=True)
         assert isinstance(question, SendRequest)
         assert question.peer_id == member
-    bench.contact.note_answer(member, descriptor)
-    assert bench.contact.is_informed(descriptor)
+    bench.contact.note_answer(member)
+    assert bench.contact.is_informed()
 
 
 def test_a_coordinator_is_never_silent_to_itself(bench: Bench, run: Any) -> None:

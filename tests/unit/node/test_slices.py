@@ -56,8 +56,8 @@ class FakeGatherer:
     holds_parts: bool = False
     held_size_bytes: int = 0
 
-    def holds_slice(self, name: SliceName) -> bool:
-        return name in self.held
+    def is_whole(self, blob_id: Digest) -> bool:
+        return blob_id in {name.blob_id for name in self.held}
 
     def holds_contributions(self, digests: Any) -> bool:
         return self.holds_parts
