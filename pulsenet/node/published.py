@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from pulsenet import limits
-from pulsenet.chain.records import Catalogue, CatalogueEntry, Head, Kind, Manifest
+from pulsenet.chain.records import Catalogue, CatalogueEntry, Kind, Manifest
 from pulsenet.chain.retention import due_skip_bases, is_anchor_due, retained
 from pulsenet.chain.rules import entry_key
 from pulsenet.chain.signing import decode_signed, record_digest
@@ -19,7 +19,6 @@ from pulsenet.chain.trust import entry_of
 from pulsenet.errors import RemoteProtocolError, StorageError
 from pulsenet.ids import Digest, RunId, Version
 from pulsenet.node.effects import EncodeSkip, StoreAnchor
-from pulsenet.node.events import PatchEncoded
 from pulsenet.wire.schema import LATER, CountMax, SizeMax, decode_value, encode_value
 
 STATE_KEY = "publisher"
@@ -133,83 +132,6 @@ class PublishedState:
         return frozenset((*manifests, *self.catalogue_digests, *epoch, self.manifest_digest))
 
 
-def describe_snapshot(
-    encoded: PatchEncoded,
-    *,
-    run_id: RunId,
-    revision: int,
-    term: int,
-    version: Version,
-    table_digest: Digest,
-    trainer_step: int,
-    base: PublishedState | None,
-    previous: Digest | None,
-    consensus: bool = True,
-) -> Manifest:
-    """Return the manifest of a new version: a patch on ``base``, or an anchor if ``base`` is ``None``.
-
-    Where numbers between ``base`` and ``version`` were left out, the patch is a skip.
-    """
-    kind = Kind.ANCHOR
-    if base is not None:
-        kind = Kind.PATCH if version.number == base.version.number + 1 else Kind.SKIP
-    return Manifest(
-        run_id=run_id,
-        revision=revision,
-        term=term,
-        kind=kind,
-        base_version=None if base is None else base.version,
-        version=version,
-        base_root=None if base is None else base.root,
-        root=encoded.root,
-        table_digest=table_digest,
-        blob_id=encoded.blob_id,
-        raw_size_bytes=encoded.raw_size_bytes,
-        encoded_size_bytes=encoded.encoded_size_bytes,
-        changed_count=encoded.element_count if base is None else encoded.changed_count,
-        element_count=encoded.element_count,
-        codec_id=encoded.codec_id,
-        trainer_step=trainer_step,
-        previous=previous,
-        consensus=consensus,
-    )
-
-
-def describe_extra(
-    state: PublishedState,
-    *,
-    run_id: RunId,
-    revision: int,
-    term: int,
-    base_version: Version | None,
-    blob_id: Digest,
-    encoded_size_bytes: int,
-    changed_count: int,
-    codec_id: int,
-) -> Manifest:
-    """Return the manifest of a second way to the committed version: a skip, or an anchor without a base."""
-    return Manifest(
-        run_id=run_id,
-        revision=revision,
-        term=term,
-        kind=Kind.ANCHOR if base_version is None else Kind.SKIP,
-        base_version=base_version,
-        version=state.version,
-        base_root=None if base_version is None else state.root_of(base_version),
-        root=state.root,
-        table_digest=state.table_digest,
-        blob_id=blob_id,
-        raw_size_bytes=state.raw_size_bytes,
-        encoded_size_bytes=encoded_size_bytes,
-        changed_count=changed_count,
-        element_count=state.element_count,
-        codec_id=codec_id,
-        trainer_step=state.trainer_step,
-        previous=state.previous,
-        consensus=state.consensus,
-    )
-
-
 def keep(items: Iterable[Retained]) -> tuple[Retained, ...]:
     """Return the items a publisher keeps, in the order of a catalogue."""
     by_entry = {item.entry: item for item in items}
@@ -290,22 +212,6 @@ def with_catalogue(state: PublishedState, catalogue_digest: Digest) -> Published
     """Return the state whose heads name this catalogue; the oldest one beyond the bound is let go."""
     others = tuple(digest for digest in state.catalogue_digests if digest != catalogue_digest)
     return replace(state, catalogue_digests=(*others, catalogue_digest)[-CATALOGUES_KEPT:])
-
-
-def make_head(state: PublishedState, *, run_id: RunId, revision: int, term: int, issued_at_ms: int) -> Head:
-    """Return the head that names the state's version."""
-    return Head(
-        run_id=run_id,
-        revision=revision,
-        term=term,
-        version=state.version,
-        root=state.root,
-        manifest_digest=state.manifest_digest,
-        catalogue_digest=state.catalogue_digests[-1],
-        epoch_digest=state.epoch_digest,
-        issued_at_ms=issued_at_ms,
-        valid_until_ms=issued_at_ms + round(limits.HEAD_VALIDITY_SECONDS * 1000),
-    )
 
 
 def find_released(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pulsenet.chain.records import EpochRecord, SignedRecord
+from pulsenet import limits
+from pulsenet.chain.records import EpochRecord, Head, SignedRecord
 from pulsenet.chain.rules import Signable
 from pulsenet.chain.signing import Sign, add_signature, seal
 from pulsenet.chain.trust import Trust
-from pulsenet.ids import Digest, PeerId, Version
-from pulsenet.node.published import TERM_NONE, PublishedState, make_head
+from pulsenet.ids import Digest, PeerId, RunId, Version
+from pulsenet.node.published import TERM_NONE, PublishedState
 
 
 class Scribe:
@@ -35,6 +36,11 @@ class Scribe:
         return seal(record, self._keys[self._peer_id], self._peer_id)
 
     @property
+    def run_id(self) -> RunId:
+        """The run of everything that is signed."""
+        return self._trust.run_id
+
+    @property
     def revision(self) -> int:
         """The descriptor revision under which everything is signed; the caller may publish, so there is one."""
         assert self._trust.descriptor is not None
@@ -48,8 +54,17 @@ class Scribe:
         """
         newest = self._trust.head
         self._issued_at_ms = max(now_ms, self._issued_at_ms + 1, 0 if newest is None else newest.issued_at_ms + 1)
-        head = make_head(
-            state, run_id=self._trust.run_id, revision=self.revision, term=term, issued_at_ms=self._issued_at_ms
+        head = Head(
+            run_id=self.run_id,
+            revision=self.revision,
+            term=term,
+            version=state.version,
+            root=state.root,
+            manifest_digest=state.manifest_digest,
+            catalogue_digest=state.catalogue_digests[-1],
+            epoch_digest=state.epoch_digest,
+            issued_at_ms=self._issued_at_ms,
+            valid_until_ms=self._issued_at_ms + round(limits.HEAD_VALIDITY_SECONDS * 1000),
         )
         return self.seal(head)
 
@@ -69,7 +84,7 @@ class Scribe:
         # Our own key first: with one authority no other is touched.
         held = sorted((key for key in authorities if key in self._keys), key=lambda key: (key != self._peer_id, key))
         record = EpochRecord(
-            run_id=self._trust.run_id,
+            run_id=self.run_id,
             revision=self.revision,
             epoch=epoch,
             kept_version=kept_version,

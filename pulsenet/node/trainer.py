@@ -247,7 +247,7 @@ class Trainer:
         if isinstance(event, AnchorStored) and event.blob_id in self._state.blob_ids:
             self._stop_work()  # it was lost, and is the same again
             return []
-        draft = draft_extra(self._scribe, self._trust, self._state, self._extra, event, term=self._term)
+        draft = draft_extra(self._scribe, self._state, self._extra, event, term=self._term)
         return [] if draft is None else self._commit(draft, now, now_ms)
 
     def _take_failure(self, event: EncodeFailed | ExtraFailed | StoreFailed) -> list[Effect]:
@@ -364,7 +364,7 @@ class Trainer:
                     *self._orphan(encoded.blob_id),
                 ]
         draft = draft_version(
-            self._scribe, self._trust, encoding, encoded, before=before, version=version, epoch=epoch, term=self._term
+            self._scribe, encoding, encoded, before=before, version=version, epoch=epoch, term=self._term
         )
         return self._commit(draft, now, now_ms)
 

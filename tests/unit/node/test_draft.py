@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pulsenet.chain.records import Kind, Manifest
+from pulsenet.chain.rules import check_record
 from pulsenet.chain.signing import encode_signed, open_record, record_digest
 from pulsenet.ids import Digest, Version
 from pulsenet.node.draft import Draft, Encoding, draft_extra, draft_version
@@ -25,13 +26,12 @@ def draft(
     epoch: Any = None,
     consensus: bool = True,
 ) -> Draft:
-    trust = run.trust()
-    scribe = Scribe(trust, run.publisher.peer_id, run.publisher.sign)
+    scribe = Scribe(run.trust(), run.publisher.peer_id, run.publisher.sign)
     chosen = kind or (Kind.ANCHOR if before is None else Kind.PATCH)
     encoding = Encoding(SnapshotOffered(7, version.number - 1, TABLE, consensus), chosen)
     root, blob = run.digest(f"root {version}"), run.digest(f"blob {version}")
     encoded = PatchEncoded(7, blob, 2, root, 2_000, 30, 9, 1_000)
-    return draft_version(scribe, trust, encoding, encoded, before=before, version=version, epoch=epoch, term=4)
+    return draft_version(scribe, encoding, encoded, before=before, version=version, epoch=epoch, term=4)
 
 
 def test_a_first_version_is_an_anchor_on_nothing(run: Any) -> None:
@@ -57,6 +57,7 @@ def test_a_version_that_leaves_numbers_out_is_a_skip(run: Any) -> None:
     leap = draft(run, Version(0, 5), first.state)
     assert (leap.manifest.kind, leap.manifest.base_version) == (Kind.SKIP, Version(0, 1))
     assert leap.state.unbroken_from == 1
+    check_record(leap.manifest)
     run.trust().accept_manifest(leap.signed)
 
 
@@ -78,23 +79,24 @@ def test_a_new_epoch_keeps_nothing_and_carries_its_record(run: Any) -> None:
 
 
 def test_extras_lead_to_the_committed_version(run: Any) -> None:
-    trust = run.trust()
-    scribe = Scribe(trust, run.publisher.peer_id, run.publisher.sign)
+    scribe = Scribe(run.trust(), run.publisher.peer_id, run.publisher.sign)
     state = draft(run, Version(0, 3), draft(run, Version(0, 2), draft(run, Version(0, 1)).state).state).state
     skip, anchor = EncodeSkip(Version(0, 1), Version(0, 3)), StoreAnchor(Version(0, 3))
     encoded = SkipEncoded(Version(0, 1), Version(0, 3), run.digest("skip"), 1, 50, 15)
     stored = AnchorStored(Version(0, 3), run.digest("anchor"), 2_000)
-    by_skip = draft_extra(scribe, trust, state, skip, encoded, term=4)
+    by_skip = draft_extra(scribe, state, skip, encoded, term=4)
     assert by_skip is not None
     assert (by_skip.manifest.kind, by_skip.manifest.term, by_skip.manifest.changed_count) == (Kind.SKIP, 4, 15)
     assert (by_skip.generation, by_skip.state.version) == (None, state.version)
-    by_anchor = draft_extra(scribe, trust, state, anchor, stored, term=4)
+    by_anchor = draft_extra(scribe, state, anchor, stored, term=4)
     assert by_anchor is not None
+    check_record(by_skip.manifest)
+    check_record(by_anchor.manifest)
     assert (by_anchor.manifest.kind, by_anchor.manifest.changed_count) == (Kind.ANCHOR, state.element_count)
-    assert draft_extra(scribe, trust, state, anchor, encoded, term=4) is None
-    assert draft_extra(scribe, trust, state, skip, stored, term=4) is None
+    assert draft_extra(scribe, state, anchor, encoded, term=4) is None
+    assert draft_extra(scribe, state, skip, stored, term=4) is None
     late = AnchorStored(Version(0, 2), run.digest("anchor"), 2_000)
-    assert draft_extra(scribe, trust, state, anchor, late, term=4) is None
+    assert draft_extra(scribe, state, anchor, late, term=4) is None
 
 
 def test_what_is_no_consensus_says_so_in_every_manifest_of_its_version(run: Any) -> None:
@@ -104,7 +106,7 @@ def test_what_is_no_consensus_says_so_in_every_manifest_of_its_version(run: Any)
     again = PublishedState.restore(first.state.encode())
     scribe = Scribe(run.trust(), run.publisher.peer_id, run.publisher.sign)
     asked, stored = StoreAnchor(Version(0, 1)), AnchorStored(Version(0, 1), run.digest("anchor"), 2_000)
-    extra = draft_extra(scribe, run.trust(), again, asked, stored, term=4)
+    extra = draft_extra(scribe, again, asked, stored, term=4)
     assert extra is not None
     assert not extra.manifest.consensus
     assert draft(run, Version(0, 2), first.state).manifest.consensus, "the next one is a mean again"

@@ -15,19 +15,15 @@ from pulsenet.chain.trust import entry_of
 from pulsenet.errors import StorageError
 from pulsenet.ids import RunId, Version, compute_digest
 from pulsenet.node.effects import EncodeSkip
-from pulsenet.node.events import PatchEncoded
 from pulsenet.node.published import (
     CATALOGUES_KEPT,
     PublishedState,
     Retained,
     add_extra,
     advance,
-    describe_extra,
-    describe_snapshot,
     find_extras_due,
     find_released,
     make_catalogue,
-    make_head,
     summarise,
     with_catalogue,
 )
@@ -41,16 +37,26 @@ def digest(text: str) -> Any:
 
 def manifest_of(state: PublishedState | None, version: Version, *, blob: str | None = None) -> Manifest:
     """A patch on the state, or an anchor where there is none."""
-    encoded = PatchEncoded(1, digest(blob or f"blob {version}"), 2, digest(f"root {version}"), 2_000, 30, 9, 1_000)
-    return describe_snapshot(
-        encoded,
+    kind = Kind.ANCHOR
+    if state is not None:
+        kind = Kind.PATCH if version.number == state.version.number + 1 else Kind.SKIP
+    return Manifest(
         run_id=RUN_ID,
         revision=0,
         term=4,
+        kind=kind,
+        base_version=None if state is None else state.version,
         version=version,
+        base_root=None if state is None else state.root,
+        root=digest(f"root {version}"),
         table_digest=digest("table"),
+        blob_id=digest(blob or f"blob {version}"),
+        raw_size_bytes=2_000,
+        encoded_size_bytes=30,
+        changed_count=1_000 if state is None else 9,
+        element_count=1_000,
+        codec_id=2,
         trainer_step=version.number,
-        base=state,
         previous=None if state is None else state.previous,
     )
 
@@ -72,37 +78,16 @@ def with_anchor(state: PublishedState) -> PublishedState:
 
 
 def extra_of(state: PublishedState, base_version: Version | None) -> Manifest:
-    return describe_extra(
-        state,
-        run_id=RUN_ID,
-        revision=0,
-        term=4,
-        base_version=base_version,
-        blob_id=digest(f"extra {base_version} {state.version}"),
-        encoded_size_bytes=2_000,
-        changed_count=1_000 if base_version is None else 20,
-        codec_id=1,
-    )
+    """A second way to the version of the state: a skip, or an anchor without a base."""
+    changes: dict[str, Any] = {"base_version": base_version, "blob_id": digest(f"extra {base_version} {state.version}")}
+    if base_version is not None:
+        changes |= {"kind": Kind.SKIP, "base_root": state.root_of(base_version), "changed_count": 20}
+    return replace(manifest_of(None, state.version), previous=state.previous, **changes)
 
 
-def test_every_manifest_of_a_chain_is_one_that_peers_accept() -> None:
-    state = publish(None, 9)
-    manifests = [
-        manifest_of(None, Version(0, 1)),
-        manifest_of(state, Version(0, 10)),
-        extra_of(state, None),
-        extra_of(state, Version(0, 1)),
-    ]
-    for manifest in manifests:
-        check_record(manifest)
-    assert [manifest.kind for manifest in manifests] == [Kind.ANCHOR, Kind.PATCH, Kind.ANCHOR, Kind.SKIP]
-    assert manifests[1].base_root == digest("root 0.9")
-    assert manifests[3].base_root == digest("root 0.1")
-
-
-def test_a_manifest_names_the_one_published_before_it() -> None:
+def test_the_next_manifest_is_to_name_the_one_published_last() -> None:
     state = with_anchor(publish(None, 2))
-    assert manifest_of(state, Version(0, 3)).previous == digest("anchor manifest 0.2")
+    assert state.previous == digest("anchor manifest 0.2")
     assert state.manifest_digest == digest("manifest 0.2")
 
 
@@ -183,11 +168,8 @@ def leap(state: PublishedState, number: int) -> PublishedState:
     return with_catalogue(advance(state, manifest, digest(f"manifest {number}"), None), digest(f"catalogue {number}"))
 
 
-def test_a_version_that_leaves_numbers_out_comes_by_a_skip_that_peers_accept() -> None:
+def test_a_version_that_leaves_numbers_out_breaks_no_stretch() -> None:
     state = publish(None, 3)
-    manifest = manifest_of(state, Version(0, 6))
-    check_record(manifest)
-    assert (manifest.kind, manifest.base_version, manifest.base_root) == (Kind.SKIP, Version(0, 3), digest("root 0.3"))
     after = leap(state, 6)
     assert (after.version, after.unbroken_from, after.patch_range) == (Version(0, 6), 1, (1, 6))
     check_record(make_catalogue(publish(after, 2), RUN_ID))
@@ -233,15 +215,6 @@ def test_an_anchor_makes_room_in_a_full_catalogue_and_leaves_a_way_in() -> None:
     after = advance(state, anchor, digest("anchor"), None)
     assert len(after.retained) <= limits.CATALOGUE_ENTRIES_MAX
     assert after.retained[-1].entry.manifest_digest == digest("anchor")
-
-
-def test_a_head_names_the_newest_version_and_is_valid_for_the_agreed_time() -> None:
-    state = publish(None, 2)
-    head = make_head(state, run_id=RUN_ID, revision=3, term=4, issued_at_ms=1_000)
-    check_record(head)
-    assert (head.version, head.root, head.revision, head.term) == (Version(0, 2), digest("root 0.2"), 3, 4)
-    assert head.catalogue_digest == digest("catalogue 0.2")
-    assert head.valid_until_ms == 301_000
 
 
 def test_a_root_is_known_while_its_version_is_retained() -> None:

@@ -38,6 +38,8 @@ def test_a_head_is_signed_in_its_term_and_after_what_is_known(run: Any, state: P
     scribe = Scribe(trust, run.publisher.peer_id, run.publisher.sign)
     head = open_head(run, scribe.issue_head(state, run.start_ms, term=6))
     assert (head.term, head.issued_at_ms) == (6, run.start_ms + 501)
+    assert (head.version, head.root, head.revision) == (state.version, state.root, 0)
+    assert (head.manifest_digest, head.catalogue_digest) == (state.manifest_digest, state.catalogue_digests[-1])
 
 
 def test_one_authority_is_its_own_majority(run: Any) -> None:
