@@ -1,4 +1,4 @@
-"""What a follower tells its operator: versions, lag, age and progress, never better than it knows."""
+"""What a node tells its operator: versions, lag, age and progress, never better than it knows."""
 
 from __future__ import annotations
 
@@ -76,27 +76,19 @@ class Reporter:
     def _fields(
         self, standing: Standing, progress: FetchProgress, is_seen: bool, now_ms: int
     ) -> tuple[tuple[str, Value], ...]:
-        head, applied = standing.head, standing.applied
-        lag = None if head is None or applied is None else max(head.version.number - applied.number, 0)
-        if not is_seen and lag == 0:
-            # Nobody was heard, so nobody knows: a lag of 0 would be a claim (CASES A-OBS-2).
-            lag = None
-        confirmed_ms = None if applied is None else self._confirmed_ms.get(applied)
+        confirmed_ms = None if standing.applied is None else self._confirmed_ms.get(standing.applied)
         return (
-            ("role", self._role),
-            ("phase", standing.phase),
-            ("reason", standing.reason or progress.reason),
-            ("applied_version", None if applied is None else applied.number),
-            ("applied_epoch", None if applied is None else applied.epoch),
+            *describe_versions(
+                role=self._role,
+                phase=standing.phase,
+                reason=standing.reason or progress.reason,
+                applied=standing.applied,
+                newest=standing.head,
+                is_seen=is_seen,
+                is_forked=standing.is_forked,
+            ),
             ("mirror_version", None if standing.mirror is None else standing.mirror.number),
-            ("latest_seen_version", None if head is None else head.version.number),
-            ("latest_seen_epoch", None if head is None else head.version.epoch),
-            ("version_lag", lag),
             ("version_age_seconds", None if confirmed_ms is None else max(now_ms - confirmed_ms, 0) / 1000),
-            ("publisher_seen", is_seen),
-            ("publisher_last_seen_timestamp_seconds", 0.0 if head is None else head.issued_at_ms / 1000),
-            ("stale", head is not None and not is_seen),
-            ("fork", standing.is_forked),
             ("fetch_wanted_bytes", progress.wanted_size_bytes),
             ("fetch_held_bytes", progress.held_size_bytes),
             ("fetch_requests", progress.requests_in_flight),
@@ -105,3 +97,44 @@ class Reporter:
             ("fetch_reader_bytes", progress.reader_size_bytes),
             ("fetch_shortfall", progress.shortfall),
         )
+
+
+def describe_versions(
+    *,
+    role: str,
+    phase: str,
+    reason: str,
+    applied: Version | None,
+    newest: Head | None,
+    is_seen: bool,
+    is_forked: bool,
+) -> tuple[tuple[str, Value], ...]:
+    """Return the fields that publishers and followers report alike.
+
+    Args:
+        role: The node's.
+        phase: What its machine is doing.
+        reason: Why it does nothing else, or the empty string.
+        applied: The version it holds.
+        newest: The newest head of the run.
+        is_seen: Whether that is in force and valid now.
+        is_forked: Whether the epoch is forked.
+    """
+    lag = None if newest is None or applied is None else max(newest.version.number - applied.number, 0)
+    if not is_seen and lag == 0:
+        # Nobody was heard, so nobody knows: a lag of 0 would be a claim (CASES A-OBS-2).
+        lag = None
+    return (
+        ("role", role),
+        ("phase", phase),
+        ("reason", reason),
+        ("applied_version", None if applied is None else applied.number),
+        ("applied_epoch", None if applied is None else applied.epoch),
+        ("latest_seen_version", None if newest is None else newest.version.number),
+        ("latest_seen_epoch", None if newest is None else newest.version.epoch),
+        ("version_lag", lag),
+        ("publisher_seen", is_seen),
+        ("publisher_last_seen_timestamp_seconds", 0.0 if newest is None else newest.issued_at_ms / 1000),
+        ("stale", newest is not None and not is_seen),
+        ("fork", is_forked),
+    )

@@ -32,6 +32,7 @@ from pulsenet.node.effects import (
     Log,
     RefuseSnapshot,
     Release,
+    Report,
     StoreAnchor,
 )
 from pulsenet.node.events import (
@@ -125,7 +126,7 @@ class Trainer:
         self._extras_due: deque[EncodeSkip | StoreAnchor] = deque()
         self._anchor_due = False
         self._last_patch: Manifest | None = None
-        self._is_report_due = True
+        self._told: Report | None = None
         self._learn_seconds = learn_seconds
         self._learn_until: float | None = None
         self._started_ms = 0
@@ -200,7 +201,6 @@ class Trainer:
             f"version {head.version} of this run was published by another process while this one was running, "
             "so publishing stops here. Stop the other publisher, then restart this one to take over"
         )
-        self._is_report_due = True
         return [Log("error", text)]
 
     def _take_loss(self, blob_id: Digest) -> None:
@@ -270,7 +270,6 @@ class Trainer:
         # By its number, so that two that failed alike are two lines of the log.
         what = "extra anchor or skip patch" if generation is None else f"publish of snapshot {generation}"
         text = f"the {what} failed ({event.reason}); the newest committed version is still {self._version()}"
-        self._is_report_due = True
         return [Log("warning", text), *orphan]
 
     def _take_committed(self, event: Committed, now: float, now_ms: int) -> list[Effect]:
@@ -283,7 +282,6 @@ class Trainer:
         self._state = draft.state
         if self._turns is not None and draft.is_fresh:
             self._turns.starts_over = False
-        self._is_report_due = True
         if draft.generation is not None:
             self._anchor_due = False
             self._succession.fulfil()
@@ -322,7 +320,6 @@ class Trainer:
 
     def _finish_learning(self, now: float, now_ms: int) -> list[Effect]:
         self._phase = Phase.IDLE
-        self._is_report_due = True
         if self._turns is not None:
             return []
         if self._succession.compare_at_start(self._state, self._started_ms):
@@ -381,12 +378,10 @@ class Trainer:
         return [Commit(draft.generation, after.version, after.root, records, saved, is_standby)]
 
     def _speak(self, now: float, now_ms: int) -> list[Effect]:
-        before = self._speaker.is_speaking
         diverged = None if self._turns is None or self._chain is None else self._turns.find_divergence(self._chain)
         effects = [] if diverged is None else self._diverge(diverged, now)
-        effects += self._speaker.go_on(self._chain, now, now_ms, is_committing=self._phase is Phase.COMMITTING)
-        self._is_report_due = self._is_report_due or bool(effects) or before != self._speaker.is_speaking
-        return effects
+        is_committing = self._phase is Phase.COMMITTING
+        return effects + self._speaker.go_on(self._chain, now, now_ms, is_committing=is_committing)
 
     def _diverge(self, version: Version, now: float) -> list[Effect]:
         assert self._turns is not None
@@ -470,9 +465,6 @@ class Trainer:
         return None if self._state is None else self._state.version
 
     def _report(self, now_ms: int) -> list[Effect]:
-        if not self._is_report_due:
-            return []
-        self._is_report_due = False
         reason = "superseded" if self._succession.rival is not None else ""
         if not self._speaker.is_speaking:
             reason = "standby"
@@ -487,7 +479,8 @@ class Trainer:
             is_seen=not self._trust.stale(now_ms),
             is_forked=self._trust.fork is not None,
         )
-        return [report]
+        told, self._told = self._told, report
+        return [] if report == told else [report]
 
     def _set_timer(self, now: float) -> list[Effect]:
         times = [self._speaker.next_wake]

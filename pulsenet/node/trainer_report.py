@@ -5,6 +5,7 @@ from __future__ import annotations
 from pulsenet.chain.records import Head, Manifest
 from pulsenet.node.effects import Report
 from pulsenet.node.published import PublishedState
+from pulsenet.node.report import describe_versions
 from pulsenet.node.trainer_phase import Phase
 
 
@@ -26,25 +27,16 @@ def make_report(
         patch: The patch or first anchor committed last by this process.
         is_seen: Whether a head in force is valid now.
     """
-    applied = None if state is None else state.version
-    seen = None if newest is None else newest.version
-    lag = None if applied is None or seen is None else max(seen.number - applied.number, 0)
-    if not is_seen and lag == 0:
-        # Nothing in force says what the newest version is, so nobody knows (CASES A-OBS-2).
-        lag = None
-    fields: list[tuple[str, str | int | float | bool | None]] = [
-        ("role", "trainer"),
-        ("phase", str(phase)),
-        ("reason", reason),
-        ("applied_version", None if applied is None else applied.number),
-        ("applied_epoch", None if applied is None else applied.epoch),
-        ("latest_seen_version", None if seen is None else seen.number),
-        ("latest_seen_epoch", None if seen is None else seen.epoch),
-        ("version_lag", lag),
-        ("publisher_seen", is_seen),
-        ("publisher_last_seen_timestamp_seconds", 0.0 if newest is None else newest.issued_at_ms / 1000),
-        ("stale", newest is not None and not is_seen),
-        ("fork", is_forked),
+    fields = [
+        *describe_versions(
+            role="trainer",
+            phase=str(phase),
+            reason=reason,
+            applied=None if state is None else state.version,
+            newest=newest,
+            is_seen=is_seen,
+            is_forked=is_forked,
+        )
     ]
     if state is not None:
         fields += [("root", state.root.hex()), ("trainer_step", state.trainer_step)]

@@ -716,7 +716,7 @@ def test_two_publishers_with_one_key_stop_instead_of_flapping(desk: Desk) -> Non
     assert [effect.level for effect in effects if isinstance(effect, Log)] == ["error"]
     assert ("reason", "superseded") in next(effect for effect in effects if isinstance(effect, Report)).fields
     later = desk.run.head(Version(0, 3), issued_at_ms=desk.now_ms)
-    assert desk.send(HeadSeen(later, None)) == []
+    assert [effect for effect in desk.send(HeadSeen(later, None)) if not isinstance(effect, Report)] == []
     assert RefuseSnapshot(2, "superseded") in desk.offer(2)
     desk.wait(200.0)
     assert len(desk.heads()) == 1
