@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from pulsenet import limits
 from pulsenet.errors import RemoteProtocolError, StorageError
 from pulsenet.ids import PeerId
-from pulsenet.node.machine import Draw
+from pulsenet.node.machine import Draw, draw_backoff_seconds
 from pulsenet.wire.messages import PeerAddress
 from pulsenet.wire.schema import CountMax, decode_value, encode_value
 
@@ -104,8 +103,7 @@ class AddressBook:
         entry = self._entries.get(peer_id)
         if entry is None:
             return
-        delay = min(limits.RETRY_SECONDS_MAX, limits.RETRY_SECONDS_MIN * 2.0 ** min(entry.failure_count, 10))
-        entry.dial_not_before = now + delay * (0.5 + self._draw(1_000) / 2_000)
+        entry.dial_not_before = now + draw_backoff_seconds(self._draw, entry.failure_count)
         entry.failure_count += 1
         entry.dialling_since = None
 

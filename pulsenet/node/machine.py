@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from pulsenet import limits
 from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.signing import Sign
 from pulsenet.chain.trust import Trust
@@ -15,6 +16,12 @@ from pulsenet.node.events import Event
 
 Draw = Callable[[int], int]
 """``draw(n)`` returns an integer from 0 to n - 1: chance, injected so that a run can be replayed."""
+
+
+def draw_backoff_seconds(draw: Draw, failure_count: int) -> float:
+    """Return the wait after so many failures before: doubled each time, bounded, and jittered down by up to half."""
+    delay = min(limits.RETRY_SECONDS_MAX, limits.RETRY_SECONDS_MIN * 2.0 ** min(failure_count, 10))
+    return delay * (0.5 + draw(1_000) / 2_000)
 
 
 @dataclass(frozen=True, slots=True)

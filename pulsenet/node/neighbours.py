@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from pulsenet import limits
 from pulsenet.ids import Digest, PeerId
-from pulsenet.node.machine import Draw
+from pulsenet.node.machine import Draw, draw_backoff_seconds
 from pulsenet.node.rate import RateCap
 
 KNOWN_MAX = 32
@@ -85,8 +85,7 @@ class Link:
         if digest is None:
             return
         self._known.pop(digest, None)
-        delay = min(limits.RETRY_SECONDS_MAX, limits.RETRY_SECONDS_MIN * 2.0 ** min(self._failure_count, 10))
-        self._retry_at = now + delay * (0.5 + draw(1_000) / 2_000)
+        self._retry_at = now + draw_backoff_seconds(draw, self._failure_count)
         self._failure_count += 1
 
 

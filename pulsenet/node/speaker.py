@@ -103,11 +103,8 @@ class Speaker:
             self._turn_at = now + TURN_SECONDS
         newest = self._trust.head
         is_behind = newest is not None and state is not None and newest.version > state.version
-        is_able = state is not None and not is_behind and self._trust.may_publish(self._peer_id)
-        if state is None or not is_able or not turns.is_leading(now):
-            self._said, self._resign_at = None, None
-            return []
-        if self._succession.find_epoch_reason(state, state.table_digest):
+        is_able = not is_behind and self._trust.may_publish(self._peer_id) and turns.is_leading(now)
+        if state is None or not is_able or self._succession.find_epoch_reason(state, state.table_digest):
             self._said, self._resign_at = None, None
             return []
         said = (turns.term, state.version, state.catalogue_digests[-1])

@@ -187,6 +187,10 @@ class Succession:
             0 if state is None else state.version.epoch,
             0 if newest is None else newest.version.epoch,
         )
+        return self.find_open_epoch(used)
+
+    def find_open_epoch(self, used: int) -> SignedRecord | None:
+        """Return the record of the epoch in force, if it lies above the last ``used`` one and may be entered."""
         if self._trust.epoch <= used or self._trust.fork is not None or not self._trust.epoch_is_endorsed:
             return None
         return self._trust.epoch_records[-1]

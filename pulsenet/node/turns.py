@@ -133,10 +133,7 @@ class Turns:
 
     def _find_epoch_to_enter(self, state: PublishedState | None) -> SignedRecord | None:
         """Return the record of an epoch that is in force and in which nothing is committed here."""
-        used = 0 if state is None else state.version.epoch
-        if self._trust.epoch <= used or self._trust.fork is not None or not self._trust.epoch_is_endorsed:
-            return None
-        return self._trust.epoch_records[-1]
+        return self._succession.find_open_epoch(0 if state is None else state.version.epoch)
 
 
 def _find_first_number(epoch_record: bytes | None) -> int:

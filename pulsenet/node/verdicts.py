@@ -25,14 +25,13 @@ class Verdicts:
     def note(self, event: Event, code: str) -> None:
         """Remember what became of a pushed item; events of other kinds are ignored."""
         match event:
-            case VoteSeen(record) | ContributionSeen(record) | ReceiptSeen(record):
-                key = compute_digest(record)
-            case ShareSeen(record) | ProbeSeen(record):
-                key = compute_digest(record)
+            case VoteSeen(said) | ContributionSeen(said) | ReceiptSeen(said) | ShareSeen(said) | ProbeSeen(said):
+                pass
             case TermSeen(votes):
-                key = compute_digest(b"".join(votes))
+                said = b"".join(votes)
             case _:
                 return
+        key = compute_digest(said)
         self._codes.pop(key, None)
         self._codes[key] = code
         if len(self._codes) > VERDICTS_MAX:
@@ -41,10 +40,8 @@ class Verdicts:
     def find(self, push: RoundPush | PushShare | PushProbe) -> str:
         """Return the empty string if the item was taken, or a stable code."""
         match push:
-            case PushVote(record) | PushContribution(record) | PushReceipt(record):
-                said = record
-            case PushShare(record) | PushProbe(record):
-                said = record
+            case PushVote(said) | PushContribution(said) | PushReceipt(said) | PushShare(said) | PushProbe(said):
+                pass
             case _:
                 said = b"".join(push.votes)
         return self._codes.get(compute_digest(said), "")
