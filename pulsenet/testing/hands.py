@@ -28,8 +28,6 @@ ANCHOR_CODEC_ID = 3
 Work = StoreChunk | ApplyHop | HandToEngine | EncodeSnapshot | StoreAnchor | EncodeSkip | Commit
 """Effects that take time and are answered by an event."""
 
-WORK_TYPES = (StoreChunk, ApplyHop, HandToEngine, EncodeSnapshot, StoreAnchor, EncodeSkip, Commit)
-
 
 @dataclass
 class FakeEngine:

@@ -6,7 +6,7 @@ The checker keeps its own books of every pair's exchange: who took the mean, who
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,13 +49,6 @@ class _Side:
     """Number of the life of the training process that was given the difference."""
 
 
-@dataclass(slots=True)
-class _Books:
-    """One exchange, by both sides."""
-
-    sides: dict[PeerId, _Side] = field(default_factory=dict)
-
-
 class MixingChecker:
     """Looks at every member after one event.
 
@@ -67,7 +60,8 @@ class MixingChecker:
     def __init__(self, seed: int, tolerance: float = TOLERANCE) -> None:
         self._seed = seed
         self._tolerance = tolerance
-        self._books: dict[tuple[int, int, PeerId, PeerId], _Books] = {}
+        self._books: dict[tuple[int, int, PeerId, PeerId], dict[PeerId, _Side]] = {}
+        """What each side did in each exchange: its round and job, and the two keys, ascending."""
         self._means: dict[tuple[Digest, int, Job, int, int], Digest] = {}
         self._settled: dict[PeerId, tuple[int, int]] = {}
         self._rosters: dict[tuple[int, int], Roster] = {}
@@ -183,19 +177,19 @@ class MixingChecker:
         mean = work.result.slices[0].mean if work.result is not None and work.result.slices else None
         if agreed is None and mean is None:
             return
-        books = self._books.setdefault(key, _Books())
-        side = books.sides.get(member.peer_id)
+        sides = self._books.setdefault(key, {})
+        side = sides.get(member.peer_id)
         if side is None:
             if agreed is None:
                 raise SimulationError(self._seed, f"{member.name} took a mean that it never stored its part in")
             own, there = read_values(member.store, agreed.own), read_values(member.store, agreed.mean)
-            side = books.sides[member.peer_id] = _Side(own.astype(np.float64), there.astype(np.float64))
+            side = sides[member.peer_id] = _Side(own.astype(np.float64), there.astype(np.float64))
         durable = member.durable_stands.get((round_index, int(job)))
         # Taken in memory is not taken yet: what the disk refuses is neither said nor handed over.
         is_durable = durable is Stand.TAKEN if member.peer_id == lower else durable is None
         if mean is not None and is_durable and not side.has_taken:
             side.has_taken = True
-            other = books.sides.get(work.partner)
+            other = sides.get(work.partner)
             if member.peer_id == upper and work.partner not in self.dishonest and not (other and other.has_taken):
                 raise SimulationError(self._seed, f"{member.name} took a mean before the lower key of its pair did")
             self.exchange_count += member.peer_id == upper
@@ -206,9 +200,9 @@ class MixingChecker:
         life, known = self._settled.get(member.peer_id, (0, 0))
         known = known if life == member.toy_count else 0
         for name, _ in member.toy.settled[known:]:
-            for (round_index, job, _, upper), books in self._books.items():
+            for (round_index, job, _, upper), sides in self._books.items():
                 if (round_index, job, upper) == (name.round_index, int(name.job), member.peer_id):
-                    side = books.sides[member.peer_id]
+                    side = sides[member.peer_id]
                     # What a training process was given and lost with its life, the next may be given.
                     if side.settled_by == member.toy_count or side.has_taken:
                         raise SimulationError(self._seed, f"{member.name} settles a debt of round {round_index} twice")
@@ -218,11 +212,11 @@ class MixingChecker:
 
     def _check_conserved(self, members: dict[PeerId, MixingNode], touched: set[PeerId]) -> None:
         """Whatever exchanges and settled debts moved, and what is open, adds up to nothing."""
-        for key, books in list(self._books.items()):
+        for key, sides in list(self._books.items()):
             round_index, job, lower, upper = key
             if lower not in members or upper not in members or not {lower, upper} & touched:
                 continue
-            first, second = books.sides.get(lower), books.sides.get(upper)
+            first, second = sides.get(lower), sides.get(upper)
             total = np.zeros_like((first or second or _NOBODY).own)
             if first is not None and first.has_taken:
                 total = total + (first.mean - first.own)

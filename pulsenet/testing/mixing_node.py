@@ -61,8 +61,7 @@ class MixingNode(RoundsNode):
     """A trainer that mixes; authorities convene as well.
 
     Args:
-        world: Its world.
-        base: As for :class:`RoundsNode`.
+        kind: As for :class:`RoundsNode`.
     """
 
     _world: MixingWorld
@@ -73,14 +72,10 @@ class MixingNode(RoundsNode):
         peer_id: PeerId,
         world: MixingWorld,
         chance: Chance,
-        *,
-        is_authority: bool,
-        is_trainer: bool,
         holds_start: bool = True,
+        **kind: bool,
     ) -> None:
-        super().__init__(
-            name, peer_id, world, chance, is_authority=is_authority, is_trainer=is_trainer, holds_start=holds_start
-        )
+        super().__init__(name, peer_id, world, chance, holds_start=holds_start, **kind)
         self._start = make_start(peer_id, world.spread if holds_start else 0.0, world.dtype)
         self.mixing_disk = MixingDisk(self._start.copy() if holds_start and world.spread else None)
         self.mixing: Mixing | None = None

@@ -107,11 +107,6 @@ class MixingWorld(RoundsWorld):
         for pair in sorted((pair for pair in self._connections if node.peer_id in pair), key=sorted):
             self._disconnect(pair)
 
-    def spread_of(self) -> float:
-        """Return the largest difference between the z of two members, over all elements."""
-        values = np.array([member.z for member in self.members])
-        return float((values.max(axis=0) - values.min(axis=0)).max())
-
     def mean_of(self) -> Values:
         """Return the mean of the members' z, in FP64."""
         mean: Values = np.mean([member.z.astype(np.float64) for member in self.members], axis=0)

@@ -41,20 +41,12 @@ from pulsenet.node.own_work import OWN_KEY
 from pulsenet.node.respond import respond
 from pulsenet.node.rounds import Rounds
 from pulsenet.node.rounds_respond import event_of, respond_to_round
+from pulsenet.node.verdicts import RoundPush
 from pulsenet.testing.fakes import Chance, FakeStore, make_sign, verify
 from pulsenet.testing.simulated_node import SimulatedNode
 from pulsenet.testing.toy_training import SIZE, Exact, ToyTraining, TrainingDisk, start_state
 from pulsenet.testing.versioned_node import StoreAndMesh
-from pulsenet.wire.messages import (
-    GetAggregates,
-    GetRounds,
-    Message,
-    PushContribution,
-    PushReceipt,
-    PushTerm,
-    PushVote,
-    Refusal,
-)
+from pulsenet.wire.messages import GetAggregates, GetRounds, Message, Refusal
 
 if TYPE_CHECKING:
     from pulsenet.testing.rounds_world import RoundsWorld
@@ -63,16 +55,6 @@ TrainingOrder = (
     RunInnerSteps | StoreContribution | CheckContribution | SumSlices | ApplyAggregate | RestoreState | StoreStateAnchor
 )
 """What the training process does, in the order in which it is told."""
-
-TRAINING_ORDERS = (
-    RunInnerSteps,
-    StoreContribution,
-    CheckContribution,
-    SumSlices,
-    ApplyAggregate,
-    RestoreState,
-    StoreStateAnchor,
-)
 
 
 class RoundsNode(SimulatedNode):
@@ -219,9 +201,9 @@ class RoundsNode(SimulatedNode):
         """Answer a peer's request; pushed items are shown to the machines first."""
         if self._world.now < self.busy_until:
             return [Refusal("busy", "an outer step runs", round(1000 * (self.busy_until - self._world.now)))]
-        if isinstance(request, PushVote | PushTerm | PushContribution | PushReceipt):
+        if isinstance(request, RoundPush):
             self.deliver_to_all(event_of(request, asker))
-        if isinstance(request, PushVote | PushTerm | PushContribution | PushReceipt | GetRounds | GetAggregates):
+        if isinstance(request, RoundPush | GetRounds | GetAggregates):
             find_verdict = None if self.coordinator is None else self.coordinator.verdicts.find
             return [respond_to_round(request, self.ledger, find_verdict)]
         return respond(request, StoreAndMesh(self.store, self.mesh))
@@ -254,7 +236,7 @@ class RoundsNode(SimulatedNode):
             case StoreChunk(digest, data):
                 self.store.chunks[digest] = data
                 self._world.schedule(self, machine, ChunkStored(digest))
-            case _ if isinstance(effect, TRAINING_ORDERS):
+            case _ if isinstance(effect, TrainingOrder):
                 self._world.train(self, machine, effect)
             case _:
                 super()._execute(machine, effect)

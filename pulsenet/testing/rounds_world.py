@@ -116,10 +116,7 @@ class RoundsWorld(Simulation[RoundsNode]):
 
     def heal(self) -> None:
         """End all faults of the network, and connect everybody who is up, anew: who lied is asked again."""
-        self.network.faults = CALM
-        self.network.partitions.clear()
-        self.network.silent.clear()
-        self.network.liars.clear()
+        self.network.heal()
         for node in self.nodes.values():
             node.is_full = False
         for pair in sorted(self._connections, key=sorted):
@@ -206,16 +203,8 @@ class RoundsWorld(Simulation[RoundsNode]):
 
     # Inside
 
-    def _add(self, name: str, key: PeerId, *, is_authority: bool, is_trainer: bool, holds_start: bool = True) -> None:
-        self.nodes[key] = self.node_class(
-            name,
-            key,
-            self,
-            self.chance.fork(),
-            is_authority=is_authority,
-            is_trainer=is_trainer,
-            holds_start=holds_start,
-        )
+    def _add(self, name: str, key: PeerId, **kind: bool) -> None:
+        self.nodes[key] = self.node_class(name, key, self, self.chance.fork(), **kind)
 
     def _note_vote(self, push: PushVote) -> None:
         signed = decode_signed(push.vote)

@@ -28,7 +28,7 @@ from pulsenet.node.respond import Push
 from pulsenet.node.trainer import Trainer
 from pulsenet.node.turns import Leadership
 from pulsenet.testing.fakes import FakeDirectory, FakeStore, make_sign, verify
-from pulsenet.testing.hands import WORK_TYPES, Hands, Work
+from pulsenet.testing.hands import Hands, Work
 from pulsenet.testing.simulated_node import SimulatedNode
 from pulsenet.testing.simulation import Node, Simulation
 from pulsenet.wire.messages import ExchangeHave, Message, PeerAddress, PushForkProof, PushHead, PushRollouts
@@ -50,6 +50,13 @@ class VersionedWorld(Simulation[Node], Generic[Node]):
     @abstractmethod
     def dial(self, node: Node, dial: DialPeer) -> None:
         """Try to connect two nodes."""
+
+    def _pull_later(self, node: Node, delay_seconds: float) -> None:
+        self.later_on(node, delay_seconds, lambda: self._pull(node))
+
+    @abstractmethod
+    def _pull(self, node: Node) -> None:
+        """Let a node read the directory, now and again later."""
 
 
 class VersionedNode(SimulatedNode):
@@ -164,7 +171,7 @@ class VersionedNode(SimulatedNode):
                 self.dropped.append(generation)
             case RefuseSnapshot():
                 self.refused.append(effect)
-            case _ if isinstance(effect, WORK_TYPES):
+            case _ if isinstance(effect, Work):
                 self._world.work(self, machine, effect)
             case _:
                 super()._execute(machine, effect)

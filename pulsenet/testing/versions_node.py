@@ -44,11 +44,7 @@ class VersionsNode(VersionedNode, RoundsNode):
     """A node that can crash and come back with what its disks hold.
 
     Args:
-        name: For people.
-        peer_id: The node's key.
-        is_authority: Whether it votes, countersigns, and may coordinate and publish.
-        is_trainer: Whether a training process is attached; otherwise it is an inferencer.
-        holds_start: As in :class:`RoundsNode`.
+        kind: As for :class:`RoundsNode`; an authority may publish, and who is neither that nor a trainer follows.
     """
 
     _world: VersionsWorld
@@ -59,22 +55,10 @@ class VersionsNode(VersionedNode, RoundsNode):
         peer_id: PeerId,
         world: VersionsWorld,
         chance: Chance,
-        *,
-        is_authority: bool,
-        is_trainer: bool,
-        holds_start: bool = True,
+        **kind: bool,
     ) -> None:
-        RoundsNode.__init__(
-            self,
-            name,
-            peer_id,
-            world,
-            chance,
-            is_authority=is_authority,
-            is_trainer=is_trainer,
-            holds_start=holds_start,
-        )
-        self._become("trainer" if is_trainer or is_authority else "inferencer", is_dialable=True)
+        RoundsNode.__init__(self, name, peer_id, world, chance, **kind)
+        self._become("trainer" if self.is_trainer or self.is_authority else "inferencer", is_dialable=True)
         self.skew_ms = chance(4_000) - 2_000
 
     # Life and death

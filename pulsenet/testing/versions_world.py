@@ -199,9 +199,6 @@ class VersionsWorld(VersionedWorld[Any], RoundsWorld):
         for checker in self._versions_checkers:
             checker.check(self)
 
-    def _pull_later(self, node: VersionsNode, delay_seconds: float) -> None:
-        self.later_on(node, delay_seconds, lambda: self._pull(node))
-
     def _pull(self, node: VersionsNode) -> None:
         def is_near(peer_id: PeerId) -> bool:
             return not self.network.is_cut(node.peer_id, peer_id)

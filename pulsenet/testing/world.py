@@ -313,9 +313,6 @@ class World(VersionedWorld[SimNode]):
         self.deliver_to_all(node, PeerConnected(peer_id, other.addresses, outbound=True))
         self.notify(other, PeerConnected(node.peer_id, node.addresses, outbound=False))
 
-    def _pull_later(self, node: SimNode, delay_seconds: float) -> None:
-        self.later_on(node, delay_seconds, lambda: self._pull(node))
-
     def _pull(self, node: SimNode) -> None:
         """Read the heads and one shard of the have records, as the daemon does."""
         self._pull_later(node, self.chance.between(0.8, 1.2) * PULL_SECONDS)
