@@ -67,7 +67,7 @@ from pulsenet.node.scribe import Scribe
 from pulsenet.node.speaker import Speaker
 from pulsenet.node.succession import Standing, Succession
 from pulsenet.node.timer import Timer
-from pulsenet.node.trainer_phase import TRANSITIONS, Phase
+from pulsenet.node.trainer_phase import ANSWERS, Phase
 from pulsenet.node.trainer_report import make_report
 from pulsenet.node.turns import Leadership, Turns
 from pulsenet.wire.messages import GetHead, HeadReply
@@ -161,7 +161,7 @@ class Trainer:
         effects: list[Effect] = []
         if self._turns is not None:
             self._turns.note(event)
-        if (self._phase, type(event)) in TRANSITIONS:
+        if isinstance(event, ANSWERS.get(self._phase, ())):
             effects += self._take_answer(event, now, now_ms)
         elif isinstance(event, SnapshotOffered):
             effects += self._take_snapshot(event, now)

@@ -1,4 +1,4 @@
-"""The publisher's phases, as a table."""
+"""The publisher's phases, and what it waits for in each."""
 
 from __future__ import annotations
 
@@ -27,16 +27,10 @@ class Phase(StrEnum):
     COMMITTING = "committing"
 
 
-TRANSITIONS: dict[tuple[Phase, type[Event]], Phase] = {
-    (Phase.ENCODING, PatchEncoded): Phase.COMMITTING,
-    (Phase.ENCODING, EncodeFailed): Phase.IDLE,
-    (Phase.SKIPPING, SkipEncoded): Phase.COMMITTING,
-    (Phase.SKIPPING, ExtraFailed): Phase.IDLE,
-    (Phase.ANCHORING, AnchorStored): Phase.COMMITTING,
-    (Phase.ANCHORING, ExtraFailed): Phase.IDLE,
-    (Phase.COMMITTING, Committed): Phase.IDLE,
-    (Phase.COMMITTING, EncodeFailed): Phase.IDLE,
-    (Phase.COMMITTING, ExtraFailed): Phase.IDLE,
-    (Phase.COMMITTING, StoreFailed): Phase.IDLE,
+ANSWERS: dict[Phase, tuple[type[Event], ...]] = {
+    Phase.ENCODING: (PatchEncoded, EncodeFailed),
+    Phase.SKIPPING: (SkipEncoded, ExtraFailed),
+    Phase.ANCHORING: (AnchorStored, ExtraFailed),
+    Phase.COMMITTING: (Committed, EncodeFailed, ExtraFailed, StoreFailed),
 }
-"""Where the answer to the work in hand leads. An answer without a cell belongs to work given up before."""
+"""What may be said of the work in hand. Anything else of its kind belongs to work given up before."""
