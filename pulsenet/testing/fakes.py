@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from blake3 import blake3
 
 from pulsenet.chain.records import Descriptor, EpochRecord, Manifest, SignedRecord
 from pulsenet.chain.signing import Sign, decode_signed, encode_signed, record_digest, seal
 from pulsenet.ids import Digest, PeerId, compute_digest
+from pulsenet.node.effects import Effect, Release, SaveState, StoreChunkList, StoreRecord
 from pulsenet.node.holdings import Given
 from pulsenet.node.published import HEAD_KEY
 from pulsenet.wire.chunks import ChunkList
 from pulsenet.wire.schema import decode_value
 
 _MASK = (1 << 64) - 1
+
+Kind = TypeVar("Kind")
+"""A kind of effect."""
 
 
 class Chance:
@@ -120,6 +124,19 @@ class FakeStore:
         elif record.type == EpochRecord.TYPE:
             self.epoch_records[decode_value(EpochRecord, record.payload).epoch] = data
 
+    def keep(self, effects: Iterable[Effect]) -> None:
+        """Carry out what is ordered of a disk, but for chunks; other orders are passed over."""
+        for effect in effects:
+            match effect:
+                case StoreRecord(record):
+                    self.put_record(record)
+                case StoreChunkList(blob_id, data):
+                    self.lists[blob_id] = data
+                case SaveState(key, value):
+                    self.state[key] = value
+                case Release(blob_ids, record_digests):
+                    self.release(blob_ids, record_digests)
+
     def release(self, blob_ids: tuple[Digest, ...], record_digests: tuple[Digest, ...]) -> None:
         """Drop blobs and records; a chunk goes when no blob left uses it."""
         for digest in record_digests:
@@ -184,6 +201,11 @@ class FakeStore:
     def digests_of(data: bytes) -> tuple[Digest, ...]:
         """Return the chunks an encoded list names."""
         return ChunkList.decode(data).digests
+
+
+def only(effects: Iterable[Effect], kind: type[Kind]) -> list[Kind]:
+    """Return the effects of one kind."""
+    return [effect for effect in effects if isinstance(effect, kind)]
 
 
 @dataclass

@@ -100,14 +100,8 @@ class SimulatedNode:
             case ShowToMachines(event):
                 for name in self.machines:
                     self._world.schedule(self, name, event)
-            case StoreRecord(record):
-                self.store.put_record(record)
-            case StoreChunkList(blob_id, data):
-                self.store.lists[blob_id] = data
-            case SaveState(key, value):
-                self.store.state[key] = value
-            case Release(blob_ids, record_digests):
-                self.store.release(blob_ids, record_digests)
+            case StoreRecord() | StoreChunkList() | SaveState() | Release():
+                self.store.keep((effect,))
             case Count(name, label):
                 self.counts[name, label] = self.counts.get((name, label), 0) + 1
             case StrikePeer(_, code):

@@ -11,7 +11,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from pulsenet.chain.ledger import Ledger
-from pulsenet.chain.records import EpochRecord, Have, Head, SignedRecord
+from pulsenet.chain.records import EpochRecord, Have, Head, SignedRecord, Vote
 from pulsenet.chain.signing import add_signature, encode_signed, record_digest, seal
 from pulsenet.chain.trust import Trust
 from pulsenet.ids import Digest, PeerId, RunId, Version, compute_digest
@@ -80,6 +80,10 @@ class Run:
         for key in signers[1:]:
             signed = add_signature(signed, key.sign, key.peer_id)
         return signed
+
+    def vote(self, candidate: Key, *, term: int = 1, voter: Key | None = None) -> bytes:
+        """An encoded vote: the candidate's for itself, unless another key is named."""
+        return encode_signed(self.seal(Vote(self.run_id, 0, term, candidate.peer_id, None), voter or candidate))
 
     @staticmethod
     def digest(text: str) -> Digest:

@@ -9,8 +9,6 @@ import pytest
 
 from pulsenet.chain.ballot import Ballot
 from pulsenet.chain.ledger import LEDGER_KEY, Ledger
-from pulsenet.chain.records import Vote
-from pulsenet.chain.signing import encode_signed
 from pulsenet.errors import StorageError
 from pulsenet.node.authority import Authority
 from pulsenet.node.candidacy import BALLOT_KEY, encode_ballot
@@ -40,10 +38,6 @@ def sent(effects: list[Effect]) -> list[object]:
     return [effect.message for effect in effects if isinstance(effect, SendRequest)]
 
 
-def vote_for(run: Any, key: Any, term: int = 1) -> bytes:
-    return encode_signed(run.seal(Vote(run.run_id, 0, term, key.peer_id, None), key))
-
-
 def test_whoever_connects_is_told_the_own_term(make_run: Callable[..., Any]) -> None:
     run = make_run()
     machine, peer_id = Voter(run, run.publisher), run.second.peer_id
@@ -59,12 +53,12 @@ def test_a_candidate_is_given_a_vote_and_its_term_is_heard(make_run: Callable[..
     run = make_run(authorities=(make_run.key(1), make_run.key(2)))  # type: ignore[attr-defined]
     voter, candidate = sorted((make_run.key(1), make_run.key(2)), key=lambda key: key.peer_id)  # type: ignore[attr-defined]
     machine = Voter(run, voter)
-    vote = vote_for(run, candidate)
+    vote = run.vote(candidate)
     effects = machine.handle(VoteSeen(vote, candidate.peer_id), 0.0, 0)
     (answer,) = sent(effects)
     assert isinstance(answer, PushVote)
     assert machine.verdicts.find(PushVote(vote)) == ""
-    own = vote_for(run, candidate, term=2)
+    own = run.vote(candidate, term=2)
     assert machine.handle(VoteSeen(own, candidate.peer_id), 0.0, 0) != []
     effects = machine.handle(TermSeen((vote, answer.vote), candidate.peer_id), 0.0, 0)
     assert machine.term == 1

@@ -43,7 +43,7 @@ from pulsenet.node.events import (
 )
 from pulsenet.node.ledger_machine import STORE_RETRY_SECONDS
 from pulsenet.node.proposal import RESEND_SECONDS
-from pulsenet.testing.fakes import FakeStore
+from pulsenet.testing.fakes import FakeStore, only
 from pulsenet.testing.toy_training import write_blob
 from pulsenet.wire.messages import PushContribution, PushReceipt, PushVote
 from pulsenet.wire.schema import decode_value
@@ -77,16 +77,11 @@ class Bench:
 
     def tell(self, event: Event) -> list[Effect]:
         effects = sorted(self.machine.handle(event, self.now, 0), key=lambda effect: EXECUTION_ORDER[type(effect)])
-        for effect in effects:
-            if isinstance(effect, StoreRecord):
-                self.store.put_record(effect.record)
-            elif isinstance(effect, SaveState):
-                self.store.state[effect.key] = effect.value
+        self.store.keep(effects)
         return effects
 
     def vote(self, key: Any, term: int, candidate: Any) -> VoteSeen:
-        record = Vote(self.run.run_id, 0, term, candidate.peer_id, None)
-        return VoteSeen(encode_signed(self.run.seal(record, key)), key.peer_id)
+        return VoteSeen(self.run.vote(candidate, term=term, voter=key), key.peer_id)
 
     def contribution(self, *, is_held: bool = True, trainer: int = 0, round_index: int = 0) -> SignedRecord:
         store, key = self.store if is_held else FakeStore(), self.trainers[trainer]
@@ -118,10 +113,6 @@ class Bench:
         effects = self.tell(ContributionSeen(encode_signed(signed), None))
         assert only(effects, CheckContribution)
         return self.tell(ContributionChecked(record_digest(signed), ""))
-
-
-def only(effects: list[Effect], kind: type) -> list[Any]:
-    return [effect for effect in effects if isinstance(effect, kind)]
 
 
 def pushed(effects: list[Effect], kind: type) -> list[Any]:

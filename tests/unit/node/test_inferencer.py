@@ -49,7 +49,7 @@ from pulsenet.node.inferencer import TRANSITIONS, Inferencer, Phase, Step
 from pulsenet.node.published import HEAD_KEY
 from pulsenet.node.respond import respond
 from pulsenet.node.sources import SOURCES_MAX
-from pulsenet.testing.fakes import Chance, FakeStore, make_key, make_sign
+from pulsenet.testing.fakes import Chance, FakeStore, make_key, make_sign, only
 from pulsenet.testing.script import NOW_MS, ScriptedPublisher, make_data, root_of
 from pulsenet.testing.versioned_node import StoreAndMesh
 from pulsenet.wire.messages import GetChunks, GetHead, GetRecords
@@ -89,18 +89,12 @@ class Bench:
 
     def carry_out(self, effect: Effect) -> list[Event]:
         match effect:
-            case StoreRecord(record):
-                self.store.put_record(record)
-            case StoreChunkList(blob_id, data):
-                self.store.lists[blob_id] = data
             case StoreChunk(digest, data):
                 self.store.chunks[digest] = data
                 if self.held_back is not None:
                     self.held_back.append(ChunkStored(digest))
                     return []
                 return [ChunkStored(digest)]
-            case Release(blob_ids, record_digests):
-                self.store.release(blob_ids, record_digests)
             case Report(fields):
                 self.report.update(fields)
             case SendRequest(request_id, peer_id, message):
@@ -109,6 +103,8 @@ class Bench:
                     for reply in respond(message, StoreAndMesh(self.publisher.store, None))
                 ]
                 return [*replies, RequestDone(request_id, peer_id)] if isinstance(message, GetChunks) else replies
+            case _:
+                self.store.keep((effect,))
         return []
 
     def connect(self) -> list[Effect]:
@@ -146,10 +142,6 @@ class Bench:
             (hop,) = hops
             effects = self.tell(HopApplied(hop.manifest.version, hop.manifest.root))
         return effects
-
-
-def only(effects: list[Effect], kind: type) -> list:  # type: ignore[type-arg]
-    return [effect for effect in effects if isinstance(effect, kind)]
 
 
 def v(number: int, epoch: int = 0) -> Version:

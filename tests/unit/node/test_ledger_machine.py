@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from pulsenet.chain.ledger import LEDGER_KEY, Ledger
-from pulsenet.chain.records import Vote
-from pulsenet.chain.signing import encode_signed
 from pulsenet.errors import TrustError
 from pulsenet.node.effects import Count, Effect, SaveState, SendRequest, SetTimer, StoreRecord, StrikePeer
 from pulsenet.node.events import (
@@ -50,10 +48,6 @@ def make(run: Any) -> Caller:
     return Caller(run.seat(run.third, trust, Ledger(trust)))
 
 
-def vote_of(run: Any) -> bytes:
-    return encode_signed(run.seal(Vote(run.run_id, 0, 1, run.publisher.peer_id, None), run.publisher))
-
-
 def saved(effects: list[Effect]) -> list[str]:
     return [effect.key for effect in effects if isinstance(effect, SaveState)]
 
@@ -80,10 +74,10 @@ def test_what_breaks_the_specification_is_struck_and_what_is_refused_is_counted(
 def test_what_was_learnt_is_saved_even_before_a_refusal(make_run: Callable[..., Any]) -> None:
     run = make_run()
     machine = make(run)
-    assert saved(machine.handle(TermSeen((vote_of(run),), None), 0.0, 0)) == [LEDGER_KEY]
+    assert saved(machine.handle(TermSeen((run.vote(run.publisher),), None), 0.0, 0)) == [LEDGER_KEY]
     assert saved(machine.handle(TimerFired(), 1.0, 0)) == []
     machine = make(run)
-    effects = machine.handle(ReceiptSeen(b"", (vote_of(run),), run.second.peer_id), 0.0, 0)
+    effects = machine.handle(ReceiptSeen(b"", (run.vote(run.publisher),), run.second.peer_id), 0.0, 0)
     assert Count("rejected", "mismatch") in effects
     assert saved(effects) == [LEDGER_KEY]
 

@@ -6,7 +6,7 @@ from pulsenet.chain.records import Kind
 from pulsenet.chain.signing import decode_signed
 from pulsenet.chain.trust import Trust
 from pulsenet.ids import PeerId, Version
-from pulsenet.node.effects import Count, Effect, SaveState, SendRequest, SetTimer, StoreRecord
+from pulsenet.node.effects import Count, Effect, SendRequest, SetTimer
 from pulsenet.node.events import (
     Event,
     ForkProofSeen,
@@ -21,7 +21,7 @@ from pulsenet.node.listener import Listener
 from pulsenet.node.news import HEAD_KEY, TRUST_KEY
 from pulsenet.node.respond import respond
 from pulsenet.node.sources import SOURCES_MAX
-from pulsenet.testing.fakes import FakeStore, make_key
+from pulsenet.testing.fakes import FakeStore, make_key, only
 from pulsenet.testing.script import NOW_MS, ScriptedPublisher, root_of
 from pulsenet.testing.versioned_node import StoreAndMesh
 from pulsenet.wire.messages import GetEpochs, GetHead, GetRecords
@@ -46,13 +46,8 @@ class Desk:
     def send(self, event: Event) -> list[Effect]:
         effects = self.listener.handle(event, self.now, NOW_MS + round(self.now * 1000))
         self.log += effects
-        for effect in effects:
-            if isinstance(effect, StoreRecord):
-                self.store.put_record(effect.record)
-            elif isinstance(effect, SaveState):
-                self.store.state[effect.key] = effect.value
-            elif isinstance(effect, SendRequest):
-                self.requests.append(effect)
+        self.store.keep(effects)
+        self.requests += only(effects, SendRequest)
         while self.answers and self.requests:
             request = self.requests.pop(0)
             for reply in respond(request.message, StoreAndMesh(self.publisher.store, None)):
@@ -60,7 +55,7 @@ class Desk:
         return effects
 
     def asked(self) -> list[object]:
-        return [effect.message for effect in self.log if isinstance(effect, SendRequest)]
+        return [request.message for request in only(self.log, SendRequest)]
 
 
 def test_a_head_leads_to_its_catalogue_and_both_are_kept() -> None:

@@ -25,7 +25,7 @@ from pulsenet.node.events import (
 from pulsenet.node.mender import MEND_SECONDS, Mender
 from pulsenet.node.published import PublishedState, Retained
 from pulsenet.node.respond import respond
-from pulsenet.testing.fakes import Chance, make_key
+from pulsenet.testing.fakes import Chance, make_key, only
 from pulsenet.testing.script import ScriptedPublisher
 
 READER = make_key("reader")
@@ -80,10 +80,6 @@ def meet(peer_id: PeerId) -> PeerConnected:
     return PeerConnected(peer_id, (), outbound=True)
 
 
-def of(effects: list[Effect], kind: type) -> list[Effect]:
-    return [effect for effect in effects if isinstance(effect, kind)]
-
-
 def serve(bench: Bench, mender: Mender, effects: list[Effect]) -> list[Effect]:
     """Answer as a reader that has everything, store what comes, and return all that follows from that."""
     seen, queue = list(effects), list(effects)
@@ -122,22 +118,21 @@ def test_what_is_lost_is_fetched_from_whoever_has_it(bench: Bench, is_from_start
 def test_what_nobody_has_is_told_once_with_what_to_do_and_asked_for_on(bench: Bench) -> None:
     mender = bench.make()
     effects = bench.tell(mender, BlobDamaged(bench.blob_id))
-    assert of(effects, SetTimer)
+    assert only(effects, SetTimer)
     bench.now = MEND_SECONDS
     effects = bench.tell(mender, TimerFired())
-    assert of(effects, ShowToMachines) == [ShowToMachines(BlobLost(bench.blob_id))]
-    (told,) = of(effects, Log)
-    assert isinstance(told, Log)
+    assert only(effects, ShowToMachines) == [ShowToMachines(BlobLost(bench.blob_id))]
+    (told,) = only(effects, Log)
     assert "pulsenet doctor" in told.text
     bench.now *= 3
-    assert of(bench.tell(mender, TimerFired()), Log) == []
+    assert only(bench.tell(mender, TimerFired()), Log) == []
     # Somebody who has it is met later.
     effects = bench.tell(mender, meet(READER))
-    assert of(effects, SendRequest)
+    assert only(effects, SendRequest)
     # Damaged again, it is told again.
     effects = bench.tell(mender, PeerLost(READER, "closed"), BlobDamaged(bench.blob_id))
     bench.now *= 2
-    assert of(bench.tell(mender, TimerFired()), ShowToMachines)
+    assert only(bench.tell(mender, TimerFired()), ShowToMachines)
 
 
 def test_what_is_not_offered_is_not_fetched(bench: Bench) -> None:
@@ -163,4 +158,4 @@ def test_a_manifest_that_is_damaged_too_is_left_alone(bench: Bench) -> None:
 def test_what_a_reader_claims_is_listened_to(bench: Bench) -> None:
     bench.haves[READER] = Have(bench.publisher.run_id, "seed", 0, 1, 2, (), (), 1)
     mender = bench.make(bench.blob_id)
-    assert of(bench.tell(mender, meet(READER)), SendRequest)
+    assert only(bench.tell(mender, meet(READER)), SendRequest)

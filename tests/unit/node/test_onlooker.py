@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from pulsenet.chain.ledger import LEDGER_KEY, Ledger
 from pulsenet.chain.outcome import outcome_of
-from pulsenet.chain.records import Member, Receipt, SignedRecord, StateAnchor, Vote
+from pulsenet.chain.records import Member, Receipt, SignedRecord, StateAnchor
 from pulsenet.chain.signing import encode_signed, record_digest
 from pulsenet.ids import compute_digest
 from pulsenet.node.effects import (
@@ -18,7 +17,6 @@ from pulsenet.node.effects import (
     Effect,
     Release,
     Report,
-    SaveState,
     SendRequest,
     SetTimer,
     ShowToMachines,
@@ -36,7 +34,7 @@ from pulsenet.node.events import (
 )
 from pulsenet.node.onlooker import Onlooker
 from pulsenet.node.rounds_contact import POLL_SECONDS
-from pulsenet.testing.fakes import FakeStore
+from pulsenet.testing.fakes import FakeStore, only
 from pulsenet.wire.messages import GetRounds, Refusal, RoundsReply
 
 
@@ -53,11 +51,7 @@ class Bench:
 
     def tell(self, event: Event) -> list[Effect]:
         effects = self.machine.handle(event, self.now, 0)
-        for effect in effects:
-            if isinstance(effect, StoreRecord):
-                self.store.put_record(effect.record)
-            elif isinstance(effect, SaveState):
-                self.store.state[effect.key] = effect.value
+        self.store.keep(effects)
         return effects
 
     def connect(self) -> list[Effect]:
@@ -97,8 +91,7 @@ class Bench:
         return signed
 
     def votes(self) -> tuple[bytes, ...]:
-        vote = Vote(self.run.run_id, 0, 1, self.authority.peer_id, None)
-        return (encode_signed(self.run.seal(vote, self.authority)),)
+        return (self.run.vote(self.authority),)
 
     def reply(self, *receipts: SignedRecord, anchor: SignedRecord | None = None) -> list[Effect]:
         encoded = tuple(encode_signed(signed) for signed in receipts)
@@ -107,28 +100,24 @@ class Bench:
         return self.tell(ReplyReceived(1, self.authority.peer_id, reply))
 
 
-def of_type(effects: list[Effect], kind: Callable[..., Any]) -> list[Any]:
-    return [effect for effect in effects if type(effect) is kind]
-
-
 @pytest.fixture
 def bench(run: Any) -> Bench:
     return Bench(run)
 
 
 def test_it_asks_those_it_meets_and_then_from_time_to_time(bench: Bench) -> None:
-    assert of_type(bench.tell(TimerFired()), SendRequest) == []
+    assert only(bench.tell(TimerFired()), SendRequest) == []
     effects = bench.connect()
-    assert [request.message for request in of_type(effects, SendRequest)] == [GetRounds(0)]
-    (timer,) = of_type(effects, SetTimer)
+    assert [request.message for request in only(effects, SendRequest)] == [GetRounds(0)]
+    (timer,) = only(effects, SetTimer)
     assert timer.at == POLL_SECONDS
     bench.reply(bench.final(0))
     bench.now = POLL_SECONDS
     effects = bench.tell(TimerFired())
-    assert [request.message for request in of_type(effects, SendRequest)] == [GetRounds(1)]
+    assert [request.message for request in only(effects, SendRequest)] == [GetRounds(1)]
     bench.now = 2 * POLL_SECONDS
     bench.tell(PeerLost(bench.authority.peer_id, "closed"))
-    assert of_type(bench.tell(TimerFired()), SendRequest) == []
+    assert only(bench.tell(TimerFired()), SendRequest) == []
 
 
 def test_what_it_learns_is_stored_shown_and_reported_once(bench: Bench) -> None:
@@ -136,12 +125,12 @@ def test_what_it_learns_is_stored_shown_and_reported_once(bench: Bench) -> None:
     effects = bench.reply(*finals, anchor=bench.anchor(0))
     assert bench.ledger.next_round_index == 3
     assert bench.ledger.mandate is not None
-    assert len(of_type(effects, StoreRecord)) == 4
-    shown = [effect.event.record for effect in of_type(effects, ShowToMachines)]
+    assert len(only(effects, StoreRecord)) == 4
+    shown = [effect.event.record for effect in only(effects, ShowToMachines)]
     assert sorted(shown) == sorted(encode_signed(signed) for signed in finals)
-    (report,) = of_type(effects, Report)
+    (report,) = only(effects, Report)
     assert dict(report.fields) == {"rounds_phase": "watching", "round_index": 3, "round_contributors": 1}
-    assert of_type(bench.reply(*finals, anchor=bench.anchor(0)), Report) == []
+    assert only(bench.reply(*finals, anchor=bench.anchor(0)), Report) == []
     restored = Ledger.restore(bench.trust, bench.store.state[LEDGER_KEY], bench.store.record)
     assert restored.next_round_index == 3
 
@@ -150,8 +139,8 @@ def test_pushed_terms_and_final_receipts_are_taken(bench: Bench) -> None:
     bench.tell(TermSeen(bench.votes(), None))
     assert bench.ledger.mandate is not None
     record = encode_signed(bench.final(0))
-    assert len(of_type(bench.tell(ReceiptSeen(record, (), bench.authority.peer_id)), StoreRecord)) == 1
-    assert of_type(bench.tell(ReceiptSeen(record, (), bench.authority.peer_id)), StoreRecord) == []
+    assert len(only(bench.tell(ReceiptSeen(record, (), bench.authority.peer_id)), StoreRecord)) == 1
+    assert only(bench.tell(ReceiptSeen(record, (), bench.authority.peer_id)), StoreRecord) == []
     assert bench.ledger.next_round_index == 1
 
 
@@ -161,7 +150,7 @@ def test_what_lies_before_the_older_anchor_goes(bench: Bench) -> None:
     bench.reply(*finals)
     bench.reply(anchor=bench.anchor(2))
     effects = bench.reply(anchor=bench.anchor(4))
-    (release,) = of_type(effects, Release)
+    (release,) = only(effects, Release)
     assert set(release.record_digests) == {record_digest(finals[0]), record_digest(finals[1])}
     assert bench.ledger.final(1) is None
     assert bench.ledger.final(2) is not None
@@ -181,9 +170,9 @@ def test_a_busy_peer_is_asked_later(bench: Bench) -> None:
     bench.connect()
     bench.tell(ReplyReceived(1, bench.authority.peer_id, Refusal("busy", "", 40_000)))
     bench.now = 39.0
-    assert of_type(bench.tell(TimerFired()), SendRequest) == []
+    assert only(bench.tell(TimerFired()), SendRequest) == []
     bench.now = 40.0
-    assert len(of_type(bench.tell(TimerFired()), SendRequest)) == 1
+    assert len(only(bench.tell(TimerFired()), SendRequest)) == 1
 
 
 def restore(bench: Bench) -> Ledger:

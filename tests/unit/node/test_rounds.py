@@ -10,7 +10,7 @@ import pytest
 
 from pulsenet.chain.ledger import LEDGER_KEY, Ledger
 from pulsenet.chain.outcome import outcome_of
-from pulsenet.chain.records import Member, Receipt, Rejection, StateAnchor, Vote
+from pulsenet.chain.records import Member, Receipt, Rejection, StateAnchor
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.ids import Digest, compute_digest
 from pulsenet.node.effects import (
@@ -55,7 +55,7 @@ from pulsenet.node.gathering import GATHER_SECONDS_MAX
 from pulsenet.node.own_work import OWN_KEY
 from pulsenet.node.rounds import ALONE_SECONDS, EXTENSIONS_MAX, RETRY_SECONDS, Rounds
 from pulsenet.node.rounds_phase import Phase
-from pulsenet.testing.fakes import FakeStore
+from pulsenet.testing.fakes import FakeStore, only
 from pulsenet.testing.toy_training import write_blob
 from pulsenet.wire.messages import GetRounds, PushContribution, Refusal, RoundsReply
 
@@ -83,9 +83,7 @@ class Bench:
         self.machine = Rounds(self.run.seat(self.me, self.trust, self.ledger), self.store, own=own)
         self.tell(TimerFired())
         self.tell(PeerConnected(self.authority.peer_id, (), outbound=True))
-        vote = Vote(self.run.run_id, 0, 1, self.authority.peer_id, None)
-        votes = (encode_signed(self.run.seal(vote, self.authority)),)
-        self.tell(TermSeen(votes, self.authority.peer_id))
+        self.tell(TermSeen((self.run.vote(self.authority),), self.authority.peer_id))
         if is_answered:
             self.answer()
 
@@ -96,11 +94,7 @@ class Bench:
 
     def tell(self, event: Event) -> list[Effect]:
         effects = sorted(self.machine.handle(event, self.now, 0), key=lambda effect: EXECUTION_ORDER[type(effect)])
-        for effect in effects:
-            if isinstance(effect, StoreRecord):
-                self.store.put_record(effect.record)
-            elif isinstance(effect, SaveState):
-                self.store.state[effect.key] = effect.value
+        self.store.keep(effects)
         return effects
 
     def attach(self, round_index: int = 0, stored: ContributionStored | None = None) -> list[Effect]:
@@ -151,10 +145,6 @@ class Bench:
 
     def tell_rounds(self, round_index: int, anchor: bytes | None) -> list[Effect]:
         return self.tell(ReplyReceived(1, self.authority.peer_id, RoundsReply(round_index, (), (), anchor)))
-
-
-def only(effects: list[Effect], kind: type) -> list[Any]:
-    return [effect for effect in effects if isinstance(effect, kind)]
 
 
 def pushed(effects: list[Effect]) -> list[Any]:
@@ -521,8 +511,7 @@ def test_a_full_disk_orders_nothing_of_a_training_process_that_waits_or_is_not_t
 
 def test_the_coordinators_own_trainer_contributes_in_its_own_process(make_run: Callable[..., Any]) -> None:
     bench = Bench(make_run, authorities=(make_run.second,))  # type: ignore[attr-defined]
-    vote = Vote(bench.run.run_id, 0, 1, bench.me.peer_id, None)
-    bench.tell(TermSeen((encode_signed(bench.run.seal(vote, bench.me)),), None))
+    bench.tell(TermSeen((bench.run.vote(bench.me),), None))
     bench.attach()
     effects = bench.contribute()
     assert pushed(effects) == []

@@ -9,8 +9,6 @@ import pytest
 
 from pulsenet import limits
 from pulsenet.chain.ledger import Ledger
-from pulsenet.chain.records import Vote
-from pulsenet.chain.signing import encode_signed
 from pulsenet.ids import compute_digest
 from pulsenet.node.courier import Courier
 from pulsenet.node.effects import SendRequest
@@ -37,8 +35,7 @@ class Bench:
         self.contact = Contact(run.seat(run.third, trust, self.ledger), self.courier)
 
     def elect(self, term: int = 1) -> None:
-        vote = Vote(self.run.run_id, 0, term, self.run.publisher.peer_id, None)
-        self.ledger.accept_mandate((encode_signed(self.run.seal(vote, self.run.publisher)),))
+        self.ledger.accept_mandate((self.run.vote(self.run.publisher, term=term),))
 
     def connect(self) -> None:
         self.courier.connected.add(self.run.publisher.peer_id)

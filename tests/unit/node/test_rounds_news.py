@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pulsenet.chain.ledger import Ledger
-from pulsenet.chain.records import Member, Receipt, SignedRecord, Vote
+from pulsenet.chain.records import Member, Receipt, SignedRecord
 from pulsenet.chain.signing import encode_signed
 from pulsenet.errors import TrustError
 from pulsenet.ids import compute_digest
@@ -17,8 +17,7 @@ from pulsenet.wire.messages import RoundsReply
 
 
 def make_reply(run: Any, *receipts: SignedRecord) -> RoundsReply:
-    vote = run.seal(Vote(run.run_id, 0, 1, run.publisher.peer_id, None), run.publisher)
-    return RoundsReply(1, (encode_signed(vote),), tuple(encode_signed(signed) for signed in receipts), None)
+    return RoundsReply(1, (run.vote(run.publisher),), tuple(encode_signed(signed) for signed in receipts), None)
 
 
 def make_final(run: Any) -> Receipt:
