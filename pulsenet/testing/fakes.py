@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -14,7 +14,9 @@ from pulsenet.ids import Digest, PeerId, compute_digest
 from pulsenet.node.effects import Effect, Release, SaveState, StoreChunkList, StoreRecord
 from pulsenet.node.holdings import Given
 from pulsenet.node.published import HEAD_KEY
+from pulsenet.node.respond import Push
 from pulsenet.wire.chunks import ChunkList
+from pulsenet.wire.messages import PeerAddress
 from pulsenet.wire.schema import decode_value
 
 _MASK = (1 << 64) - 1
@@ -104,7 +106,8 @@ def make_genesis(authorities: Iterable[PeerId], trainers: Iterable[PeerId], **ch
 class FakeStore:
     """A disk: what is in it survives a crash; chunks being written do not reach it.
 
-    It offers the look-ups of :class:`pulsenet.node.fetch.StoreIndex` and what the serving rule reads.
+    It offers the look-ups of :class:`pulsenet.node.fetch.StoreIndex`, and is what the serving rule reads of a node
+    without a mesh.
     """
 
     records: dict[Digest, bytes] = field(default_factory=dict)
@@ -196,6 +199,15 @@ class FakeStore:
 
     def epochs(self, epoch_min: int) -> Iterator[bytes]:
         return iter([data for number, data in sorted(self.epoch_records.items()) if number >= epoch_min])
+
+    def have(self) -> bytes | None:
+        return None
+
+    def neighbours(self) -> Sequence[PeerAddress]:
+        return ()
+
+    def push_verdict(self, push: Push) -> str:
+        return "untrusted"
 
     @staticmethod
     def digests_of(data: bytes) -> tuple[Digest, ...]:

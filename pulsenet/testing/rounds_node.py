@@ -206,7 +206,7 @@ class RoundsNode(SimulatedNode):
         if isinstance(request, RoundPush | GetRounds | GetAggregates):
             find_verdict = None if self.coordinator is None else self.coordinator.verdicts.find
             return [respond_to_round(request, self.ledger, find_verdict)]
-        return respond(request, StoreAndMesh(self.store, self.mesh))
+        return respond(request, self.store if self.mesh is None else StoreAndMesh(self.store, self.mesh))
 
     def do(self, order: TrainingOrder) -> Event:
         """Let the training process carry out one order; return what came of it."""

@@ -197,9 +197,9 @@ class VersionedNode(SimulatedNode):
 
 
 class StoreAndMesh:
-    """The store and the mesh, if there is one, as the serving rule sees them."""
+    """The store and the mesh as the serving rule sees them."""
 
-    def __init__(self, store: FakeStore, mesh: Mesh | None) -> None:
+    def __init__(self, store: FakeStore, mesh: Mesh) -> None:
         self._mesh = mesh
         self.newest_head = store.newest_head
         self.record = store.record
@@ -212,15 +212,13 @@ class StoreAndMesh:
         self.was_given = store.was_given
 
     def have(self) -> bytes | None:
-        return None if self._mesh is None else self._mesh.own_have
+        return self._mesh.own_have
 
     def neighbours(self) -> Sequence[PeerAddress]:
-        return () if self._mesh is None else self._mesh.neighbour_addresses()
+        return self._mesh.neighbour_addresses()
 
     def push_verdict(self, push: Push) -> str:
-        if self._mesh is None or isinstance(push, PushRollouts):
-            return "untrusted"
-        return self._mesh.push_verdict(push)
+        return "untrusted" if isinstance(push, PushRollouts) else self._mesh.push_verdict(push)
 
 
 def address_of(peer_id: PeerId) -> str:

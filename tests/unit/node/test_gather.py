@@ -19,7 +19,6 @@ from pulsenet.node.gather import Gatherer
 from pulsenet.node.respond import respond
 from pulsenet.testing.fakes import FakeStore
 from pulsenet.testing.toy_training import write_blob
-from pulsenet.testing.versioned_node import StoreAndMesh
 from pulsenet.wire.messages import GetChunks, RecordsReply
 from pulsenet.wire.schema import decode_value
 
@@ -51,7 +50,7 @@ class Bench:
             self.log.append(effect)
             match effect:
                 case SendRequest(request_id, peer_id, message):
-                    for reply in respond(message, StoreAndMesh(self.donor, None)):
+                    for reply in respond(message, self.donor):
                         queue += self.gatherer.handle(ReplyReceived(request_id, peer_id, reply), self.now)
                     if isinstance(message, GetChunks):
                         queue += self.gatherer.handle(RequestDone(request_id, peer_id), self.now)

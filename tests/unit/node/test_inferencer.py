@@ -51,7 +51,6 @@ from pulsenet.node.respond import respond
 from pulsenet.node.sources import SOURCES_MAX
 from pulsenet.testing.fakes import Chance, FakeStore, make_key, make_sign, only
 from pulsenet.testing.script import NOW_MS, ScriptedPublisher, make_data, root_of
-from pulsenet.testing.versioned_node import StoreAndMesh
 from pulsenet.wire.messages import GetChunks, GetHead, GetRecords
 
 
@@ -99,8 +98,7 @@ class Bench:
                 self.report.update(fields)
             case SendRequest(request_id, peer_id, message):
                 replies: list[Event] = [
-                    ReplyReceived(request_id, peer_id, reply)
-                    for reply in respond(message, StoreAndMesh(self.publisher.store, None))
+                    ReplyReceived(request_id, peer_id, reply) for reply in respond(message, self.publisher.store)
                 ]
                 return [*replies, RequestDone(request_id, peer_id)] if isinstance(message, GetChunks) else replies
             case _:

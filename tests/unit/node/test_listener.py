@@ -23,7 +23,6 @@ from pulsenet.node.respond import respond
 from pulsenet.node.sources import SOURCES_MAX
 from pulsenet.testing.fakes import FakeStore, make_key, only
 from pulsenet.testing.script import NOW_MS, ScriptedPublisher, root_of
-from pulsenet.testing.versioned_node import StoreAndMesh
 from pulsenet.wire.messages import GetEpochs, GetHead, GetRecords
 
 PEER = make_key("peer")
@@ -50,7 +49,7 @@ class Desk:
         self.requests += only(effects, SendRequest)
         while self.answers and self.requests:
             request = self.requests.pop(0)
-            for reply in respond(request.message, StoreAndMesh(self.publisher.store, None)):
+            for reply in respond(request.message, self.publisher.store):
                 self.send(ReplyReceived(request.request_id, request.peer_id, reply))
         return effects
 

@@ -87,7 +87,7 @@ def serve(bench: Bench, mender: Mender, effects: list[Effect]) -> list[Effect]:
         effect = queue.pop(0)
         events: list[Event] = []
         if isinstance(effect, SendRequest):
-            replies = respond(effect.message, bench.reader)  # type: ignore[arg-type]  # it holds blobs and no more
+            replies = respond(effect.message, bench.reader)
             events = [ReplyReceived(effect.request_id, effect.peer_id, reply) for reply in replies]
             events.append(RequestDone(effect.request_id, effect.peer_id))
         elif isinstance(effect, StoreChunk):
