@@ -6,7 +6,7 @@ What is promised is stored before it is said (``Candidacy``, ``chain/ballot.py``
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pulsenet.chain.ballot import Place, Stored, find_inherited, find_store_refusal, is_behind, is_older, store
 from pulsenet.chain.outcome import listed_by, outcome_of
@@ -45,14 +45,6 @@ FIND_SECONDS = 10.0
 """For so long after its start a coordinator counts on whoever was counted last: they have to find it again first."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    """A receipt of another coordinator that is not stored yet."""
-
-    receipt: Receipt
-    signed: SignedRecord
-
-
 class Coordinator(Authority):
     """The machine of an authority; it also closes rounds while the term is its own.
 
@@ -72,7 +64,8 @@ class Coordinator(Authority):
         self._state: StateReached | None = None
         self._collection: Collection | None = None
         self._proposal: Proposal | None = None
-        self._offer: _Offer | None = None
+        self._offer: tuple[Receipt, SignedRecord] | None = None
+        """A receipt of another coordinator that is not stored yet."""
         self._shown: SignedRecord | None = None
         self._newest: tuple[SignedRecord, ...] = ()
         self._is_fork_told = False
@@ -169,7 +162,7 @@ class Coordinator(Authority):
         if known is None or (known.term, known.coordinator) != (receipt.term, receipt.coordinator):
             raise TrustError("untrusted", f"nobody proved term {receipt.term}")
         self._check_offer(receipt, stored)
-        self._offer = _Offer(receipt, signed)
+        self._offer = receipt, signed
         return []
 
     def _help_on(self, event: ReceiptSeen, receipt: Receipt) -> list[Effect]:
@@ -195,20 +188,19 @@ class Coordinator(Authority):
 
     def _countersign(self) -> list[Effect]:
         """Store and countersign the offered receipt once everything it lists is here."""
-        offer = self._offer
-        if offer is None or not self._gatherer.holds_contributions(listed_by(offer.receipt)):
+        if self._offer is None or not self._gatherer.holds_contributions(listed_by(self._offer[0])):
             return []
-        self._offer = None
-        stored = _name(offer.receipt, offer.signed)
+        (receipt, offered), self._offer = self._offer, None
+        stored = _name(receipt, offered)
         try:
-            self._check_offer(offer.receipt, stored)
+            self._check_offer(receipt, stored)
         except TrustError as error:
             return [Count("rejected", error.code)]
-        signed = add_signature(offer.signed, self._sign, self._peer_id)
-        self._candidacy.ballot = store(self._candidacy.ballot, stored, offer.receipt.coordinator)
+        signed = add_signature(offered, self._sign, self._peer_id)
+        self._candidacy.ballot = store(self._candidacy.ballot, stored, receipt.coordinator)
         self._newest = (signed,)
-        told = self._courier.send(offer.receipt.coordinator, PushReceipt(encode_signed(signed), ()))
-        return [*self._store_listed(offer.receipt), StoreRecord(signed), self._candidacy.save(), told]
+        told = self._courier.send(receipt.coordinator, PushReceipt(encode_signed(signed), ()))
+        return [*self._store_listed(receipt), StoreRecord(signed), self._candidacy.save(), told]
 
     # What this authority closes itself
 
@@ -363,7 +355,8 @@ class Coordinator(Authority):
         """Name the contributions that a round may need next: offered, inherited, or sent to this coordinator."""
         wanted: dict[Digest, PeerId | None] = {}
         if self._offer is not None:
-            wanted.update(dict.fromkeys(listed_by(self._offer.receipt), self._offer.receipt.coordinator))
+            offered = self._offer[0]
+            wanted.update(dict.fromkeys(listed_by(offered), offered.coordinator))
         due = self._ledger.next_round_index
         inherited = find_inherited(self._candidacy.newest, due)
         receipt = None if inherited is None else self._find_inherited_receipt(inherited)

@@ -129,13 +129,12 @@ class HoldingsFetcher:
             return [], None
         if isinstance(reply, Refusal):
             question.is_answered = True
+            self._put_off(question, blob_id, now, is_news=False)
             if reply.code == "not-found":
                 picker.forget(peer_id)
-                self._put_off(question, blob_id, now, is_news=False)
                 return [], Missing(peer_id, blob_id)
             # An older node: it is asked for chunks as if it might hold them, and never about them again.
             source.tells_holdings = source.tells_holdings and reply.code != "unexpected"
-            self._put_off(question, blob_id, now, is_news=False)
             return [], None
         try:
             is_news = picker.note(peer_id, check_reply(reply, blob_id))

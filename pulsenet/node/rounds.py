@@ -350,12 +350,11 @@ class Rounds(LedgerMachine):
             return []
         if self._phase is Phase.JOINING:
             anchor = self._anchor()
-            if anchor is None or not self._gathering.holds_anchor(anchor):
-                return []
-            self._move(Step.WHOLE)
-            return self._order_again()
-        final = self._due_final
-        if final is None or not self._gathering.is_whole(final):
+            is_whole = anchor is not None and self._gathering.holds_anchor(anchor)
+        else:
+            final = self._due_final
+            is_whole = final is not None and self._gathering.is_whole(final)
+        if not is_whole:
             return []
         self._move(Step.WHOLE)
         return self._order_again()
