@@ -25,6 +25,9 @@ from pulsenet.wire.sections import find_slice_chunks
 LISTS_IN_FLIGHT_MAX = 4
 """Chunk lists being paged in at one time."""
 
+PAGES_SPARE = 4
+"""A list may come in twice the pages it needs, and so many more: whoever gives it in crumbs would hold a reader up."""
+
 PAGE_TIMEOUT_SECONDS = limits.REQUEST_OPEN_SECONDS_MAX + limits.READ_STALL_SECONDS_MAX
 """A page is at most as large as a chunk."""
 
@@ -98,6 +101,7 @@ class ListOutcome:
 class _Paging:
     want: BlobWant
     data: bytearray = field(default_factory=bytearray)
+    page_count: int = 0
     source: PeerId | None = None
     request_id: int | None = None
 
@@ -166,7 +170,7 @@ class ListFetcher:
         if source is None:
             source = candidates[0]
             paging.source = source.peer_id
-            paging.data = bytearray()
+            paging.data, paging.page_count = bytearray(), 0
         message = GetChunkList(blob_id, len(paging.data))
         request = SendRequest(self._take_request_id(), source.peer_id, message, PAGE_TIMEOUT_SECONDS)
         paging.request_id = request.request_id
@@ -192,8 +196,13 @@ class ListFetcher:
         ):
             return self._refuse(paging, peer_id, now), None
         paging.data += reply.data
+        paging.page_count += 1
         if len(paging.data) < reply.total_size_bytes:
-            return [], None
+            if paging.page_count < 2 * -(-size_bytes_max // limits.CHUNK_SIZE_BYTES_MAX) + PAGES_SPARE:
+                return [], None
+            paging.source = None
+            self._sources.note_failure(peer_id, now)
+            return [Count("retries", "timeout")], None
         data = bytes(paging.data)
         if compute_digest(data) != manifest.blob_id:
             return self._refuse(paging, peer_id, now), None
@@ -203,7 +212,6 @@ class ListFetcher:
         return ([StoreChunkList(manifest.blob_id, data)] if outcome.chunk_list is not None else effects), outcome
 
     def _refuse(self, paging: _Paging, peer_id: PeerId, now: float) -> list[Effect]:
-        paging.data = bytearray()
         paging.source = None
         self._sources.note_failure(peer_id, now)
         return [StrikePeer(peer_id, "chunk-list"), Count("rejected", "chunk-list")]

@@ -12,6 +12,7 @@ from pulsenet.node.list_fetch import (
     GRACE_SECONDS,
     LISTS_IN_FLIGHT_MAX,
     PAGE_TIMEOUT_SECONDS,
+    PAGES_SPARE,
     BlobWant,
     ListFetcher,
     ListOutcome,
@@ -86,6 +87,22 @@ def test_a_source_that_fails_between_pages_is_replaced_from_the_start() -> None:
     assert third.peer_id != second.peer_id
     assert isinstance(third.message, GetChunkList)
     assert third.message.offset == 0
+
+
+def test_a_source_that_gives_a_list_in_crumbs_is_left_for_another() -> None:
+    bench = Bench(peers=(A, B))
+    (request,) = bench.pump()
+    first, crumb_count = request.peer_id, 0
+    while request.peer_id == first:
+        bench.reply(request, bench.page(request, size_bytes=1))
+        crumb_count += 1
+        assert crumb_count <= 2 + PAGES_SPARE
+        (request,) = bench.pump()
+    assert isinstance(request.message, GetChunkList)
+    assert request.message.offset == 0
+    _, outcome = bench.reply(request, bench.page(request))
+    assert outcome is not None
+    assert outcome.chunk_list is not None
 
 
 def test_a_source_without_the_list_is_named() -> None:
