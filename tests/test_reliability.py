@@ -40,7 +40,7 @@ def read_functions(path: Path) -> dict[str, str]:
             [about, *lines[min([node.lineno, *(one.lineno for one in node.decorator_list)]) - 1 : node.end_lineno]]
         )
         for node in [*tree.body, *(node for body in classes for node in body)]
-        if isinstance(node, ast.FunctionDef)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
@@ -38,6 +40,9 @@ from pulsenetd.identity import Identity, load_or_create, verify
 from pulsenetd.logs import logger
 from pulsenetd.storage.parts import PartQueue
 from pulsenetd.storage.store import Store
+
+# Tests are no package: helpers of several files are found by their directory.
+sys.path.insert(0, str(Path(__file__).parent))
 
 NOW_MS = 1_800_000_000_000
 
@@ -245,6 +250,16 @@ def run_quickly(work: Callable[[], Awaitable[Answer]]) -> Answer:
 
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(started())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an asynchronous test in a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(pyfuncitem.obj(**arguments))
+    return True
 
 
 @pytest.fixture(autouse=True)

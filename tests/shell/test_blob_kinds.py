@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,21 +15,17 @@ from pulsenetd.storage.store import Store
 CHUNKS = (Digest(bytes(32)),)
 
 
-def test_a_blob_is_of_the_kind_its_record_says(store: Store, run: Any) -> None:
+async def test_a_blob_is_of_the_kind_its_record_says(store: Store, run: Any) -> None:
     now = 100.0
 
-    async def main() -> None:
-        nonlocal now
-        with ThreadPoolExecutor(1) as threads:
-            kinds = BlobKinds(store, threads, lambda: now)
-            news = run.news(1)
-            blob_id = decode_value(Manifest, news.manifest.payload).blob_id
-            assert await kinds.find(GetChunks(CHUNKS)) == "other"
-            assert await kinds.find(GetChunks(CHUNKS, blob_id)) == "other"
-            store.put_record(news.manifest)
-            assert await kinds.find(GetChunks(CHUNKS, blob_id)) == "other", "not read again at once"
-            now += LOOK_SECONDS
-            kind = str(decode_value(Manifest, news.manifest.payload).kind)
-            assert await kinds.find(GetChunks(CHUNKS, blob_id)) == kind
-
-    asyncio.run(main())
+    with ThreadPoolExecutor(1) as threads:
+        kinds = BlobKinds(store, threads, lambda: now)
+        news = run.news(1)
+        blob_id = decode_value(Manifest, news.manifest.payload).blob_id
+        assert await kinds.find(GetChunks(CHUNKS)) == "other"
+        assert await kinds.find(GetChunks(CHUNKS, blob_id)) == "other"
+        store.put_record(news.manifest)
+        assert await kinds.find(GetChunks(CHUNKS, blob_id)) == "other", "not read again at once"
+        now += LOOK_SECONDS
+        kind = str(decode_value(Manifest, news.manifest.payload).kind)
+        assert await kinds.find(GetChunks(CHUNKS, blob_id)) == kind

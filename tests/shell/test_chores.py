@@ -105,51 +105,51 @@ def test_a_disk_that_refuses_and_a_damaged_file_end_no_node_and_are_told_once(
 # Links
 
 
-def test_connections_that_come_and_go_are_told_once(network: Any) -> None:
+async def test_connections_that_come_and_go_are_told_once(network: Any) -> None:
     told: list[Event] = []
     watch = LinkWatch(network, told.append)
     network.links = [link(ONE, outbound=True)]
-    asyncio.run(watch.look())
-    asyncio.run(watch.look())
+    await watch.look()
+    await watch.look()
     assert told == [PeerConnected(ONE, (HERE,), outbound=True)]
     network.links = [link(TWO)]
-    asyncio.run(watch.look())
+    await watch.look()
     assert told[1:] == [PeerConnected(TWO, (HERE,), outbound=False), PeerLost(ONE, "closed")]
     assert watch.connected == {TWO}
     assert watch.links == (link(TWO),)
 
 
-def test_every_connection_goes_with_p2pd_and_comes_back_with_it(network: Any) -> None:
+async def test_every_connection_goes_with_p2pd_and_comes_back_with_it(network: Any) -> None:
     told: list[Event] = []
     watch = LinkWatch(network, told.append)
     network.links = [link(ONE)]
-    asyncio.run(watch.look())
+    await watch.look()
     network.is_down = True
-    asyncio.run(watch.look())
-    asyncio.run(watch.look())
+    await watch.look()
+    await watch.look()
     assert told[1:] == [PeerLost(ONE, "p2pd is being restarted")]
     assert watch.links == ()
     network.is_down = False
-    asyncio.run(watch.look())
+    await watch.look()
     assert told[2:] == [PeerConnected(ONE, (HERE,), outbound=False)]
 
 
 # The directory
 
 
-def test_heads_of_the_directory_are_shown_as_nobodys(network: Any) -> None:
+async def test_heads_of_the_directory_are_shown_as_nobodys(network: Any) -> None:
     told: list[Event] = []
     network.heads = [b"one", b"two"]
-    asyncio.run(DirectoryReader(network, told.append, lambda bound: 0).read_heads())
+    await DirectoryReader(network, told.append, lambda bound: 0).read_heads()
     assert told == [HeadSeen(b"one", None), HeadSeen(b"two", None)]
 
 
-def test_every_shard_of_have_records_has_its_turn(network: Any) -> None:
+async def test_every_shard_of_have_records_has_its_turn(network: Any) -> None:
     told: list[Event] = []
     network.haves = {shard: [bytes([shard])] for shard in range(limits.HAVE_SHARDS)}
     reader = DirectoryReader(network, told.append, lambda bound: bound - 1)
     for _ in range(limits.HAVE_SHARDS):
-        asyncio.run(reader.read_haves())
+        await reader.read_haves()
     assert told == [HaveSeen(bytes([shard]), None) for shard in range(limits.HAVE_SHARDS)]
 
 
@@ -198,13 +198,13 @@ def machine(tmp_path: Path, run: Any, network: Any) -> Machine:
     return Machine(tmp_path / "run.json", run, network)
 
 
-def test_nodes_of_one_machine_find_each_other_by_the_run_file(machine: Machine) -> None:
+async def test_nodes_of_one_machine_find_each_other_by_the_run_file(machine: Machine) -> None:
     machine.keeper(ONE).write((HERE,))
     machine.keeper(OWN).write((THERE,))
     assert machine.bootstraps == (join_address(THERE, OWN), join_address(HERE, ONE))
     assert machine.keeper(OWN).read() == (join_address(HERE, ONE),)
-    asyncio.run(machine.keeper(OWN).dial_others(frozenset()))
-    asyncio.run(machine.keeper(OWN).dial_others(frozenset({ONE})))
+    await machine.keeper(OWN).dial_others(frozenset())
+    await machine.keeper(OWN).dial_others(frozenset({ONE}))
     assert machine.network.dialled == [(ONE, (HERE,))]
 
 
@@ -239,29 +239,29 @@ def test_nodes_that_start_together_all_stand_in_the_run_file(machine: Machine) -
 
 
 @pytest.mark.parametrize("content", [None, b"{}"])
-def test_a_run_file_that_is_gone_or_damaged_costs_nothing_but_its_bootstraps(
+async def test_a_run_file_that_is_gone_or_damaged_costs_nothing_but_its_bootstraps(
     machine: Machine, content: bytes | None
 ) -> None:
     machine.path.unlink()
     if content is not None:
         machine.path.write_bytes(content)
     assert machine.keeper(OWN).read() == ()
-    asyncio.run(machine.keeper(OWN).dial_others(frozenset()))
+    await machine.keeper(OWN).dial_others(frozenset())
     assert machine.network.dialled == []
 
 
-def test_an_address_of_the_run_file_that_is_none_costs_nothing_but_itself(machine: Machine, run: Any) -> None:
+async def test_an_address_of_the_run_file_that_is_none_costs_nothing_but_itself(machine: Machine, run: Any) -> None:
     """People edit the file, and a newer version may write what this one does not know."""
     runs.write_run_file(machine.path, runs.RunFile("mine", run.token, ("nonsense", join_address(HERE, ONE))))
-    asyncio.run(machine.keeper(OWN).dial_others(frozenset()))
+    await machine.keeper(OWN).dial_others(frozenset())
     assert machine.network.dialled == [(ONE, (HERE,))]
     machine.keeper(OWN).write((THERE,))
     assert machine.bootstraps == (join_address(THERE, OWN), join_address(HERE, ONE))
 
 
-def test_a_node_that_cannot_be_dialled_does_not_hide_the_next(machine: Machine) -> None:
+async def test_a_node_that_cannot_be_dialled_does_not_hide_the_next(machine: Machine) -> None:
     machine.keeper(ONE).write((HERE,))
     machine.keeper(TWO).write((THERE,))
     machine.network.dial_error = RemoteProtocolError("peer-id", "no peer id")
-    asyncio.run(machine.keeper(OWN).dial_others(frozenset()))
+    await machine.keeper(OWN).dial_others(frozenset())
     assert {peer_id for peer_id, _ in machine.network.dialled} == {ONE, TWO}

@@ -136,36 +136,30 @@ def test_what_one_machine_shows_all_see_itself_included() -> None:
     assert one.seen.count(event) == two.seen.count(event) == 1
 
 
-def test_nobody_waits_for_machines_that_are_gone() -> None:
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        driver = Driver({"one": Scripted({})}, {}, monotonic=loop.time, wall_ms=lambda: 0)
-        task = asyncio.create_task(driver.run())
-        await driver.settle("one")
-        task.cancel()
-        with pytest.raises(UnavailableError):
-            await driver.show(HeadSeen(b"head", None))
-
-    asyncio.run(scenario())
+async def test_nobody_waits_for_machines_that_are_gone() -> None:
+    loop = asyncio.get_running_loop()
+    driver = Driver({"one": Scripted({})}, {}, monotonic=loop.time, wall_ms=lambda: 0)
+    task = asyncio.create_task(driver.run())
+    await driver.settle("one")
+    task.cancel()
+    with pytest.raises(UnavailableError):
+        await driver.show(HeadSeen(b"head", None))
 
 
-def test_a_settled_machine_has_had_its_orders_begun() -> None:
+async def test_a_settled_machine_has_had_its_orders_begun() -> None:
     begun: list[str] = []
     machine = Scripted({TrainingLost: [Log("info", "ordered")]})
 
     async def log(effect: Log, post: Post) -> None:
         begun.append(effect.text)
 
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        driver = Driver({"one": machine}, {Log: log}, monotonic=loop.time, wall_ms=lambda: 0)
-        task = asyncio.create_task(driver.run())
-        driver.post_to("one", TrainingLost())
-        await driver.settle("one")
-        assert begun == ["ordered"]
-        task.cancel()
-
-    asyncio.run(scenario())
+    loop = asyncio.get_running_loop()
+    driver = Driver({"one": machine}, {Log: log}, monotonic=loop.time, wall_ms=lambda: 0)
+    task = asyncio.create_task(driver.run())
+    driver.post_to("one", TrainingLost())
+    await driver.settle("one")
+    assert begun == ["ordered"]
+    task.cancel()
 
 
 def test_nothing_is_announced_that_could_not_be_stored() -> None:

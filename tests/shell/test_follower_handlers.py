@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -148,14 +149,11 @@ def follower(tmp_path: Path, upstream: Upstream, hands: Any) -> Iterator[Followe
 # Hops
 
 
-def test_a_hop_is_answered_timed_and_shown(follower: Follower) -> None:
-    async def scenario() -> None:
-        follower.ledger.note_version(1)
-        follower.ledger._seen_at[1] = 97.5
-        for manifest in follower.upstream.manifests[:2]:
-            assert await follower.hop(manifest) == HopApplied(manifest.version, manifest.root)
-
-    asyncio.run(scenario())
+async def test_a_hop_is_answered_timed_and_shown(follower: Follower) -> None:
+    follower.ledger.note_version(1)
+    follower.ledger._seen_at[1] = 97.5
+    for manifest in follower.upstream.manifests[:2]:
+        assert await follower.hop(manifest) == HopApplied(manifest.version, manifest.root)
     patch = follower.upstream.manifests[1]
     assert follower.value("patch_density_ratio") == patch.changed_count / patch.element_count
     assert follower.value("update_seconds_count", stage="verify") == 2.0
@@ -166,33 +164,27 @@ def test_a_hop_is_answered_timed_and_shown(follower: Follower) -> None:
     assert not follower.ledger.last_update_failed
 
 
-def test_a_hop_that_cannot_be_made_is_told_and_the_node_is_not_ready(follower: Follower) -> None:
-    async def scenario() -> None:
-        first, _, third = follower.upstream.manifests
-        await follower.hop(first)
-        assert await follower.hop(third) == HopFailed(THREE, "base_mismatch", ONE)
-        assert follower.ledger.last_update_failed
-        await follower.hop(follower.upstream.manifests[1])
-        assert not follower.ledger.last_update_failed
-
-    asyncio.run(scenario())
+async def test_a_hop_that_cannot_be_made_is_told_and_the_node_is_not_ready(follower: Follower) -> None:
+    first, _, third = follower.upstream.manifests
+    await follower.hop(first)
+    assert await follower.hop(third) == HopFailed(THREE, "base_mismatch", ONE)
+    assert follower.ledger.last_update_failed
+    await follower.hop(follower.upstream.manifests[1])
+    assert not follower.ledger.last_update_failed
     assert list(follower.ledger.versions) == [1, 2]
 
 
-def test_a_hop_is_prepared_while_it_arrives_unless_it_is_dropped(follower: Follower) -> None:
-    async def scenario() -> None:
-        first, second, third = follower.upstream.manifests
-        await follower.hop(first)
-        for manifest, is_dropped in ((second, False), (third, True)):
-            data = follower.upstream.store.chunk_list_bytes(manifest.blob_id)
-            assert data is not None
-            follower.store.put_chunk_list(manifest.blob_id, data)
-            await follower.table[PrepareHop](PrepareHop(manifest), follower.posted.append)
-            if is_dropped:
-                await follower.table[DropPreparation](DropPreparation(), follower.posted.append)
-            assert await follower.hop(manifest) == HopApplied(manifest.version, manifest.root)
-
-    asyncio.run(scenario())
+async def test_a_hop_is_prepared_while_it_arrives_unless_it_is_dropped(follower: Follower) -> None:
+    first, second, third = follower.upstream.manifests
+    await follower.hop(first)
+    for manifest, is_dropped in ((second, False), (third, True)):
+        data = follower.upstream.store.chunk_list_bytes(manifest.blob_id)
+        assert data is not None
+        follower.store.put_chunk_list(manifest.blob_id, data)
+        await follower.table[PrepareHop](PrepareHop(manifest), follower.posted.append)
+        if is_dropped:
+            await follower.table[DropPreparation](DropPreparation(), follower.posted.append)
+        assert await follower.hop(manifest) == HopApplied(manifest.version, manifest.root)
     assert follower.posted == []
     assert follower.mirror.prepared_count == 1
 
@@ -200,65 +192,53 @@ def test_a_hop_is_prepared_while_it_arrives_unless_it_is_dropped(follower: Follo
 # Engines
 
 
-def test_an_engine_waits_for_the_order_and_then_gets_everything(follower: Follower) -> None:
-    async def scenario() -> StagedUpdate | None:
-        waiting = asyncio.create_task(follower.ask(None, 60.0))
-        await follower.hop(follower.upstream.manifests[0])
-        await asyncio.sleep(0)
-        assert not waiting.done(), "the mirror moved, but no hand-over was ordered"
-        await follower.hand_over(ONE)
-        return await waiting
-
-    staged = asyncio.run(scenario())
+async def test_an_engine_waits_for_the_order_and_then_gets_everything(follower: Follower) -> None:
+    waiting = asyncio.create_task(follower.ask(None, 60.0))
+    await follower.hop(follower.upstream.manifests[0])
+    await asyncio.sleep(0)
+    assert not waiting.done(), "the mirror moved, but no hand-over was ordered"
+    await follower.hand_over(ONE)
+    staged = await waiting
     assert staged is not None
     assert (staged.kind, staged.base_version, staged.version) == (UpdateKind.FULL, None, ONE)
     assert os.fstat(staged.descriptor).st_size >= staged.size_bytes
     assert end(staged)
 
 
-def test_an_engine_that_missed_versions_is_swapped_once(follower: Follower) -> None:
-    async def scenario() -> StagedUpdate | None:
-        await follower.follow(1)
-        await follower.follow(2)
-        return await follower.ask(ONE)
-
-    staged = asyncio.run(scenario())
+async def test_an_engine_that_missed_versions_is_swapped_once(follower: Follower) -> None:
+    await follower.follow(1)
+    await follower.follow(2)
+    staged = await follower.ask(ONE)
     assert staged is not None
     assert (staged.kind, staged.base_version, staged.version) == (UpdateKind.RECORDS, ONE, THREE)
     assert end(staged)
 
 
-def test_an_engine_that_is_current_waits_in_vain(follower: Follower) -> None:
-    async def scenario() -> list[StagedUpdate | None]:
-        before = await follower.ask(None)
-        await follower.follow(2)
-        # The mirror may have moved on between order and request: such an engine is ahead of the order.
-        return [before, await follower.ask(TWO), await follower.ask(THREE)]
-
-    assert asyncio.run(scenario()) == [None, None, None]
+async def test_an_engine_that_is_current_waits_in_vain(follower: Follower) -> None:
+    assert await follower.ask(None) is None
+    await follower.follow(2)
+    assert await follower.ask(TWO) is None
+    assert await follower.ask(THREE) is None, "the mirror may have moved on between order and request"
 
 
-def test_a_restarted_engine_gets_a_full_load_of_what_is_current(follower: Follower) -> None:
-    async def scenario() -> StagedUpdate | None:
-        await follower.follow(2)
-        assert end(await follower.ask(None))
-        await follower.handlers.confirm(EngineConfirmation(TWO, True, TWO, ""))
-        return await follower.ask(None)
-
-    staged = asyncio.run(scenario())
+async def test_a_restarted_engine_gets_a_full_load_of_what_is_current(follower: Follower) -> None:
+    await follower.follow(2)
+    assert end(await follower.ask(None))
+    await follower.handlers.confirm(EngineConfirmation(TWO, True, TWO, ""))
+    staged = await follower.ask(None)
     assert staged is not None
     assert (staged.kind, staged.version) == (UpdateKind.FULL, TWO)
     end(staged)
 
 
-def test_a_restarted_node_serves_engines_before_any_news(
+async def test_a_restarted_node_serves_engines_before_any_news(
     tmp_path: Path, follower: Follower, hands: Any, upstream: Upstream
 ) -> None:
-    asyncio.run(follower.follow(2))
+    await follower.follow(2)
     follower.close()
     again = Follower(tmp_path / "inferencer", upstream, hands)
     try:
-        staged = asyncio.run(again.ask(None))
+        staged = await again.ask(None)
         assert staged is not None
         assert staged.version == TWO
         end(staged)
@@ -266,71 +246,64 @@ def test_a_restarted_node_serves_engines_before_any_news(
         again.close()
 
 
-def test_an_engine_that_outlived_its_daemon_is_heard_to_be_current(
+async def test_an_engine_that_outlived_its_daemon_is_heard_to_be_current(
     tmp_path: Path, follower: Follower, hands: Any, upstream: Upstream
 ) -> None:
     """It has nothing to confirm, so without this the machine would wait for it until the swap's deadline."""
-    asyncio.run(follower.follow(2))
+    await follower.follow(2)
     follower.close()
     again = Follower(tmp_path / "inferencer", upstream, hands)
     try:
-
-        async def scenario() -> None:
-            assert await again.ask(TWO) is None
-            assert again.posted == [EngineApplied(TWO)]
-            await again.hand_over(TWO)
-            assert await again.ask(TWO) is None
-            assert await again.ask(TWO) is None
-            assert again.posted == [EngineApplied(TWO)] * 2
-            end(await again.ask(ONE))
-
-        asyncio.run(scenario())
+        assert await again.ask(TWO) is None
+        assert again.posted == [EngineApplied(TWO)]
+        await again.hand_over(TWO)
+        assert await again.ask(TWO) is None
+        assert await again.ask(TWO) is None
+        assert again.posted == [EngineApplied(TWO)] * 2
+        end(await again.ask(ONE))
         assert again.posted == [EngineApplied(TWO)] * 2
         assert again.ledger.fields["engine_version"] == 2
     finally:
         again.close()
 
 
-def test_a_confirmation_reaches_machine_metrics_and_status(follower: Follower) -> None:
-    asyncio.run(follower.handlers.confirm(EngineConfirmation(TWO, True, TWO, "")))
+async def test_a_confirmation_reaches_machine_metrics_and_status(follower: Follower) -> None:
+    await follower.handlers.confirm(EngineConfirmation(TWO, True, TWO, ""))
     assert follower.posted == [EngineApplied(TWO)]
     assert follower.ledger.fields["engine_version"] == 2
     assert not follower.ledger.last_update_failed
 
 
 @pytest.mark.parametrize("held", [ONE, None])
-def test_a_failed_hand_over_is_reported_with_what_the_engine_holds(follower: Follower, held: Version | None) -> None:
-    asyncio.run(follower.handlers.confirm(EngineConfirmation(TWO, False, held, "engine_lost")))
+async def test_a_failed_hand_over_is_reported_with_what_the_engine_holds(
+    follower: Follower, held: Version | None
+) -> None:
+    await follower.handlers.confirm(EngineConfirmation(TWO, False, held, "engine_lost"))
     assert follower.posted == [EngineFailed(held, "engine_lost")]
     assert follower.ledger.last_update_failed
 
 
-def test_an_engine_that_lost_its_weights_makes_the_node_not_ready_until_it_confirms_again(follower: Follower) -> None:
-    async def scenario() -> None:
-        await follower.follow(2)
-        await follower.handlers.confirm(EngineConfirmation(TWO, True, TWO, ""))
-        follower.handlers.lose_engine("it was started again")
-        assert follower.posted[-1] == EngineFailed(None, "it was started again")
-        assert follower.ledger.last_update_failed
-        await follower.handlers.confirm(EngineConfirmation(TWO, True, TWO, ""))
-
-    asyncio.run(scenario())
+async def test_an_engine_that_lost_its_weights_makes_the_node_not_ready_until_it_confirms_again(
+    follower: Follower,
+) -> None:
+    await follower.follow(2)
+    await follower.handlers.confirm(EngineConfirmation(TWO, True, TWO, ""))
+    follower.handlers.lose_engine("it was started again")
+    assert follower.posted[-1] == EngineFailed(None, "it was started again")
+    assert follower.ledger.last_update_failed
+    await follower.handlers.confirm(EngineConfirmation(TWO, True, TWO, ""))
     assert follower.posted[-1] == EngineApplied(TWO)
     assert not follower.ledger.last_update_failed
 
 
-def test_an_engine_is_not_believed_what_it_was_never_handed(follower: Follower) -> None:
+async def test_an_engine_is_not_believed_what_it_was_never_handed(follower: Follower) -> None:
     """G1: such a version would be reported as applied."""
-
-    async def scenario() -> None:
-        await follower.follow(2)
-        assert await follower.ask(THREE) is None
-        assert follower.posted == []
-        await follower.handlers.confirm(EngineConfirmation(TWO, True, THREE, ""))
-        await follower.handlers.confirm(EngineConfirmation(TWO, False, THREE, "own"))
-        await follower.handlers.confirm(EngineConfirmation(TWO, True, ONE, ""))
-
-    asyncio.run(scenario())
+    await follower.follow(2)
+    assert await follower.ask(THREE) is None
+    assert follower.posted == []
+    await follower.handlers.confirm(EngineConfirmation(TWO, True, THREE, ""))
+    await follower.handlers.confirm(EngineConfirmation(TWO, False, THREE, "own"))
+    await follower.handlers.confirm(EngineConfirmation(TWO, True, ONE, ""))
     first, second, third = follower.posted
     assert isinstance(first, EngineFailed)
     assert first.version is None
@@ -341,22 +314,19 @@ def test_an_engine_is_not_believed_what_it_was_never_handed(follower: Follower) 
     assert follower.ledger.last_update_failed
 
 
-def test_a_loan_that_was_withdrawn_is_not_taken_for_a_success(follower: Follower) -> None:
-    async def scenario() -> bool:
-        await follower.follow(1)
-        staged = await follower.ask(None)
-        follower.mirror.loans.end_all(0.0)
-        await follower.follow(1)
-        return end(staged)
-
-    assert not asyncio.run(scenario())
+async def test_a_loan_that_was_withdrawn_is_not_taken_for_a_success(follower: Follower) -> None:
+    await follower.follow(1)
+    staged = await follower.ask(None)
+    follower.mirror.loans.end_all(0.0)
+    await follower.follow(1)
+    assert not end(staged)
     assert follower.mirror.loans.withdrawn_count == 1
 
 
 # When nothing can be handed over
 
 
-def test_records_the_disk_refuses_are_told_once_and_not_in_a_circle(
+async def test_records_the_disk_refuses_are_told_once_and_not_in_a_circle(
     follower: Follower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A-DSK-1: the engine asks again at once, so the wait has to be here."""
@@ -367,35 +337,27 @@ def test_records_the_disk_refuses_are_told_once_and_not_in_a_circle(
         raise StorageError("no room", "enospc")
 
     monkeypatch.setattr(follower.mirror, "stage", refuse)
-
-    async def scenario() -> float:
-        loop = asyncio.get_running_loop()
-        await follower.hand_over(TWO)
-        started = loop.time()
-        assert await follower.ask(ONE, 0.2) is None
-        return loop.time() - started
-
-    assert asyncio.run(scenario()) >= 0.19
+    await follower.hand_over(TWO)
+    started = time.monotonic()
+    assert await follower.ask(ONE, 0.2) is None
+    assert time.monotonic() - started >= 0.19
     assert calls == [ONE]
     assert follower.posted == [EngineFailed(ONE, "enospc")]
 
 
-def test_an_engine_waits_while_the_mirror_is_lost_and_gets_the_next_order(follower: Follower) -> None:
-    async def scenario() -> StagedUpdate | None:
-        await follower.hand_over(THREE)
-        waiting = asyncio.create_task(follower.ask(None, 60.0))
-        await asyncio.sleep(0)
-        await asyncio.get_running_loop().run_in_executor(follower.threads, lambda: None)
-        await follower.follow(1)
-        return await waiting
-
-    staged = asyncio.run(scenario())
+async def test_an_engine_waits_while_the_mirror_is_lost_and_gets_the_next_order(follower: Follower) -> None:
+    await follower.hand_over(THREE)
+    waiting = asyncio.create_task(follower.ask(None, 60.0))
+    await asyncio.sleep(0)
+    await asyncio.get_running_loop().run_in_executor(follower.threads, lambda: None)
+    await follower.follow(1)
+    staged = await waiting
     assert staged is not None
     assert staged.version == ONE
     end(staged)
 
 
-def test_an_engine_that_goes_while_its_update_is_staged_leaves_no_loan(follower: Follower) -> None:
+async def test_an_engine_that_goes_while_its_update_is_staged_leaves_no_loan(follower: Follower) -> None:
     """A loan nobody gives back would stop the mirror for minutes."""
     reached, go_on = threading.Event(), threading.Event()
     stage = follower.mirror.stage
@@ -405,17 +367,14 @@ def test_an_engine_that_goes_while_its_update_is_staged_leaves_no_loan(follower:
         assert go_on.wait(10)
         return stage(engine_version)
 
-    async def scenario() -> None:
-        await follower.follow(1)
-        follower.mirror.stage = stage_slowly  # type: ignore[method-assign]
-        asking = asyncio.create_task(follower.ask(None, 60.0))
-        await asyncio.to_thread(reached.wait, 10)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        go_on.set()
-        await asyncio.get_running_loop().run_in_executor(follower.threads, lambda: None)
-        await asyncio.sleep(0)
-
-    asyncio.run(scenario())
+    await follower.follow(1)
+    follower.mirror.stage = stage_slowly  # type: ignore[method-assign]
+    asking = asyncio.create_task(follower.ask(None, 60.0))
+    await asyncio.to_thread(reached.wait, 10)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    go_on.set()
+    await asyncio.get_running_loop().run_in_executor(follower.threads, lambda: None)
+    await asyncio.sleep(0)
     assert follower.mirror.loans._open == set()

@@ -157,11 +157,11 @@ def test_what_follows_a_bad_record_of_a_peer_is_not_looked_at(node: Node, run: A
 
 
 @pytest.mark.parametrize("error", [UnavailableError("gone"), RemoteProtocolError("framing", "cut")])
-def test_a_peer_that_cannot_answer_brings_nothing(node: Node, error: Exception) -> None:
+async def test_a_peer_that_cannot_answer_brings_nothing(node: Node, error: Exception) -> None:
     async def fail(peer_id: PeerId, request: GetDescriptors) -> RecordsReply:
         raise error
 
-    assert not asyncio.run(node.membership.ask(PEER, fail))
+    assert not await node.membership.ask(PEER, fail)
 
 
 # Several owners

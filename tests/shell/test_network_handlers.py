@@ -126,24 +126,20 @@ def test_a_failed_request_is_told_with_its_stable_reason(scene: Scene, error: Ex
     assert scene.posted[1:] == [RequestFailed(5, PEER, reason)]
 
 
-def test_a_request_for_chunks_that_is_called_back_ends_and_tells_nothing_more(scene: Scene) -> None:
+async def test_a_request_for_chunks_that_is_called_back_ends_and_tells_nothing_more(scene: Scene) -> None:
     scene.network.hangs = True
     scene.network.replies = [ChunkReply(Digest(b"a" * 32), b"data")]
     request = SendRequest(8, PEER, GetChunks((Digest(b"a" * 32), Digest(b"b" * 32)), BLOB), 1.0)
-
-    async def main() -> bool:
-        download = asyncio.create_task(scene.table[SendRequest](request, scene.posted.append))
+    download = asyncio.create_task(scene.table[SendRequest](request, scene.posted.append))
+    await asyncio.sleep(0)
+    for other in (CancelRequest(9, PEER, BLOB), CancelRequest(8, PEER, Digest(b"c" * 32))):
+        await scene.table[CancelRequest](other, scene.posted.append)
         await asyncio.sleep(0)
-        for other in (CancelRequest(9, PEER, BLOB), CancelRequest(8, PEER, Digest(b"c" * 32))):
-            await scene.table[CancelRequest](other, scene.posted.append)
-            await asyncio.sleep(0)
-            assert not download.done()
-        await scene.table[CancelRequest](CancelRequest(8, PEER, BLOB), scene.posted.append)
-        await asyncio.wait([download])
-        await scene.table[CancelRequest](CancelRequest(8, PEER, BLOB), scene.posted.append)
-        return download.cancelled()
-
-    assert asyncio.run(main())
+        assert not download.done()
+    await scene.table[CancelRequest](CancelRequest(8, PEER, BLOB), scene.posted.append)
+    await asyncio.wait([download])
+    await scene.table[CancelRequest](CancelRequest(8, PEER, BLOB), scene.posted.append)
+    assert download.cancelled()
     assert scene.posted == [ReplyReceived(8, PEER, scene.network.replies[0])]
 
 

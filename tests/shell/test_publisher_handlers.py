@@ -130,22 +130,16 @@ def trainer(tmp_path: Path, run: Any, hands: Any) -> Iterator[Trainer]:
     made.close()
 
 
-def test_an_offer_reaches_the_machine_with_its_table(trainer: Trainer) -> None:
-    async def scenario(consensus: bool) -> bool:
-        return (await trainer.offer(1, consensus=consensus)).done()
-
+async def test_an_offer_reaches_the_machine_with_its_table(trainer: Trainer) -> None:
     for consensus in (True, False):
-        assert not asyncio.run(scenario(consensus))
+        assert not (await trainer.offer(1, consensus=consensus)).done()
         assert trainer.offered[-1] == SnapshotOffered(1, 11, trainer.model.table.digest, consensus)
 
 
-def test_a_committed_version_is_told_with_its_sizes(trainer: Trainer) -> None:
-    async def scenario() -> tuple[PublishDone, PublishDone]:
-        first = await trainer.publish(1)
-        trainer.model.step()
-        return first, await trainer.publish(2)
-
-    anchor, patch = asyncio.run(scenario())
+async def test_a_committed_version_is_told_with_its_sizes(trainer: Trainer) -> None:
+    anchor = await trainer.publish(1)
+    trainer.model.step()
+    patch = await trainer.publish(2)
     table = trainer.model.table
     assert (anchor.status, anchor.version, anchor.reason) == (PublishStatus.COMMITTED, Version(0, 1), "")
     assert anchor.changed_count == anchor.element_count == table.element_count
@@ -155,14 +149,11 @@ def test_a_committed_version_is_told_with_its_sizes(trainer: Trainer) -> None:
     assert trainer.store.state("state") == b"s"
 
 
-def test_a_committed_version_shows_in_metrics_and_status(trainer: Trainer) -> None:
-    async def scenario() -> PublishDone:
-        await trainer.publish(1)
-        assert trainer.value("patch_density_ratio") == 0.0, "an anchor is no patch"
-        trainer.model.step()
-        return await trainer.publish(2)
-
-    done = asyncio.run(scenario())
+async def test_a_committed_version_shows_in_metrics_and_status(trainer: Trainer) -> None:
+    await trainer.publish(1)
+    assert trainer.value("patch_density_ratio") == 0.0, "an anchor is no patch"
+    trainer.model.step()
+    done = await trainer.publish(2)
     assert trainer.value("published_versions_total") == 2.0
     assert trainer.value("patch_density_ratio") == done.changed_count / done.element_count
     assert trainer.value("patch_compression_ratio") == done.raw_size_bytes / done.encoded_size_bytes
@@ -176,13 +167,10 @@ def test_a_committed_version_shows_in_metrics_and_status(trainer: Trainer) -> No
     assert second["root"] == held.root.hex()
 
 
-def test_a_snapshot_that_a_newer_one_replaced_is_told_so(trainer: Trainer) -> None:
-    async def scenario() -> PublishDone:
-        outcome = await trainer.offer(1)
-        assert await trainer.execute(DropSnapshot(1)) is None
-        return await outcome
-
-    done = asyncio.run(scenario())
+async def test_a_snapshot_that_a_newer_one_replaced_is_told_so(trainer: Trainer) -> None:
+    outcome = await trainer.offer(1)
+    assert await trainer.execute(DropSnapshot(1)) is None
+    done = await outcome
     assert (done.status, done.version) == (PublishStatus.REPLACED, None)
 
 
@@ -194,43 +182,37 @@ def test_a_snapshot_that_a_newer_one_replaced_is_told_so(trainer: Trainer) -> No
         ("superseded", PublishStatus.FAILED),
     ],
 )
-def test_a_refused_snapshot_is_told_why(trainer: Trainer, reason: str, status: PublishStatus) -> None:
-    async def scenario() -> PublishDone:
-        outcome = await trainer.offer(1)
-        await trainer.execute(RefuseSnapshot(1, reason))
-        return await outcome
-
-    done = asyncio.run(scenario())
+async def test_a_refused_snapshot_is_told_why(trainer: Trainer, reason: str, status: PublishStatus) -> None:
+    outcome = await trainer.offer(1)
+    await trainer.execute(RefuseSnapshot(1, reason))
+    done = await outcome
     assert (done.status, done.reason) == (status, reason)
 
 
 @pytest.mark.parametrize(
     ("reason", "status"), [("not_publisher", PublishStatus.NOT_PUBLISHER), ("behind", PublishStatus.FAILED)]
 )
-def test_an_offer_that_can_become_no_version_is_refused_before_a_part_is_sent(
+async def test_an_offer_that_can_become_no_version_is_refused_before_a_part_is_sent(
     trainer: Trainer, reason: str, status: PublishStatus
 ) -> None:
     trainer.refusal = reason
 
-    async def scenario() -> PublishDone:
-        outcome = await trainer.offer(1)
-        assert outcome.done(), "the local server asks for parts of everything else"
-        return outcome.result()
-
-    done = asyncio.run(scenario())
+    outcome = await trainer.offer(1)
+    assert outcome.done(), "the local server asks for parts of everything else"
+    done = outcome.result()
     assert (done.status, done.reason, done.version) == (status, reason, None)
     assert trainer.offered == [], "the machine has nothing to do with it"
     assert trainer.parts.waiting_count == 0
     assert trainer.value("rejected_total", reason=reason) == 1.0
 
 
-def test_whose_turn_it_never_is_offers_after_each_round_without_being_counted(
+async def test_whose_turn_it_never_is_offers_after_each_round_without_being_counted(
     tmp_path: Path, run: Any, hands: Any
 ) -> None:
     trainer = Trainer(tmp_path / "turns", run, hands, takes_turns=True)
     try:
         for trainer.refusal in ("not_publisher", "behind"):
-            done = asyncio.run(_finish(trainer))
+            done = await (await trainer.offer(1))
             assert done.reason == trainer.refusal
         assert trainer.value("rejected_total", reason="not_publisher") is None
         assert trainer.value("rejected_total", reason="behind") == 1.0
@@ -238,117 +220,88 @@ def test_whose_turn_it_never_is_offers_after_each_round_without_being_counted(
         trainer.close()
 
 
-async def _finish(trainer: Trainer) -> PublishDone:
-    return await (await trainer.offer(1))
-
-
-def test_a_version_kept_ready_is_told_as_such_and_not_counted_as_published(trainer: Trainer) -> None:
-    async def scenario() -> PublishDone:
-        outcome = await trainer.offer(1)
-        encoded = await trainer.execute(EncodeSnapshot(1, Kind.ANCHOR))
-        commit = trainer.commit_of(encoded, 1, Kind.ANCHOR, encoded.root)
-        assert await trainer.execute(replace(commit, is_standby=True)) == Committed(Version(0, 1))
-        return await outcome
-
-    done = asyncio.run(scenario())
+async def test_a_version_kept_ready_is_told_as_such_and_not_counted_as_published(trainer: Trainer) -> None:
+    outcome = await trainer.offer(1)
+    encoded = await trainer.execute(EncodeSnapshot(1, Kind.ANCHOR))
+    commit = trainer.commit_of(encoded, 1, Kind.ANCHOR, encoded.root)
+    assert await trainer.execute(replace(commit, is_standby=True)) == Committed(Version(0, 1))
+    done = await outcome
     assert (done.status, done.version) == (PublishStatus.STANDBY, Version(0, 1))
     assert done.encoded_size_bytes > 0
     assert trainer.value("published_versions_total") == 0.0
     assert list(trainer.ledger.versions), "status shows what is ready"
 
 
-def test_offers_beyond_the_bound_are_refused_as_busy_and_close_their_memory(trainer: Trainer) -> None:
-    async def scenario() -> list[asyncio.Future[PublishDone]]:
-        outcomes = [await trainer.offer(generation) for generation in range(1, OFFERS_MAX + 2)]
-        assert [outcome.done() for outcome in outcomes] == [False] * OFFERS_MAX + [True]
-        assert outcomes[-1].result().reason == "busy"
-        assert trainer.parts.waiting_count == 0
-        assert outcomes[-1].result().status is PublishStatus.FAILED
-        await trainer.execute(DropSnapshot(1))
-        assert not (await trainer.offer(99)).done(), "an outcome makes room"
-        return outcomes
-
-    asyncio.run(scenario())
+async def test_offers_beyond_the_bound_are_refused_as_busy_and_close_their_memory(trainer: Trainer) -> None:
+    outcomes = [await trainer.offer(generation) for generation in range(1, OFFERS_MAX + 2)]
+    assert [outcome.done() for outcome in outcomes] == [False] * OFFERS_MAX + [True]
+    assert outcomes[-1].result().reason == "busy"
+    assert trainer.parts.waiting_count == 0
+    assert outcomes[-1].result().status is PublishStatus.FAILED
+    await trainer.execute(DropSnapshot(1))
+    assert not (await trainer.offer(99)).done(), "an outcome makes room"
     assert len(trainer.offered) == OFFERS_MAX + 1
 
 
-def test_a_failed_encoding_is_told_and_the_next_publish_goes_on(trainer: Trainer) -> None:
-    async def scenario() -> tuple[PublishDone, PublishDone]:
-        outcome = await trainer.offer(1)
-        # A patch is ordered and there is nothing it could start from.
-        assert await trainer.execute(EncodeSnapshot(1, Kind.PATCH)) == EncodeFailed(1, "no_baseline")
-        return await outcome, await trainer.publish(2)
-
-    failed, committed = asyncio.run(scenario())
+async def test_a_failed_encoding_is_told_and_the_next_publish_goes_on(trainer: Trainer) -> None:
+    outcome = await trainer.offer(1)
+    # A patch is ordered and there is nothing it could start from.
+    assert await trainer.execute(EncodeSnapshot(1, Kind.PATCH)) == EncodeFailed(1, "no_baseline")
+    failed, committed = await outcome, await trainer.publish(2)
     assert (failed.status, failed.reason) == (PublishStatus.FAILED, "no_baseline")
     assert committed.status is PublishStatus.COMMITTED
 
 
-def test_a_commit_the_disk_refuses_is_told_and_nothing_moved(trainer: Trainer) -> None:
+async def test_a_commit_the_disk_refuses_is_told_and_nothing_moved(trainer: Trainer) -> None:
     """A-PUB-2, A-DSK-1"""
-
-    async def scenario() -> PublishDone:
-        await trainer.publish(1)
-        held = trainer.publisher.committed
-        assert held is not None
-        trainer.model.step()
-        outcome = await trainer.offer(2)
-        encoded = await trainer.execute(EncodeSnapshot(2, Kind.PATCH))
-        trainer.disk.is_full = True
-        answer = await trainer.execute(trainer.commit_of(encoded, 2, Kind.PATCH, held.root))
-        assert answer == EncodeFailed(2, "enospc")
-        assert trainer.publisher.committed == held
-        return await outcome
-
-    done = asyncio.run(scenario())
+    await trainer.publish(1)
+    held = trainer.publisher.committed
+    assert held is not None
+    trainer.model.step()
+    outcome = await trainer.offer(2)
+    encoded = await trainer.execute(EncodeSnapshot(2, Kind.PATCH))
+    trainer.disk.is_full = True
+    answer = await trainer.execute(trainer.commit_of(encoded, 2, Kind.PATCH, held.root))
+    assert answer == EncodeFailed(2, "enospc")
+    assert trainer.publisher.committed == held
+    done = await outcome
     assert (done.status, done.reason) == (PublishStatus.FAILED, "enospc")
     assert trainer.value("published_versions_total") == 1.0
     assert list(trainer.ledger.versions) == [1]
 
 
-def test_a_snapshot_refused_after_its_encoding_leaves_nothing_behind(trainer: Trainer) -> None:
+async def test_a_snapshot_refused_after_its_encoding_leaves_nothing_behind(trainer: Trainer) -> None:
     """A rival's head may arrive while a snapshot is being encoded."""
-
-    async def scenario() -> PublishDone:
-        outcome = await trainer.offer(1)
-        await trainer.execute(EncodeSnapshot(1, Kind.ANCHOR))
-        await trainer.execute(RefuseSnapshot(1, "superseded"))
-        return await outcome
-
-    assert asyncio.run(scenario()).reason == "superseded"
+    outcome = await trainer.offer(1)
+    await trainer.execute(EncodeSnapshot(1, Kind.ANCHOR))
+    await trainer.execute(RefuseSnapshot(1, "superseded"))
+    assert (await outcome).reason == "superseded"
     assert trainer.handlers._encoded == {}
     assert trainer.handlers._outcomes == {}
 
 
-def test_a_training_process_that_went_away_stops_nothing(trainer: Trainer) -> None:
-    async def scenario() -> None:
-        outcome = await trainer.offer(1)
-        outcome.cancel()
-        await trainer.execute(DropSnapshot(1))
-        await trainer.execute(DropSnapshot(7))
-        assert (await trainer.publish(2)).status is PublishStatus.COMMITTED
-
-    asyncio.run(scenario())
+async def test_a_training_process_that_went_away_stops_nothing(trainer: Trainer) -> None:
+    outcome = await trainer.offer(1)
+    outcome.cancel()
+    await trainer.execute(DropSnapshot(1))
+    await trainer.execute(DropSnapshot(7))
+    assert (await trainer.publish(2)).status is PublishStatus.COMMITTED
 
 
-def test_anchors_and_skips_beside_the_newest_version_are_answered(trainer: Trainer) -> None:
-    async def scenario() -> list[Event]:
-        for number in (1, 2, 3):
-            await trainer.publish(number)
-            trainer.model.step()
-        anchor = await trainer.execute(StoreAnchor(Version(0, 3)))
-        skip = await trainer.execute(EncodeSkip(Version(0, 1), Version(0, 3)))
-        late = await trainer.execute(StoreAnchor(Version(0, 2)))
-        held = trainer.publisher.committed
-        assert held is not None
-        manifest = trainer.run.manifest(
-            3, root=held.root, blob_id=anchor.blob_id, encoded_size_bytes=anchor.encoded_size_bytes
-        )
-        records = (trainer.run.sign(manifest, trainer.run.publisher),)
-        beside = await trainer.execute(Commit(None, held.version, held.root, records, ()))
-        return [anchor, skip, late, beside]
-
-    anchor, skip, late, beside = asyncio.run(scenario())
+async def test_anchors_and_skips_beside_the_newest_version_are_answered(trainer: Trainer) -> None:
+    for number in (1, 2, 3):
+        await trainer.publish(number)
+        trainer.model.step()
+    anchor = await trainer.execute(StoreAnchor(Version(0, 3)))
+    skip = await trainer.execute(EncodeSkip(Version(0, 1), Version(0, 3)))
+    late = await trainer.execute(StoreAnchor(Version(0, 2)))
+    held = trainer.publisher.committed
+    assert held is not None
+    manifest = trainer.run.manifest(
+        3, root=held.root, blob_id=anchor.blob_id, encoded_size_bytes=anchor.encoded_size_bytes
+    )
+    records = (trainer.run.sign(manifest, trainer.run.publisher),)
+    beside = await trainer.execute(Commit(None, held.version, held.root, records, ()))
     assert isinstance(anchor, AnchorStored)
     assert isinstance(skip, SkipEncoded)
     assert late == ExtraFailed(Version(0, 2), "no_baseline")

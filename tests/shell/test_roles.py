@@ -219,136 +219,115 @@ def submission(run: Any) -> SubmitRollouts:
 # Trainer
 
 
-def test_a_trainer_publishes_and_goes_on_after_a_restart(swarm: Swarm, hands: Any) -> None:
+async def test_a_trainer_publishes_and_goes_on_after_a_restart(swarm: Swarm, hands: Any) -> None:
     model = hands.Model()
 
-    async def scenario() -> None:
-        node = await swarm.start("trainer")
-        assert node.role.holdings() == Holdings()
-        first = await node.publish(model)
-        assert (first.status, first.version) == (PublishStatus.COMMITTED, Version(0, 1))
-        assert node.role.holdings() == Holdings(0, 1, 1, (1,))
-        swarm.stop(node)
-        again = await swarm.start("trainer")
-        assert again.role.holdings() == Holdings(0, 1, 1, (1,))
-        model.step()
-        second = await again.publish(model)
-        assert (second.status, second.version) == (PublishStatus.COMMITTED, Version(0, 2))
-        assert second.changed_count < second.element_count // 10, "the baseline was rebuilt: no second anchor"
-
-    asyncio.run(scenario())
+    node = await swarm.start("trainer")
+    assert node.role.holdings() == Holdings()
+    first = await node.publish(model)
+    assert (first.status, first.version) == (PublishStatus.COMMITTED, Version(0, 1))
+    assert node.role.holdings() == Holdings(0, 1, 1, (1,))
+    swarm.stop(node)
+    again = await swarm.start("trainer")
+    assert again.role.holdings() == Holdings(0, 1, 1, (1,))
+    model.step()
+    second = await again.publish(model)
+    assert (second.status, second.version) == (PublishStatus.COMMITTED, Version(0, 2))
+    assert second.changed_count < second.element_count // 10, "the baseline was rebuilt: no second anchor"
 
 
-def test_a_trainer_that_may_not_publish_says_so(swarm: Swarm, hands: Any) -> None:
-    async def scenario() -> None:
-        await swarm.start("trainer")
-        second = await swarm.start("trainer")
-        outcome = await second.hooks().on_snapshot(SnapshotOffer(1, 1, hands.Model().parts()))
-        assert outcome.done(), "before any part is asked for"
-        assert (outcome.result().status, outcome.result().version) == (PublishStatus.NOT_PUBLISHER, None)
-
-    asyncio.run(scenario())
+async def test_a_trainer_that_may_not_publish_says_so(swarm: Swarm, hands: Any) -> None:
+    await swarm.start("trainer")
+    second = await swarm.start("trainer")
+    outcome = await second.hooks().on_snapshot(SnapshotOffer(1, 1, hands.Model().parts()))
+    assert outcome.done(), "before any part is asked for"
+    assert (outcome.result().status, outcome.result().version) == (PublishStatus.NOT_PUBLISHER, None)
 
 
-def test_a_trainer_has_nothing_for_engines(swarm: Swarm, run: Any) -> None:
-    async def scenario() -> None:
-        node = await swarm.start("trainer")
-        hooks = node.hooks()
-        assert await hooks.on_engine_request(None, 0.0) is None
-        await hooks.on_confirm(EngineConfirmation(Version(0, 1), True, Version(0, 1), ""))
-        taken = await hooks.on_rollouts(submission(run))
-        assert not taken.accepted
-        assert "submitted at an inferencer" in taken.reason
-        assert await hooks.on_take_rollouts(10, 0.0) == ()
-        assert await hooks.on_status() == {"role": "trainer"}
-        assert node.posted == []
-        node.role.start_engine()
-        node.role.stop_engine()
-
-    asyncio.run(scenario())
+async def test_a_trainer_has_nothing_for_engines(swarm: Swarm, run: Any) -> None:
+    node = await swarm.start("trainer")
+    hooks = node.hooks()
+    assert await hooks.on_engine_request(None, 0.0) is None
+    await hooks.on_confirm(EngineConfirmation(Version(0, 1), True, Version(0, 1), ""))
+    taken = await hooks.on_rollouts(submission(run))
+    assert not taken.accepted
+    assert "submitted at an inferencer" in taken.reason
+    assert await hooks.on_take_rollouts(10, 0.0) == ()
+    assert await hooks.on_status() == {"role": "trainer"}
+    assert node.posted == []
+    node.role.start_engine()
+    node.role.stop_engine()
 
 
 # Inferencer and seed
 
 
-def test_an_inferencer_follows_a_trainer_and_serves_its_engine(swarm: Swarm, hands: Any) -> None:
-    async def scenario() -> None:
-        trainer = await swarm.start("trainer")
-        await trainer.publish(hands.Model())
-        node = await swarm.start("inferencer", engine="none")
-        assert await node.hooks().on_engine_request(None, 0.0) is None
-        await node.follow(trainer)
-        await node.drive(lambda: node.role._following._due is not None)
-        staged = await node.hooks().on_engine_request(None, 0.0)
-        assert staged is not None
-        assert (staged.kind, staged.version) == (UpdateKind.FULL, Version(0, 1))
-        staged.close()
-        assert staged.finish()
-        await node.hooks().on_confirm(EngineConfirmation(Version(0, 1), True, Version(0, 1), ""))
-        assert EngineApplied(Version(0, 1)) in node.posted
-        assert node.role.holdings().anchors == (1,)
-
-    asyncio.run(scenario())
+async def test_an_inferencer_follows_a_trainer_and_serves_its_engine(swarm: Swarm, hands: Any) -> None:
+    trainer = await swarm.start("trainer")
+    await trainer.publish(hands.Model())
+    node = await swarm.start("inferencer", engine="none")
+    assert await node.hooks().on_engine_request(None, 0.0) is None
+    await node.follow(trainer)
+    await node.drive(lambda: node.role._following._due is not None)
+    staged = await node.hooks().on_engine_request(None, 0.0)
+    assert staged is not None
+    assert (staged.kind, staged.version) == (UpdateKind.FULL, Version(0, 1))
+    staged.close()
+    assert staged.finish()
+    await node.hooks().on_confirm(EngineConfirmation(Version(0, 1), True, Version(0, 1), ""))
+    assert EngineApplied(Version(0, 1)) in node.posted
+    assert node.role.holdings().anchors == (1,)
 
 
-def test_a_restarted_inferencer_has_its_version_at_once(swarm: Swarm, hands: Any) -> None:
-    async def scenario() -> None:
-        trainer = await swarm.start("trainer")
-        await trainer.publish(hands.Model())
-        node = await swarm.start("inferencer", engine="none")
-        await node.follow(trainer)
-        await node.drive(lambda: node.role._mirror.held is not None)
-        swarm.stop(node)
-        again = await swarm.start("inferencer", engine="none")
-        assert again.role.holdings().anchors == (1,)
-        staged = await again.hooks().on_engine_request(None, 0.0)
-        assert staged is not None
-        assert staged.version == Version(0, 1)
-        staged.finish()
-
-    asyncio.run(scenario())
+async def test_a_restarted_inferencer_has_its_version_at_once(swarm: Swarm, hands: Any) -> None:
+    trainer = await swarm.start("trainer")
+    await trainer.publish(hands.Model())
+    node = await swarm.start("inferencer", engine="none")
+    await node.follow(trainer)
+    await node.drive(lambda: node.role._mirror.held is not None)
+    swarm.stop(node)
+    again = await swarm.start("inferencer", engine="none")
+    assert again.role.holdings().anchors == (1,)
+    staged = await again.hooks().on_engine_request(None, 0.0)
+    assert staged is not None
+    assert staged.version == Version(0, 1)
+    staged.finish()
 
 
-def test_a_seed_stores_and_serves_without_a_mirror(swarm: Swarm, hands: Any) -> None:
-    async def scenario() -> None:
-        trainer = await swarm.start("trainer")
-        await trainer.publish(hands.Model())
-        seed = await swarm.start("seed", store_limit_bytes=10 << 20)
-        await seed.follow(trainer)
-        assert seed.role._mirror.held is None
-        assert not (seed.settled.data_directory / "weights").exists()
-        node = await swarm.start("inferencer", engine="none")
-        seed.heads = trainer.heads
-        node.upstream = seed
-        node.queue.append(PeerConnected(seed.peer_id, (HERE,), outbound=True))
-        node.queue.append(HeadSeen(encode_signed(trainer.heads[-1]), seed.peer_id))
-        await node.drive(lambda: node.role._mirror.held is not None)
-        seed.role.start_engine()
-        assert seed.role.engine is None
-
-    asyncio.run(scenario())
+async def test_a_seed_stores_and_serves_without_a_mirror(swarm: Swarm, hands: Any) -> None:
+    trainer = await swarm.start("trainer")
+    await trainer.publish(hands.Model())
+    seed = await swarm.start("seed", store_limit_bytes=10 << 20)
+    await seed.follow(trainer)
+    assert seed.role._mirror.held is None
+    assert not (seed.settled.data_directory / "weights").exists()
+    node = await swarm.start("inferencer", engine="none")
+    seed.heads = trainer.heads
+    node.upstream = seed
+    node.queue.append(PeerConnected(seed.peer_id, (HERE,), outbound=True))
+    node.queue.append(HeadSeen(encode_signed(trainer.heads[-1]), seed.peer_id))
+    await node.drive(lambda: node.role._mirror.held is not None)
+    seed.role.start_engine()
+    assert seed.role.engine is None
 
 
-def test_an_inferencer_takes_rollouts_and_no_snapshots(swarm: Swarm, run: Any, hands: Any) -> None:
-    async def scenario() -> None:
-        await swarm.start("trainer")
-        node = await swarm.start("inferencer", engine="none")
-        hooks = node.hooks()
-        parts = hands.Model().parts()
-        done = await (await hooks.on_snapshot(SnapshotOffer(1, 1, parts)))
-        assert parts.waiting_count == 0
-        assert (done.status, done.reason) == (PublishStatus.NOT_PUBLISHER, "this node is not a trainer")
-        assert (await hooks.on_rollouts(submission(run))).accepted
-        assert node.rollouts is not None
-        assert len(node.rollouts.outbox) == 1
-        assert await hooks.on_take_rollouts(10, 0.0) == ()
-        await hooks.on_rollouts_settled((), True)
-        hooks.on_checks(node.peer_id, 1, 1)
-        assert await hooks.on_status() == {"role": "inferencer"}
-        node.role.start_engine()
-        assert node.role.engine is None, "--engine none"
-
-    asyncio.run(scenario())
+async def test_an_inferencer_takes_rollouts_and_no_snapshots(swarm: Swarm, run: Any, hands: Any) -> None:
+    await swarm.start("trainer")
+    node = await swarm.start("inferencer", engine="none")
+    hooks = node.hooks()
+    parts = hands.Model().parts()
+    done = await (await hooks.on_snapshot(SnapshotOffer(1, 1, parts)))
+    assert parts.waiting_count == 0
+    assert (done.status, done.reason) == (PublishStatus.NOT_PUBLISHER, "this node is not a trainer")
+    assert (await hooks.on_rollouts(submission(run))).accepted
+    assert node.rollouts is not None
+    assert len(node.rollouts.outbox) == 1
+    assert await hooks.on_take_rollouts(10, 0.0) == ()
+    await hooks.on_rollouts_settled((), True)
+    hooks.on_checks(node.peer_id, 1, 1)
+    assert await hooks.on_status() == {"role": "inferencer"}
+    node.role.start_engine()
+    assert node.role.engine is None, "--engine none"
 
 
 # The files engine
@@ -368,26 +347,25 @@ async def serve_files_engine(node: Node, until: Callable[[], bool]) -> None:
     await asyncio.to_thread(node.role.stop_engine)
 
 
-def test_the_files_engine_keeps_weights_current_in_the_node_directory(swarm: Swarm, hands: Any, tmp_path: Path) -> None:
+async def test_the_files_engine_keeps_weights_current_in_the_node_directory(
+    swarm: Swarm, hands: Any, tmp_path: Path
+) -> None:
     companions = tmp_path / "model"
     companions.mkdir()
     (companions / "config.json").write_text("{}")
 
-    async def scenario() -> Path:
-        trainer = await swarm.start("trainer")
-        await trainer.publish(hands.Model())
-        node = await swarm.start("inferencer", companions=str(companions))
-        await node.follow(trainer)
-        await node.drive(lambda: node.role._following._due is not None)
-        await serve_files_engine(node, lambda: EngineApplied(Version(0, 1)) in node.posted)
-        return node.settled.data_directory / "weights" / "current"
-
-    current = asyncio.run(scenario())
+    trainer = await swarm.start("trainer")
+    await trainer.publish(hands.Model())
+    node = await swarm.start("inferencer", companions=str(companions))
+    await node.follow(trainer)
+    await node.drive(lambda: node.role._following._due is not None)
+    await serve_files_engine(node, lambda: EngineApplied(Version(0, 1)) in node.posted)
+    current = node.settled.data_directory / "weights" / "current"
     assert list(current.glob("*.safetensors"))
     assert (current / "config.json").exists()
 
 
-def test_an_sglang_server_is_given_each_version_from_the_node_directory(
+async def test_an_sglang_server_is_given_each_version_from_the_node_directory(
     swarm: Swarm, hands: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine itself is tested on a stand-in of SGLang's routes; here only that the node runs it."""
@@ -399,22 +377,19 @@ def test_an_sglang_server_is_given_each_version_from_the_node_directory(
 
     monkeypatch.setattr(own, "SglangEngine", make)
 
-    async def scenario() -> None:
-        trainer = await swarm.start("trainer")
-        await trainer.publish(hands.Model())
-        options = {"engine": "sglang", "engine_url": "http://127.0.0.1:30000", "companions": str(tmp_path)}
-        node = await swarm.start("inferencer", **options)
-        await node.follow(trainer)
-        await node.drive(lambda: node.role._following._due is not None)
-        await serve_files_engine(node, lambda: EngineApplied(Version(0, 1)) in node.posted)
-        assert made == [
-            ("http://127.0.0.1:30000", node.settled.data_directory / "weights", {"companions": tmp_path}),
-        ]
-
-    asyncio.run(scenario())
+    trainer = await swarm.start("trainer")
+    await trainer.publish(hands.Model())
+    options = {"engine": "sglang", "engine_url": "http://127.0.0.1:30000", "companions": str(tmp_path)}
+    node = await swarm.start("inferencer", **options)
+    await node.follow(trainer)
+    await node.drive(lambda: node.role._following._due is not None)
+    await serve_files_engine(node, lambda: EngineApplied(Version(0, 1)) in node.posted)
+    assert made == [
+        ("http://127.0.0.1:30000", node.settled.data_directory / "weights", {"companions": tmp_path}),
+    ]
 
 
-def test_a_files_engine_that_cannot_start_is_said_once_and_starts_when_it_can(
+async def test_a_files_engine_that_cannot_start_is_said_once_and_starts_when_it_can(
     swarm: Swarm, hands: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A-DSK-1: what the disk refuses now it may grant in a minute."""
@@ -431,48 +406,41 @@ def test_a_files_engine_that_cannot_start_is_said_once_and_starts_when_it_can(
 
     monkeypatch.setattr(own, "FilesEngine", open_engine)
 
-    async def scenario() -> None:
-        trainer = await swarm.start("trainer")
-        await trainer.publish(hands.Model())
-        node = await swarm.start("inferencer", engine_dir=str(place))
-        await node.follow(trainer)
-        await node.drive(lambda: node.role._following._due is not None)
-        await serve_files_engine(node, lambda: EngineApplied(Version(0, 1)) in node.posted)
-
-    asyncio.run(scenario())
+    trainer = await swarm.start("trainer")
+    await trainer.publish(hands.Model())
+    node = await swarm.start("inferencer", engine_dir=str(place))
+    await node.follow(trainer)
+    await node.drive(lambda: node.role._following._due is not None)
+    await serve_files_engine(node, lambda: EngineApplied(Version(0, 1)) in node.posted)
     assert tries == [place] * 3
     assert caplog.text.count("the files engine cannot start") == 1
 
 
-def test_a_files_engine_that_never_starts_keeps_no_node_from_stopping(swarm: Swarm, tmp_path: Path) -> None:
+async def test_a_files_engine_that_never_starts_keeps_no_node_from_stopping(swarm: Swarm, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
 
-    async def scenario() -> None:
-        await swarm.start("trainer")
-        node = await swarm.start("inferencer", engine_dir=str(tmp_path / "file"))
-        node.role.start_engine()
-        await asyncio.to_thread(node.role.stop_engine)
-        assert not node.role.engine._thread.is_alive()
-
-    asyncio.run(scenario())
+    await swarm.start("trainer")
+    node = await swarm.start("inferencer", engine_dir=str(tmp_path / "file"))
+    node.role.start_engine()
+    await asyncio.to_thread(node.role.stop_engine)
+    assert not node.role.engine._thread.is_alive()
 
 
-def test_a_files_engine_without_its_node_gives_up(swarm: Swarm, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        await swarm.start("trainer")
-        node = await swarm.start("inferencer")
-        node.role.start_engine()
-        await asyncio.to_thread(node.role.engine._thread.join, 10)
-        assert not node.role.engine._thread.is_alive()
-
-    asyncio.run(scenario())
+async def test_a_files_engine_without_its_node_gives_up(swarm: Swarm, caplog: pytest.LogCaptureFixture) -> None:
+    await swarm.start("trainer")
+    node = await swarm.start("inferencer")
+    node.role.start_engine()
+    await asyncio.to_thread(node.role.engine._thread.join, 10)
+    assert not node.role.engine._thread.is_alive()
     assert "the files engine stopped" in caplog.text
 
 
 # vLLM
 
 
-def test_a_vllm_beside_the_node_is_followed_until_the_node_stops(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_vllm_beside_the_node_is_followed_until_the_node_stops(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[Any] = []
 
     class Runner:
@@ -505,57 +473,50 @@ def test_a_vllm_beside_the_node_is_followed_until_the_node_stops(swarm: Swarm, m
         connection.close()
         return response.status
 
-    async def scenario() -> None:
-        await swarm.start("trainer")
-        options: dict[str, Any] = {"engine": "vllm", "engine_url": "http://127.0.0.1:8000", "openai_port": port}
-        node = await swarm.start("inferencer", **options)
-        node.role.start_engine()
-        await asyncio.sleep(0)
-        assert await asyncio.to_thread(ask) == 503
-        assert node.ledger.fields["engine_ready"] is True
-        assert node.posted == [EngineFailed(None, "it was started again")]
-        text = node.metrics.text().decode()
-        assert 'pulsenet_update_seconds_count{stage="stage"} 2.0' in text
-        assert 'pulsenet_update_seconds_count{stage="pause"} 1.0' in text
-        await asyncio.to_thread(node.role.stop_engine)
-        assert made[0].is_stopped
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.to_thread(ask)
-        assert made[0].directory == node.settled.data_directory
-        assert made[0].server.url() == "http://127.0.0.1:8000"
-
-    asyncio.run(scenario())
+    await swarm.start("trainer")
+    options: dict[str, Any] = {"engine": "vllm", "engine_url": "http://127.0.0.1:8000", "openai_port": port}
+    node = await swarm.start("inferencer", **options)
+    node.role.start_engine()
+    await asyncio.sleep(0)
+    assert await asyncio.to_thread(ask) == 503
+    assert node.ledger.fields["engine_ready"] is True
+    assert node.posted == [EngineFailed(None, "it was started again")]
+    text = node.metrics.text().decode()
+    assert 'pulsenet_update_seconds_count{stage="stage"} 2.0' in text
+    assert 'pulsenet_update_seconds_count{stage="pause"} 1.0' in text
+    await asyncio.to_thread(node.role.stop_engine)
+    assert made[0].is_stopped
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.to_thread(ask)
+    assert made[0].directory == node.settled.data_directory
+    assert made[0].server.url() == "http://127.0.0.1:8000"
 
 
 # The mesh of every role
 
 
-def test_the_mesh_starts_from_options_and_token_and_tells_the_role(swarm: Swarm, run: Any) -> None:
+async def test_the_mesh_starts_from_options_and_token_and_tells_the_role(swarm: Swarm, run: Any) -> None:
     one, two = run.owner.peer_id, run.second.peer_id
     first, second = "/ip4/10.0.0.7/tcp/7", "/ip4/10.0.0.8/tcp/8"
 
-    async def scenario() -> None:
-        await swarm.start("trainer")
-        node = Node(swarm.home, swarm.now_ms, role="inferencer", engine="none", bootstrap=(join_address(first, one),))
-        swarm.nodes.append(node)
-        token = replace(node.settled.token, bootstraps=(join_address(second, one), join_address(second, two)))
-        node.settled = replace(node.settled, token=token)
-        await node.build()
-        effects = node.role.mesh.handle(TimerFired(), 0.0, swarm.now_ms)
-        dials = {effect.peer_id: set(effect.addresses) for effect in effects if isinstance(effect, DialPeer)}
-        assert dials == {one: {first, second}, two: {second}}
-        have = open_record(Have, decode_signed(node.role.mesh.own_have), verify, run_id=token.run_id)
-        assert (have.role, have.addresses) == ("inferencer", (HERE,))
-
-    asyncio.run(scenario())
+    await swarm.start("trainer")
+    node = Node(swarm.home, swarm.now_ms, role="inferencer", engine="none", bootstrap=(join_address(first, one),))
+    swarm.nodes.append(node)
+    token = replace(node.settled.token, bootstraps=(join_address(second, one), join_address(second, two)))
+    node.settled = replace(node.settled, token=token)
+    await node.build()
+    effects = node.role.mesh.handle(TimerFired(), 0.0, swarm.now_ms)
+    dials = {effect.peer_id: set(effect.addresses) for effect in effects if isinstance(effect, DialPeer)}
+    assert dials == {one: {first, second}, two: {second}}
+    have = open_record(Have, decode_signed(node.role.mesh.own_have), verify, run_id=token.run_id)
+    assert (have.role, have.addresses) == ("inferencer", (HERE,))
 
 
-def test_a_damaged_address_book_is_said_and_costs_only_itself(swarm: Swarm, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        node = await swarm.start("trainer")
-        node.store.save_state(BOOK_KEY, b"\xc1 damaged")
-        swarm.stop(node)
-        await swarm.start("trainer")
-
-    asyncio.run(scenario())
+async def test_a_damaged_address_book_is_said_and_costs_only_itself(
+    swarm: Swarm, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = await swarm.start("trainer")
+    node.store.save_state(BOOK_KEY, b"\xc1 damaged")
+    swarm.stop(node)
+    await swarm.start("trainer")
     assert "the remembered peers cannot be used" in caplog.text

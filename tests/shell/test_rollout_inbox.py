@@ -118,14 +118,11 @@ def test_batches_reach_the_training_process_in_order_with_their_signer(receiver:
     assert receiver.metrics.registry.get_sample_value("pulsenet_rollout_queue_batches") == 0.0
 
 
-def test_a_training_process_that_waits_is_woken_by_the_first_batch(receiver: Receiver) -> None:
-    async def scenario() -> int:
-        waiting = asyncio.create_task(receiver.inbox.give(5, 60.0))
-        await asyncio.sleep(0)
-        await receiver.inbox.take(receiver.run.signed_batch(1))
-        return len(await waiting)
-
-    assert asyncio.run(scenario()) == 1
+async def test_a_training_process_that_waits_is_woken_by_the_first_batch(receiver: Receiver) -> None:
+    waiting = asyncio.create_task(receiver.inbox.give(5, 60.0))
+    await asyncio.sleep(0)
+    await receiver.inbox.take(receiver.run.signed_batch(1))
+    assert len(await waiting) == 1
 
 
 def test_a_training_process_that_waits_in_vain_gets_nothing(receiver: Receiver) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 
@@ -41,7 +40,7 @@ def damage(store: Store, part: bytes) -> None:
     (store.directory / "chunks" / name[:2] / name).write_bytes(b"x" * len(part))
 
 
-def test_all_is_read_little_by_little_and_damage_told_once(
+async def test_all_is_read_little_by_little_and_damage_told_once(
     store: Store, chunk_list: ChunkList, thread: Executor
 ) -> None:
     """A-DSK-2."""
@@ -49,61 +48,65 @@ def test_all_is_read_little_by_little_and_damage_told_once(
     scrubber = Scrubber(store, thread, posted.append)
     damage(store, b"two")
     for _ in PARTS:
-        asyncio.run(scrubber.look())
+        await scrubber.look()
     assert posted == [BlobDamaged(chunk_list.blob_id)]
     assert scrubber.pass_count == 1
     assert not store.is_complete(chunk_list.blob_id)
     for _ in PARTS:
-        asyncio.run(scrubber.look())
+        await scrubber.look()
     assert len(posted) == 1
 
 
-def test_what_a_reader_found_damaged_is_told_too(store: Store, chunk_list: ChunkList, thread: Executor) -> None:
+async def test_what_a_reader_found_damaged_is_told_too(store: Store, chunk_list: ChunkList, thread: Executor) -> None:
     posted: list[Event] = []
     scrubber = Scrubber(store, thread, posted.append)
     damage(store, b"three")
     assert store.chunk(compute_digest(b"three")) is None
-    asyncio.run(scrubber.look())
+    await scrubber.look()
     assert posted == [BlobDamaged(chunk_list.blob_id)]
 
 
-def test_a_large_store_is_read_within_a_day(
+async def test_a_large_store_is_read_within_a_day(
     store: Store, chunk_list: ChunkList, thread: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scrubbing, "PASS_SECONDS", 2 * scrubbing.LOOK_SECONDS)
     scrubber = Scrubber(store, thread, lambda event: None)
-    asyncio.run(scrubber.look())
+    await scrubber.look()
     assert scrubber.pass_count == 0
-    asyncio.run(scrubber.look())
+    await scrubber.look()
     assert scrubber.pass_count == 1
 
 
-def test_a_chunk_that_was_let_go_meanwhile_is_no_damage(store: Store, chunk_list: ChunkList, thread: Executor) -> None:
+async def test_a_chunk_that_was_let_go_meanwhile_is_no_damage(
+    store: Store, chunk_list: ChunkList, thread: Executor
+) -> None:
     posted: list[Event] = []
     scrubber = Scrubber(store, thread, posted.append)
-    asyncio.run(scrubber.look())
+    await scrubber.look()
     store.release([chunk_list.blob_id], [], now=0.0)
     for _ in PARTS:
-        asyncio.run(scrubber.look())
+        await scrubber.look()
     assert posted == []
 
 
-def test_room_that_rounds_take_is_told_when_it_changes(store: Store, chunk_list: ChunkList, thread: Executor) -> None:
+async def test_room_that_rounds_take_is_told_when_it_changes(
+    store: Store, chunk_list: ChunkList, thread: Executor
+) -> None:
     """Found in use: contributions of rounds came on top of the operator's limit."""
     posted: list[Event] = []
     scrubber = Scrubber(store, thread, posted.append)
     zero, peer_id = Digest(bytes(32)), PeerId(bytes(32))
-    asyncio.run(scrubber.look())
+    await scrubber.look()
     contribution = Contribution(RunId(zero), 0, peer_id, 3, zero, chunk_list.blob_id, 11, 1, 10, 0, 1)
     digest = store.put_record(seal(contribution, lambda message: bytes(64), peer_id))
     for _ in range(2):
-        asyncio.run(scrubber.look())
+        await scrubber.look()
     store.release([], [digest], now=0.0)
-    asyncio.run(scrubber.look())
+    await scrubber.look()
     assert posted == [RoomTaken(sum(map(len, PARTS))), RoomTaken(0)]
 
 
-def test_the_driver_shows_every_machine_what_the_scrubber_tells(
+async def test_the_driver_shows_every_machine_what_the_scrubber_tells(
     store: Store, chunk_list: ChunkList, thread: Executor
 ) -> None:
     """Found in use: a trainer's node ended a minute after its first round."""
@@ -114,5 +117,5 @@ def test_the_driver_shows_every_machine_what_the_scrubber_tells(
     store.put_record(seal(contribution, lambda message: bytes(64), peer_id))
     damage(store, b"two")
     for _ in PARTS:
-        asyncio.run(scrubber.look())
+        await scrubber.look()
     assert scrubber.pass_count == 1

@@ -93,7 +93,7 @@ def test_a_chunk_the_disk_refuses_is_named_and_stops_nothing_else(scene: Scene) 
     assert scene.execute(StoreChunk(DIGEST, DATA)) == [ChunkStored(DIGEST)]
 
 
-def test_chunks_that_come_together_are_kept_together_and_each_is_answered(scene: Scene) -> None:
+async def test_chunks_that_come_together_are_kept_together_and_each_is_answered(scene: Scene) -> None:
     parts = {compute_digest(bytes([value])): bytes([value]) for value in range(9)}
     refused = compute_digest(b"refused")
     posted: list[Any] = []
@@ -107,17 +107,14 @@ def test_chunks_that_come_together_are_kept_together_and_each_is_answered(scene:
 
     scene.store.put_chunks = put_chunks  # type: ignore[method-assign]
 
-    async def order() -> None:
-        store = scene.table[StoreChunk]
-        chunks = [StoreChunk(digest, data) for digest, data in {**parts, refused: b"refused"}.items()]
-        async with asyncio.TaskGroup() as tasks:
-            for chunk in chunks:
-                tasks.create_task(store(chunk, posted.append))  # type: ignore[arg-type]
-            await asyncio.sleep(0)
-            # Ordered when the chunks are not written yet, and done after them.
-            tasks.create_task(scene.table[Release]((Release((LIST.blob_id,), ())), posted.append))  # type: ignore[arg-type]
-
-    asyncio.run(order())
+    store = scene.table[StoreChunk]
+    chunks = [StoreChunk(digest, data) for digest, data in {**parts, refused: b"refused"}.items()]
+    async with asyncio.TaskGroup() as tasks:
+        for chunk in chunks:
+            tasks.create_task(store(chunk, posted.append))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        # Ordered when the chunks are not written yet, and done after them.
+        tasks.create_task(scene.table[Release]((Release((LIST.blob_id,), ())), posted.append))  # type: ignore[arg-type]
     assert calls == [1, 9]  # what comes while one is written waits for it and then goes together
     assert posted == [*(ChunkStored(digest) for digest in parts), StoreFailed(refused, "enospc")]
     assert all(scene.store.chunk(digest) == data for digest, data in parts.items())

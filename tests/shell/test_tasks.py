@@ -71,91 +71,91 @@ def board(node: Node) -> TrainerTasks:
     return node.start()
 
 
-def send(board: TrainerTasks, *contents: str, lease_ms: int = 5_000) -> TasksQueued:
-    return asyncio.run(board.send(contents, lease_ms))
+async def send(board: TrainerTasks, *contents: str, lease_ms: int = 5_000) -> TasksQueued:
+    return await board.send(contents, lease_ms)
 
 
-def lease(board: TrainerTasks, peer_id: PeerId, count_max: int = 4) -> list[str]:
+async def lease(board: TrainerTasks, peer_id: PeerId, count_max: int = 4) -> list[str]:
     """Return the contents of what a peer is given."""
-    reply = asyncio.run(board.answer(peer_id, GetTasks(count_max)))
+    reply = await board.answer(peer_id, GetTasks(count_max))
     assert isinstance(reply, TasksReply)
     return [task.content for task in reply.tasks]
 
 
-def test_tasks_go_to_inferencers_that_count_and_are_counted(board: TrainerTasks) -> None:
-    queued = send(board, "{}", "[]")
-    refusal = asyncio.run(board.answer(TWO, GetTasks(4)))
+async def test_tasks_go_to_inferencers_that_count_and_are_counted(board: TrainerTasks) -> None:
+    queued = await send(board, "{}", "[]")
+    refusal = await board.answer(TWO, GetTasks(4))
     assert isinstance(refusal, Refusal)
     assert refusal.code == "untrusted"
-    reply = asyncio.run(board.answer(ONE, GetTasks(4)))
+    reply = await board.answer(ONE, GetTasks(4))
     assert reply == TasksReply((Task(queued.task_ids[0], "{}", 5_000), Task(queued.task_ids[1], "[]", 5_000)))
-    assert asyncio.run(board.answer(ONE, GetTasks(4))) == TasksReply(())
-    asyncio.run(board.finish(queued.task_ids[:1]))
+    assert await board.answer(ONE, GetTasks(4)) == TasksReply(())
+    await board.finish(queued.task_ids[:1])
     assert board.status() == {"waiting": 0, "leased": 1, "done": 1, "expired": 0, "given_up": 0}
     sample = board._metrics.registry.get_sample_value
     for outcome, count in (("queued", 2), ("leased", 2), ("done", 1)):
         assert sample("pulsenet_tasks_total", {"outcome": outcome}) == count
 
 
-def test_a_node_that_is_killed_gives_again_what_was_not_answered(node: Node) -> None:
+async def test_a_node_that_is_killed_gives_again_what_was_not_answered(node: Node) -> None:
     """Queued, leased and answered tasks of the life before; no lease is cut short."""
     board = node.start()
-    queued = send(board, "answered", "given", "waiting")
-    assert lease(board, ONE, 2) == ["answered", "given"]
-    asyncio.run(board.finish(queued.task_ids[:1]))
+    queued = await send(board, "answered", "given", "waiting")
+    assert await lease(board, ONE, 2) == ["answered", "given"]
+    await board.finish(queued.task_ids[:1])
     node.clock.now += 2.0
     board = node.start()
     assert board.status() == {"waiting": 1, "leased": 1, "done": 0, "expired": 0, "given_up": 0}
-    assert lease(board, THREE) == ["waiting"], "the other one still is the first's for three seconds"
+    assert await lease(board, THREE) == ["waiting"], "the other one still is the first's for three seconds"
     node.clock.now += 3.0
     board = node.start()
-    assert lease(board, THREE) == ["given"]
-    asyncio.run(board.finish(queued.task_ids))
+    assert await lease(board, THREE) == ["given"]
+    await board.finish(queued.task_ids)
     assert board.status()["done"] == 2
     assert node.start().status() == {"waiting": 0, "leased": 0, "done": 0, "expired": 0, "given_up": 0}
 
 
-def test_a_task_that_breaks_whoever_has_it_is_given_up_across_restarts(node: Node) -> None:
-    assert len(send(node.start(), "{}").task_ids) == 1
+async def test_a_task_that_breaks_whoever_has_it_is_given_up_across_restarts(node: Node) -> None:
+    assert len((await send(node.start(), "{}")).task_ids) == 1
     for _ in range(LEASES_PER_TASK_MAX):
-        assert lease(node.start(), ONE) == ["{}"]
+        assert await lease(node.start(), ONE) == ["{}"]
         node.clock.now += 5.0
     board = node.start()
     assert board.status()["given_up"] == 1
-    assert lease(board, ONE) == []
+    assert await lease(board, ONE) == []
     assert node.metrics.registry.get_sample_value("pulsenet_tasks_total", {"outcome": "given_up"}) == 1
     assert node.start().status() == {"waiting": 0, "leased": 0, "done": 0, "expired": 0, "given_up": 0}
 
 
-def test_tasks_that_the_disk_does_not_take_are_not_queued(node: Node) -> None:
+async def test_tasks_that_the_disk_does_not_take_are_not_queued(node: Node) -> None:
     board = node.start()
-    assert len(send(board, "kept").task_ids) == 1
+    assert len((await send(board, "kept")).task_ids) == 1
     board._shelf.close()  # a disk that is gone
-    refused = send(board, "lost")
+    refused = await send(board, "lost")
     assert (refused.task_ids, refused.reason[:8], refused.retry_after_ms) == ((), "storage:", BUSY_RETRY_MS)
     assert board.status()["waiting"] == 1
     # What is queued is given out all the same: at worst its lease is forgotten.
-    assert lease(board, ONE) == ["kept"]
-    assert lease(node.start(), THREE) == ["kept"]
+    assert await lease(board, ONE) == ["kept"]
+    assert await lease(node.start(), THREE) == ["kept"]
 
 
-def test_a_full_board_says_when_to_ask_again(board: TrainerTasks, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_board_says_when_to_ask_again(board: TrainerTasks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "TASKS_MAX", 1)
-    refused = send(board, "{}", "{}")
+    refused = await send(board, "{}", "{}")
     assert (refused.task_ids, refused.reason[:5], refused.retry_after_ms) == ((), "busy:", BUSY_RETRY_MS)
-    assert len(send(board, "{}").task_ids) == 1
+    assert len((await send(board, "{}")).task_ids) == 1
 
 
 @pytest.mark.parametrize("lease_ms", [0, 86_400_001])
-def test_a_lease_out_of_range_is_refused(board: TrainerTasks, lease_ms: int) -> None:
-    refused = send(board, "{}", lease_ms=lease_ms)
+async def test_a_lease_out_of_range_is_refused(board: TrainerTasks, lease_ms: int) -> None:
+    refused = await send(board, "{}", lease_ms=lease_ms)
     assert "lease" in refused.reason
     assert refused.retry_after_ms == 0
 
 
-def test_each_side_refuses_what_belongs_to_the_other(board: TrainerTasks) -> None:
-    assert asyncio.run(board.take(4, 0.0)) == ()
-    assert "sent at a trainer" in asyncio.run(InferencerTasks().send(["{}"], 1)).reason
+async def test_each_side_refuses_what_belongs_to_the_other(board: TrainerTasks) -> None:
+    assert await board.take(4, 0.0) == ()
+    assert "sent at a trainer" in (await InferencerTasks().send(["{}"], 1)).reason
 
 
 class Trainers:
@@ -211,8 +211,8 @@ def test_an_engine_waits_for_work_until_its_time_is_up(hands: Any) -> None:
     assert seconds == pytest.approx(2.5, abs=0.5)
 
 
-def test_before_the_node_serves_there_is_no_work() -> None:
+async def test_before_the_node_serves_there_is_no_work() -> None:
     tasks = InferencerTasks()
-    assert asyncio.run(tasks.take(3, 0.0)) == ()
+    assert await tasks.take(3, 0.0) == ()
     tasks._find_trainers = lambda: (ONE,)
-    assert asyncio.run(tasks.take(3, 0.0)) == ()
+    assert await tasks.take(3, 0.0) == ()

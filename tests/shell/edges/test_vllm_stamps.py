@@ -64,7 +64,7 @@ class Application:
         await send({"type": "http.response.body", "body": b""})
 
 
-def serve(app: Application, path: str = "/v1/completions", kind: str = "http") -> list[Any]:
+async def serve(app: Application, path: str = "/v1/completions", kind: str = "http") -> list[Any]:
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -74,13 +74,13 @@ def serve(app: Application, path: str = "/v1/completions", kind: str = "http") -
         raise AssertionError("nothing is read here")
 
     scope = {"type": kind, "path": path, "app": app}
-    asyncio.run(VersionStamps(app)(scope, receive, send))
+    await VersionStamps(app)(scope, receive, send)
     return sent
 
 
-def test_an_answer_has_the_oldest_and_the_newest_version_of_all_its_completions() -> None:
+async def test_an_answer_has_the_oldest_and_the_newest_version_of_all_its_completions() -> None:
     engine = Engine(output(), output("0.9", "0.10"), output("0.8"), output("default"))
-    start, _ = serve(Application(engine, JSON, prompts=2))
+    start, _ = await serve(Application(engine, JSON, prompts=2))
     assert dict(start["headers"]) == {
         b"content-type": b"application/json",
         b"x-pulsenet-version-first": b"0.8",
@@ -89,8 +89,8 @@ def test_an_answer_has_the_oldest_and_the_newest_version_of_all_its_completions(
     assert engine.closed_count == 2
 
 
-def test_a_stream_has_them_in_a_comment_before_the_event_that_ends_a_choice() -> None:
-    sent = serve(Application(Engine(output(), output("0.3", "0.4"), output(), output("0.5")), EVENTS))
+async def test_a_stream_has_them_in_a_comment_before_the_event_that_ends_a_choice() -> None:
+    sent = await serve(Application(Engine(output(), output("0.3", "0.4"), output(), output("0.5")), EVENTS))
     assert dict(sent[0]["headers"]) == {EVENTS[0][0]: EVENTS[0][1]}
     assert [message["body"] for message in sent[1:]] == [
         b"data: 1\n\n",
@@ -102,53 +102,43 @@ def test_a_stream_has_them_in_a_comment_before_the_event_that_ends_a_choice() ->
 
 
 @pytest.mark.parametrize("outputs", [[], [output(spans=False)], [output("default")]])
-def test_an_engine_that_says_nothing_leaves_answers_as_they_are(outputs: list[Any]) -> None:
-    start, _ = serve(Application(Engine(*outputs), JSON))
+async def test_an_engine_that_says_nothing_leaves_answers_as_they_are(outputs: list[Any]) -> None:
+    start, _ = await serve(Application(Engine(*outputs), JSON))
     assert start["headers"] == JSON
-    assert [message.get("body") for message in serve(Application(Engine(*outputs), EVENTS))][-1] == b""
+    assert [message.get("body") for message in await serve(Application(Engine(*outputs), EVENTS))][-1] == b""
 
 
 @pytest.mark.parametrize(("path", "kind"), [("/inference/v1/generate", "http"), ("/v1/realtime", "websocket")])
-def test_other_routes_are_left_alone(path: str, kind: str) -> None:
+async def test_other_routes_are_left_alone(path: str, kind: str) -> None:
     engine = Engine(output("0.3"))
-    start, _ = serve(Application(engine, JSON), path, kind)
+    start, _ = await serve(Application(engine, JSON), path, kind)
     assert start["headers"] == JSON
     assert "generate" not in vars(engine)
 
 
-def test_requests_of_one_engine_do_not_mix_and_it_is_followed_once() -> None:
+async def test_requests_of_one_engine_do_not_mix_and_it_is_followed_once() -> None:
     engine = Engine(output("0.3"))
-    serve(Application(engine, JSON))
+    await serve(Application(engine, JSON))
     followed = engine.generate
     engine.outputs = (output("0.4"),)
-    start, _ = serve(Application(engine, JSON))
+    start, _ = await serve(Application(engine, JSON))
     assert engine.generate is followed
     assert dict(start["headers"])[b"x-pulsenet-version-first"] == b"0.4"
-
-    async def ask_outside() -> list[Any]:
-        return [item async for item in engine.generate("prompt")]
-
-    assert asyncio.run(ask_outside()) == [engine.outputs[0]]
+    assert [item async for item in engine.generate("prompt")] == [engine.outputs[0]]
 
 
-def test_a_request_that_is_given_up_ends_at_the_engine_at_once() -> None:
+async def test_a_request_that_is_given_up_ends_at_the_engine_at_once() -> None:
     engine = Engine(output("0.3"), output("0.4"))
 
-    async def give_up() -> int:
-        app: Any = None
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        app = engine.generate("prompt")
+        await anext(app)
+        await app.aclose()
 
-        async def inner(scope: Any, receive: Any, send: Any) -> None:
-            nonlocal app
-            app = engine.generate("prompt")
-            await anext(app)
-            await app.aclose()
-
-        inner.state = SimpleNamespace(engine_client=engine)  # type: ignore[attr-defined]
-        stamps = VersionStamps(inner)
-        await stamps({"type": "http", "path": "/v1/completions", "app": inner}, None, None)  # type: ignore[arg-type]
-        return engine.closed_count
-
-    assert asyncio.run(give_up()) == 1
+    inner.state = SimpleNamespace(engine_client=engine)  # type: ignore[attr-defined]
+    stamps = VersionStamps(inner)
+    await stamps({"type": "http", "path": "/v1/completions", "app": inner}, None, None)  # type: ignore[arg-type]
+    assert engine.closed_count == 1
 
 
 def test_vllm_finds_the_middleware_by_its_name() -> None:

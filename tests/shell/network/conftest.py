@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from pulsenet.ids import PeerId, RunId
 from pulsenetd.identity import Identity, load_or_create
+from pulsenetd.network import hivemind_repairs
 from pulsenetd.network.p2pd import P2pdSettings
 from pulsenetd.network.pacing import Caps
 from pulsenetd.network.streams import Deadlines
@@ -40,6 +42,14 @@ class Node:
     async def meet(self, other: Node) -> None:
         outcomes = await self.transport.dial(other.peer_id, [await other.address()])
         assert outcomes[0].is_connected, outcomes
+
+
+@pytest.fixture(autouse=True)
+def _own_clock() -> Iterator[None]:
+    """Let hivemind have the system's clock again: a directory that a test opens sets its own for the process."""
+    yield
+    if "hivemind.dht.node" in sys.modules:
+        hivemind_repairs.set_clock(time.time)
 
 
 NodeMaker = Callable[..., Any]

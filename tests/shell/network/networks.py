@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
 from pulsenet.ids import RunId
 from pulsenetd.identity import load_or_create, verify
-from pulsenetd.network import hivemind_repairs
 from pulsenetd.network.addresses import join_address
 from pulsenetd.network.directory import Directory
 from pulsenetd.network.p2pd import P2pdSettings
@@ -18,13 +16,6 @@ from pulsenetd.network.stack import Network
 from pulsenetd.network.transport import Transport
 
 RUN_ID = RunId(bytes(range(32)))
-
-
-def run(coroutine: Any) -> Any:
-    try:
-        return asyncio.run(asyncio.wait_for(coroutine, 40))
-    finally:
-        hivemind_repairs.set_clock(time.time)
 
 
 def make_network(tmp_path: Path, name: str, *, on_change: Any = lambda _: None, **options: Any) -> Network:

@@ -21,10 +21,6 @@ RUN_ID = RunId(bytes(range(32)))
 ASKER = PeerId(bytes([7]) * 32)
 
 
-def run(coroutine: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(coroutine, 30))
-
-
 class Clock:
     now = 100.0
 
@@ -70,63 +66,48 @@ async def listener(greeting: bytes) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-def test_an_open_port_a_closed_one_and_another_program_are_told_apart() -> None:
-    async def main() -> None:
-        async with listener(GREETING) as libp2p, listener(b"HTTP/1.1 400 Bad Request\r\n") as router:
-            reply = await Peer().asked(libp2p, 1, router)
-        assert reply == DialBackReply("127.0.0.1", ("open", "refused", "refused"))
-
-    run(main())
+async def test_an_open_port_a_closed_one_and_another_program_are_told_apart() -> None:
+    async with listener(GREETING) as libp2p, listener(b"HTTP/1.1 400 Bad Request\r\n") as router:
+        reply = await Peer().asked(libp2p, 1, router)
+    assert reply == DialBackReply("127.0.0.1", ("open", "refused", "refused"))
 
 
-def test_who_asks_again_at_once_is_told_to_wait() -> None:
-    async def main() -> None:
-        peer = Peer()
-        assert (await peer.asked(1)).outcomes == ("refused",)
-        assert (await peer.asked(1)).outcomes == ("busy",)
-        assert (await peer.asked(1, peer_id=PeerId(bytes([8]) * 32))).outcomes == ("refused",)
-        peer.clock.now += dial_back.AGAIN_SECONDS
-        assert (await peer.asked(1)).outcomes == ("refused",)
-
-    run(main())
+async def test_who_asks_again_at_once_is_told_to_wait() -> None:
+    peer = Peer()
+    assert (await peer.asked(1)).outcomes == ("refused",)
+    assert (await peer.asked(1)).outcomes == ("busy",)
+    assert (await peer.asked(1, peer_id=PeerId(bytes([8]) * 32))).outcomes == ("refused",)
+    peer.clock.now += dial_back.AGAIN_SECONDS
+    assert (await peer.asked(1)).outcomes == ("refused",)
 
 
-def test_another_run_and_a_peer_without_an_address_get_no_knock() -> None:
-    async def main() -> None:
-        assert await Peer().asked(1, run_id=RunId(bytes(32))) == DialBackReply("", ("other-run",))
-        assert await Peer(host=None).asked(1) == DialBackReply("", ("unknown",))
-
-    run(main())
+async def test_another_run_and_a_peer_without_an_address_get_no_knock() -> None:
+    assert await Peer().asked(1, run_id=RunId(bytes(32))) == DialBackReply("", ("other-run",))
+    assert await Peer(host=None).asked(1) == DialBackReply("", ("unknown",))
 
 
 @pytest.mark.parametrize("data", [struct.pack("<H", 60_000), struct.pack("<H", 3) + b"\xff\xff\xff", b"\x05"])
-def test_bytes_that_are_no_request_end_the_stream(data: bytes) -> None:
-    async def main() -> None:
-        reader, writer = await Peer().open(ASKER, dial_back.STREAM_NAME, 1.0)
-        writer.write(data)
-        writer.write_eof()
-        with contextlib.suppress(ConnectionError):
-            assert await reader.read() == b""
-        writer.close()
-
-    run(main())
+async def test_bytes_that_are_no_request_end_the_stream(data: bytes) -> None:
+    reader, writer = await Peer().open(ASKER, dial_back.STREAM_NAME, 1.0)
+    writer.write(data)
+    writer.write_eof()
+    with contextlib.suppress(ConnectionError):
+        assert await reader.read() == b""
+    writer.close()
 
 
-def test_a_reply_that_is_none_and_a_peer_that_hangs_up_are_errors() -> None:
-    async def main() -> None:
-        for data, error in ((struct.pack("<H", 1) + b"\xc0", RemoteProtocolError), (b"", UnavailableError)):
-            ours, theirs = socket.socketpair()
-            theirs.sendall(data)
-            theirs.shutdown(socket.SHUT_WR)
+async def test_a_reply_that_is_none_and_a_peer_that_hangs_up_are_errors() -> None:
+    for data, error in ((struct.pack("<H", 1) + b"\xc0", RemoteProtocolError), (b"", UnavailableError)):
+        ours, theirs = socket.socketpair()
+        theirs.sendall(data)
+        theirs.shutdown(socket.SHUT_WR)
 
-            async def open_it(*_: Any, ours: socket.socket = ours) -> Any:
-                return await asyncio.open_connection(sock=ours)
+        async def open_it(*_: Any, ours: socket.socket = ours) -> Any:
+            return await asyncio.open_connection(sock=ours)
 
-            with pytest.raises(error):
-                await ask(open_it, ASKER, DialBackRequest(RUN_ID, (1,)))
-            theirs.close()
-
-    run(main())
+        with pytest.raises(error):
+            await ask(open_it, ASKER, DialBackRequest(RUN_ID, (1,)))
+        theirs.close()
 
 
 @pytest.mark.parametrize(
@@ -138,33 +119,26 @@ def test_a_reply_that_is_none_and_a_peer_that_hangs_up_are_errors() -> None:
         DialBackReply("192.0.2.1", ("open", "busy")),
     ],
 )
-def test_a_reply_with_words_of_its_own_is_none(reply: DialBackReply) -> None:
+async def test_a_reply_with_words_of_its_own_is_none(reply: DialBackReply) -> None:
     """People read it in the log, with an option to paste."""
+    ours, theirs = socket.socketpair()
+    data = encode_value(reply)
+    theirs.sendall(struct.pack("<H", len(data)) + data)
 
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        data = encode_value(reply)
-        theirs.sendall(struct.pack("<H", len(data)) + data)
+    async def open_it(*_: Any) -> Any:
+        return await asyncio.open_connection(sock=ours)
 
-        async def open_it(*_: Any) -> Any:
-            return await asyncio.open_connection(sock=ours)
-
-        with theirs, pytest.raises(RemoteProtocolError):
-            await ask(open_it, ASKER, DialBackRequest(RUN_ID, (1,)))
-
-    run(main())
+    with theirs, pytest.raises(RemoteProtocolError):
+        await ask(open_it, ASKER, DialBackRequest(RUN_ID, (1,)))
 
 
-def test_askers_are_forgotten_beyond_a_bound_also_while_it_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        monkeypatch.setattr(dial_back, "SIMULTANEOUS_MAX", 0)
-        monkeypatch.setattr(dial_back, "ASKERS_MAX", 3)
-        peer = Peer()
-        for number in range(6):
-            assert (await peer.asked(1, peer_id=PeerId(bytes([number]) * 32))).outcomes == ("busy",)
-        assert len(peer.server._asked_at) == 3
-
-    run(main())
+async def test_askers_are_forgotten_beyond_a_bound_also_while_it_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dial_back, "SIMULTANEOUS_MAX", 0)
+    monkeypatch.setattr(dial_back, "ASKERS_MAX", 3)
+    peer = Peer()
+    for number in range(6):
+        assert (await peer.asked(1, peer_id=PeerId(bytes([number]) * 32))).outcomes == ("busy",)
+    assert len(peer.server._asked_at) == 3
 
 
 def test_the_bytes_are_those_of_the_specification() -> None:

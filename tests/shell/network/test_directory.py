@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import time
@@ -23,13 +22,6 @@ from pulsenetd.network.directory import Directory
 from pulsenetd.network.directory_keys import DirectoryKeys, get_shard, get_slot
 
 RUN_ID = RunId(bytes(range(32)))
-
-
-def run(coroutine: Any) -> Any:
-    try:
-        return asyncio.run(asyncio.wait_for(coroutine, 40))
-    finally:
-        hivemind_repairs.set_clock(time.time)
 
 
 @contextlib.asynccontextmanager
@@ -56,198 +48,164 @@ def sign_have(identity: Identity, *, issued_at_ms: int | None = None) -> SignedR
     return seal(have, identity.sign, identity.peer_id)
 
 
-def test_heads_and_haves_travel_between_nodes_that_only_share_a_bootstrap(make_node: Any) -> None:
-    async def main() -> None:
-        async with (
-            make_node("a") as a,
-            make_node("b") as b,
-            make_node("c") as c,
-            open_directory(a, b) as boot,
-            open_directory(b, b) as writer,
-            open_directory(c, b, client_mode=True) as reader,
-        ):
-            await b.meet(a)
-            await c.meet(a)
-            assert await writer.join([a.peer_id]) == (a.peer_id,)
-            assert await reader.join([a.peer_id, c.peer_id]) == (a.peer_id,)
-            assert await reader.read_heads() == []
-            head, have = sign_head(b.identity, 1), sign_have(b.identity)
-            assert await writer.announce_head(head)
-            assert await writer.announce_have(have)
-            shard = get_shard(b.peer_id)
-            for directory in (boot, reader):
-                assert await directory.read_heads() == [encode_signed(head)]
-                assert await directory.read_haves(shard) == [encode_signed(have)]
-                assert await directory.read_haves((shard + 1) % 16) == []
-            newer = sign_head(b.identity, 2)
-            assert await writer.announce_head(newer)
-            assert await reader.read_heads() == [encode_signed(newer)]
-            assert 0 < (reader.get_round_trip(a.peer_id) or 0) < 5
-            assert reader.clock_offset.ahead_seconds == pytest.approx(0.0, abs=1.0)
-
-    run(main())
+async def test_heads_and_haves_travel_between_nodes_that_only_share_a_bootstrap(make_node: Any) -> None:
+    async with (
+        make_node("a") as a,
+        make_node("b") as b,
+        make_node("c") as c,
+        open_directory(a, b) as boot,
+        open_directory(b, b) as writer,
+        open_directory(c, b, client_mode=True) as reader,
+    ):
+        await b.meet(a)
+        await c.meet(a)
+        assert await writer.join([a.peer_id]) == (a.peer_id,)
+        assert await reader.join([a.peer_id, c.peer_id]) == (a.peer_id,)
+        assert await reader.read_heads() == []
+        head, have = sign_head(b.identity, 1), sign_have(b.identity)
+        assert await writer.announce_head(head)
+        assert await writer.announce_have(have)
+        shard = get_shard(b.peer_id)
+        for directory in (boot, reader):
+            assert await directory.read_heads() == [encode_signed(head)]
+            assert await directory.read_haves(shard) == [encode_signed(have)]
+            assert await directory.read_haves((shard + 1) % 16) == []
+        newer = sign_head(b.identity, 2)
+        assert await writer.announce_head(newer)
+        assert await reader.read_heads() == [encode_signed(newer)]
+        assert 0 < (reader.get_round_trip(a.peer_id) or 0) < 5
+        assert reader.clock_offset.ahead_seconds == pytest.approx(0.0, abs=1.0)
 
 
-def test_an_announcement_that_does_not_grow_is_dropped_and_the_newer_record_stays(make_node: Any) -> None:
-    async def main() -> None:
-        async with make_node("a") as a, open_directory(a, a) as directory:
-            now_ms = int(time.time() * 1000)
-            newer = sign_head(a.identity, 2, issued_at_ms=now_ms)
-            assert await directory.announce_head(newer)
-            assert not await directory.announce_head(newer)
-            assert not await directory.announce_head(sign_head(a.identity, 1, issued_at_ms=now_ms - 1_000))
-            assert not await directory.announce_have(sign_have(a.identity, issued_at_ms=now_ms - 121_000))
-            assert await directory.read_heads() == [encode_signed(newer)]
-
-    run(main())
+async def test_an_announcement_that_does_not_grow_is_dropped_and_the_newer_record_stays(make_node: Any) -> None:
+    async with make_node("a") as a, open_directory(a, a) as directory:
+        now_ms = int(time.time() * 1000)
+        newer = sign_head(a.identity, 2, issued_at_ms=now_ms)
+        assert await directory.announce_head(newer)
+        assert not await directory.announce_head(newer)
+        assert not await directory.announce_head(sign_head(a.identity, 1, issued_at_ms=now_ms - 1_000))
+        assert not await directory.announce_have(sign_have(a.identity, issued_at_ms=now_ms - 121_000))
+        assert await directory.read_heads() == [encode_signed(newer)]
 
 
-def test_what_the_directory_did_not_take_is_announced_again_at_the_next_mending(make_node: Any) -> None:
+async def test_what_the_directory_did_not_take_is_announced_again_at_the_next_mending(make_node: Any) -> None:
     """A-DHT-1, A-DHT-4: the next regular announcement may come minutes later."""
+    async with make_node("a") as a, open_directory(a, a) as directory:
+        head = sign_head(a.identity, 1)
+        await directory.close()
+        with pytest.raises(UnavailableError):
+            await directory.announce_head(head)
+        await directory.open(a.transport.hivemind_p2p)
+        await directory.announce_overdue()
+        assert await directory.read_heads() == [encode_signed(head)]
+        assert not await directory.announce_head(head), "it is announced"
 
-    async def main() -> None:
-        async with make_node("a") as a, open_directory(a, a) as directory:
-            head = sign_head(a.identity, 1)
-            await directory.close()
+
+async def test_a_newer_record_takes_the_place_of_one_that_is_overdue(make_node: Any) -> None:
+    async with make_node("a") as a, open_directory(a, a) as directory:
+        now_ms = int(time.time() * 1000)
+        old, newer = (
+            sign_head(a.identity, 1, issued_at_ms=now_ms),
+            sign_head(a.identity, 2, issued_at_ms=now_ms + 1_000),
+        )
+        await directory.close()
+        for head in (old, newer):
             with pytest.raises(UnavailableError):
                 await directory.announce_head(head)
-            await directory.open(a.transport.hivemind_p2p)
-            await directory.announce_overdue()
-            assert await directory.read_heads() == [encode_signed(head)]
-            assert not await directory.announce_head(head), "it is announced"
-
-    run(main())
+        await directory.open(a.transport.hivemind_p2p)
+        await directory.announce_overdue()
+        assert await directory.read_heads() == [encode_signed(newer)]
 
 
-def test_a_newer_record_takes_the_place_of_one_that_is_overdue(make_node: Any) -> None:
-    async def main() -> None:
-        async with make_node("a") as a, open_directory(a, a) as directory:
-            now_ms = int(time.time() * 1000)
-            old, newer = (
-                sign_head(a.identity, 1, issued_at_ms=now_ms),
-                sign_head(a.identity, 2, issued_at_ms=now_ms + 1_000),
-            )
-            await directory.close()
-            for head in (old, newer):
-                with pytest.raises(UnavailableError):
-                    await directory.announce_head(head)
-            await directory.open(a.transport.hivemind_p2p)
-            await directory.announce_overdue()
-            assert await directory.read_heads() == [encode_signed(newer)]
-
-    run(main())
-
-
-def test_a_forged_head_under_the_authoritys_key_is_ignored(make_node: Any) -> None:
+async def test_a_forged_head_under_the_authoritys_key_is_ignored(make_node: Any) -> None:
     """A-DHT-6, A-AUTH-4: junk and a replay with a later expiry change nothing."""
-
-    async def main() -> None:
-        async with (
-            make_node("a") as a,
-            make_node("b") as b,
-            open_directory(a, a) as honest,
-            open_directory(b, a) as attacker,
-        ):
-            await b.meet(a)
-            await attacker.join([a.peer_id])
-            old = sign_head(a.identity, 1)
-            head = sign_head(a.identity, 2, issued_at_ms=int(time.time() * 1000) + 1)
-            assert await honest.announce_head(head)
-            key = DirectoryKeys(RUN_ID).get_head_key(a.peer_id, get_slot(time.time()))
-            forged = encode_signed(sign_head(b.identity, 9))
-            assert not await attacker._node.store(key, forged, time.time() + 250)
-            assert not await attacker._node.store(key, encode_signed(old), time.time() + 250)
-            assert not await attacker._node.store(key, b"junk", time.time() + 250, subkey="junk")
-            assert await honest.read_heads() == [encode_signed(head)]
-            assert await attacker.read_heads() == [encode_signed(head)]
-            assert honest.validator.rejected["untrusted"] >= 1
-            assert honest.validator.rejected["expiry"] >= 1
-
-    run(main())
+    async with (
+        make_node("a") as a,
+        make_node("b") as b,
+        open_directory(a, a) as honest,
+        open_directory(b, a) as attacker,
+    ):
+        await b.meet(a)
+        await attacker.join([a.peer_id])
+        old = sign_head(a.identity, 1)
+        head = sign_head(a.identity, 2, issued_at_ms=int(time.time() * 1000) + 1)
+        assert await honest.announce_head(head)
+        key = DirectoryKeys(RUN_ID).get_head_key(a.peer_id, get_slot(time.time()))
+        forged = encode_signed(sign_head(b.identity, 9))
+        assert not await attacker._node.store(key, forged, time.time() + 250)
+        assert not await attacker._node.store(key, encode_signed(old), time.time() + 250)
+        assert not await attacker._node.store(key, b"junk", time.time() + 250, subkey="junk")
+        assert await honest.read_heads() == [encode_signed(head)]
+        assert await attacker.read_heads() == [encode_signed(head)]
+        assert honest.validator.rejected["untrusted"] >= 1
+        assert honest.validator.rejected["expiry"] >= 1
 
 
-def test_a_private_runs_records_are_not_found_without_its_secret(make_node: Any) -> None:
-    async def main() -> None:
-        async with (
-            make_node("a") as a,
-            make_node("b") as b,
-            open_directory(a, a, secret=b"s" * 16) as member,
-            open_directory(b, a) as outsider,
-        ):
-            await b.meet(a)
-            assert await outsider.join([a.peer_id]) == ()
-            head = sign_head(a.identity, 1)
-            assert await member.announce_head(head)
-            assert await member.read_heads() == [encode_signed(head)]
-            assert await outsider.read_heads() == []
-
-    run(main())
+async def test_a_private_runs_records_are_not_found_without_its_secret(make_node: Any) -> None:
+    async with (
+        make_node("a") as a,
+        make_node("b") as b,
+        open_directory(a, a, secret=b"s" * 16) as member,
+        open_directory(b, a) as outsider,
+    ):
+        await b.meet(a)
+        assert await outsider.join([a.peer_id]) == ()
+        head = sign_head(a.identity, 1)
+        assert await member.announce_head(head)
+        assert await member.read_heads() == [encode_signed(head)]
+        assert await outsider.read_heads() == []
 
 
-def test_records_that_are_not_ours_to_announce_are_refused(make_node: Any) -> None:
-    async def main() -> None:
-        async with make_node("a") as a, make_node("b") as b, open_directory(a, b) as directory:
-            with pytest.raises(LocalProtocolError):
-                await directory.announce_head(sign_head(a.identity, 1))
-            with pytest.raises(LocalProtocolError):
-                await directory.announce_head(sign_have(b.identity))
-            with pytest.raises(LocalProtocolError):
-                await directory.announce_have(sign_head(b.identity, 1))
-
-    run(main())
+async def test_records_that_are_not_ours_to_announce_are_refused(make_node: Any) -> None:
+    async with make_node("a") as a, make_node("b") as b, open_directory(a, b) as directory:
+        with pytest.raises(LocalProtocolError):
+            await directory.announce_head(sign_head(a.identity, 1))
+        with pytest.raises(LocalProtocolError):
+            await directory.announce_head(sign_have(b.identity))
+        with pytest.raises(LocalProtocolError):
+            await directory.announce_have(sign_head(b.identity, 1))
 
 
-def test_what_was_stored_survives_a_restart_of_p2pd(make_node: Any) -> None:
-    async def main() -> None:
-        async with make_node("a") as a, open_directory(a, a) as directory:
-            head = sign_head(a.identity, 1)
-            await directory.announce_head(head)
-            await directory.close(p2pd_is_alive=False)
-            assert not directory.is_open
-            with pytest.raises(UnavailableError):
-                await directory.read_heads()
-            await a.transport.reopen()
-            await directory.reopen(a.transport.hivemind_p2p)
-            assert directory.is_open
-            assert await directory.read_heads() == [encode_signed(head)]
-
-    run(main())
+async def test_what_was_stored_survives_a_restart_of_p2pd(make_node: Any) -> None:
+    async with make_node("a") as a, open_directory(a, a) as directory:
+        head = sign_head(a.identity, 1)
+        await directory.announce_head(head)
+        await directory.close(p2pd_is_alive=False)
+        assert not directory.is_open
+        with pytest.raises(UnavailableError):
+            await directory.read_heads()
+        await a.transport.reopen()
+        await directory.reopen(a.transport.hivemind_p2p)
+        assert directory.is_open
+        assert await directory.read_heads() == [encode_signed(head)]
 
 
-def test_a_clock_ten_minutes_ahead_is_named_and_corrected_once_three_peers_agree(make_node: Any) -> None:
+async def test_a_clock_ten_minutes_ahead_is_named_and_corrected_once_three_peers_agree(make_node: Any) -> None:
     """A-DHT-2."""
-
-    async def main() -> None:
-        async with make_node("a") as a, open_directory(a, a) as directory:
-            for number, ahead in enumerate((600.0, 600.2, 599.9)):
-                directory._learn_offset(sign_have(a.identity).signers[0][:31] + bytes([number]), ahead, 0.1)  # type: ignore[arg-type]
-            assert directory.clock_offset.warning is not None
-            assert "600.0 s ahead" in directory.clock_offset.warning
-            assert directory.now() == pytest.approx(time.time() - 600.0, abs=1.0)
-            assert directory.now_ms() == pytest.approx((time.time() - 600.0) * 1000, abs=1000)
-
-    run(main())
+    async with make_node("a") as a, open_directory(a, a) as directory:
+        for number, ahead in enumerate((600.0, 600.2, 599.9)):
+            directory._learn_offset(sign_have(a.identity).signers[0][:31] + bytes([number]), ahead, 0.1)  # type: ignore[arg-type]
+        assert directory.clock_offset.warning is not None
+        assert "600.0 s ahead" in directory.clock_offset.warning
+        assert directory.now() == pytest.approx(time.time() - 600.0, abs=1.0)
+        assert directory.now_ms() == pytest.approx((time.time() - 600.0) * 1000, abs=1000)
 
 
-def test_a_clock_that_is_off_is_named_once_at_the_first_peer_that_says_so(
+async def test_a_clock_that_is_off_is_named_once_at_the_first_peer_that_says_so(
     make_node: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A-DHT-2: two nodes alone never get the three peers that correct a clock, and must not be silent."""
-
-    async def main() -> None:
-        async with (
-            make_node("a") as a,
-            make_node("b") as b,
-            open_directory(b),
-            open_directory(a, wall_clock=lambda: time.time() - 600) as directory,
-        ):
-            hivemind_repairs.set_clock(time.time)  # one clock per process; here two nodes share it
-            await a.meet(b)
-            for _ in range(3):
-                assert await directory.join([b.peer_id]) == (b.peer_id,)
-
-    with caplog.at_level(logging.WARNING):
-        run(main())
+    caplog.set_level(logging.WARNING)
+    async with (
+        make_node("a") as a,
+        make_node("b") as b,
+        open_directory(b),
+        open_directory(a, wall_clock=lambda: time.time() - 600) as directory,
+    ):
+        hivemind_repairs.set_clock(time.time)  # one clock per process; here two nodes share it
+        await a.meet(b)
+        for _ in range(3):
+            assert await directory.join([b.peer_id]) == (b.peer_id,)
     lines = [record.getMessage() for record in caplog.records if "clock" in record.getMessage()]
     assert len(lines) == 1, lines
     assert "600" in lines[0]
@@ -255,24 +213,20 @@ def test_a_clock_that_is_off_is_named_once_at_the_first_peer_that_says_so(
     assert "timedatectl" in lines[0]
 
 
-def test_what_was_announced_reaches_a_node_that_was_away_when_it_was(make_node: Any) -> None:
+async def test_what_was_announced_reaches_a_node_that_was_away_when_it_was(make_node: Any) -> None:
     """A-DHT-1, A-DHT-4: joined after a partition, without waiting for the next announcement."""
-
-    async def main() -> None:
-        async with (
-            make_node("a") as a,
-            make_node("b") as b,
-            open_directory(a, a) as ours,
-            open_directory(b, a) as theirs,
-        ):
-            head = sign_head(a.identity, 1)
-            await ours.announce_head(head)
-            await a.meet(b)
-            assert not len(theirs._storage)
-            await ours.join([b.peer_id])
-            assert await theirs.read_heads() == [encode_signed(head)]
-
-    run(main())
+    async with (
+        make_node("a") as a,
+        make_node("b") as b,
+        open_directory(a, a) as ours,
+        open_directory(b, a) as theirs,
+    ):
+        head = sign_head(a.identity, 1)
+        await ours.announce_head(head)
+        await a.meet(b)
+        assert not len(theirs._storage)
+        await ours.join([b.peer_id])
+        assert await theirs.read_heads() == [encode_signed(head)]
 
 
 def test_records_outlive_two_announcements_that_fail() -> None:
@@ -281,30 +235,23 @@ def test_records_outlive_two_announcements_that_fail() -> None:
     assert limits.RECORD_VALIDITY_SECONDS < limits.DHT_EXPIRY_SECONDS_MAX < limits.DHT_SLOT_SECONDS
 
 
-def test_after_the_clock_was_set_back_new_records_count_at_once(make_node: Any) -> None:
+async def test_after_the_clock_was_set_back_new_records_count_at_once(make_node: Any) -> None:
     """A-DHT-3."""
     wall_offset = 86_400.0
 
     def wall_clock() -> float:
         return time.time() + wall_offset
 
-    async def main() -> None:
-        nonlocal wall_offset
-        async with make_node("a") as a, open_directory(a, a, wall_clock=wall_clock) as directory:
-            ahead = sign_head(a.identity, 1, issued_at_ms=directory.now_ms())
-            assert await directory.announce_head(ahead)
-            wall_offset = 0.0
-            head = sign_head(a.identity, 2, issued_at_ms=directory.now_ms())
-            assert await directory.announce_head(head)
-            assert await directory.read_heads() == [encode_signed(head)]
-
-    run(main())
+    async with make_node("a") as a, open_directory(a, a, wall_clock=wall_clock) as directory:
+        ahead = sign_head(a.identity, 1, issued_at_ms=directory.now_ms())
+        assert await directory.announce_head(ahead)
+        wall_offset = 0.0
+        head = sign_head(a.identity, 2, issued_at_ms=directory.now_ms())
+        assert await directory.announce_head(head)
+        assert await directory.read_heads() == [encode_signed(head)]
 
 
-def test_a_peer_that_does_not_answer_is_left_out(make_node: Any) -> None:
-    async def main() -> None:
-        async with make_node("a") as a, make_node("b") as b, open_directory(a, a) as directory:
-            await a.meet(b)
-            assert await directory.join([b.peer_id]) == ()
-
-    run(main())
+async def test_a_peer_that_does_not_answer_is_left_out(make_node: Any) -> None:
+    async with make_node("a") as a, make_node("b") as b, open_directory(a, a) as directory:
+        await a.meet(b)
+        assert await directory.join([b.peer_id]) == ()

@@ -38,50 +38,45 @@ async def answer(_peer: PeerId, message: Message) -> list[Message]:
     return [ChunkReply(digest, bytes(limits.CHUNK_SIZE_BYTES)) for digest in message.digests]
 
 
-def test_a_large_blob_to_a_slow_reader_goes_through_little_memory(make_node: Any) -> None:
-    async def main() -> None:
-        async with make_node("provider") as provider, make_node("reader", caps=SLOW) as reader:
-            provider.transport.serve(answer)
-            await reader.meet(provider)
-            arrived_size_bytes = 0
+async def test_a_large_blob_to_a_slow_reader_goes_through_little_memory(make_node: Any) -> None:
+    async with make_node("provider") as provider, make_node("reader", caps=SLOW) as reader:
+        provider.transport.serve(answer)
+        await reader.meet(provider)
+        arrived_size_bytes = 0
 
-            def take(reply: Message) -> None:
-                nonlocal arrived_size_bytes
-                assert isinstance(reply, ChunkReply)
-                arrived_size_bytes += len(reply.data or b"")
+        def take(reply: Message) -> None:
+            nonlocal arrived_size_bytes
+            assert isinstance(reply, ChunkReply)
+            arrived_size_bytes += len(reply.data or b"")
 
-            async def fetch(number: int) -> None:
-                first = number * limits.CHUNKS_PER_REQUEST_MAX
-                digests = tuple(DIGESTS[first : first + limits.CHUNKS_PER_REQUEST_MAX])
-                await reader.transport.request(provider.peer_id, GetChunks(digests), 100, take)
+        async def fetch(number: int) -> None:
+            first = number * limits.CHUNKS_PER_REQUEST_MAX
+            digests = tuple(DIGESTS[first : first + limits.CHUNKS_PER_REQUEST_MAX])
+            await reader.transport.request(provider.peer_id, GetChunks(digests), 100, take)
 
-            await fetch(0)
-            processes = [node.transport.p2pd.process_id for node in (provider, reader)]
-            before = [read_peak_size_bytes(process_id) for process_id in processes]
-            tracemalloc.start()
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    for number in range(1, REQUEST_COUNT):
-                        tasks.create_task(fetch(number))
-                _, held_size_bytes = tracemalloc.get_traced_memory()
-            finally:
-                tracemalloc.stop()
-            after = [read_peak_size_bytes(process_id) for process_id in processes]
-            assert arrived_size_bytes == TOTAL_SIZE_BYTES
-            grown = [now - earlier for now, earlier in zip(after, before, strict=True)]
-            print(
-                f"held {held_size_bytes >> 20} MiB of {TOTAL_SIZE_BYTES >> 20}; p2pd grew by", [s >> 20 for s in grown]
-            )
-            assert held_size_bytes < HELD_SIZE_BYTES_MAX
-            assert max(grown) < HELD_SIZE_BYTES_MAX
-
-    asyncio.run(asyncio.wait_for(main(), 110))
+        await fetch(0)
+        processes = [node.transport.p2pd.process_id for node in (provider, reader)]
+        before = [read_peak_size_bytes(process_id) for process_id in processes]
+        tracemalloc.start()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(1, REQUEST_COUNT):
+                    tasks.create_task(fetch(number))
+            _, held_size_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        after = [read_peak_size_bytes(process_id) for process_id in processes]
+        assert arrived_size_bytes == TOTAL_SIZE_BYTES
+        grown = [now - earlier for now, earlier in zip(after, before, strict=True)]
+        print(f"held {held_size_bytes >> 20} MiB of {TOTAL_SIZE_BYTES >> 20}; p2pd grew by", [s >> 20 for s in grown])
+        assert held_size_bytes < HELD_SIZE_BYTES_MAX
+        assert max(grown) < HELD_SIZE_BYTES_MAX
 
 
 READER_COUNT = 200
 
 
-def test_two_hundred_readers_at_once_are_served_in_the_memory_of_the_slots() -> None:
+async def test_two_hundred_readers_at_once_are_served_in_the_memory_of_the_slots() -> None:
     """A-PEER-2: each asks for a chunk in the same moment; who finds no slot comes back."""
     hello = Hello(RunId(bytes(32)), 1, 1, "seed", "test")
     provider = Provider(hello, Deadlines(), Traffic(), UploadDesk(bytes_per_second=64 << 20))
@@ -110,18 +105,15 @@ def test_two_hundred_readers_at_once_are_served_in_the_memory_of_the_slots() -> 
         requester.close()
         server.close()
 
-    async def main() -> None:
-        tracemalloc.start()
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for number in range(READER_COUNT):
-                    tasks.create_task(read(number))
-            _, held_size_bytes = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        await provider.close()
-        print("MiB held", held_size_bytes >> 20, "of", READER_COUNT * limits.CHUNK_SIZE_BYTES >> 20)
-        # Each slot holds a chunk and its frame, and both ends are this process.
-        assert held_size_bytes < 4 * UPLOAD_SLOTS_MAX * limits.CHUNK_SIZE_BYTES
-
-    asyncio.run(asyncio.wait_for(main(), 110))
+    tracemalloc.start()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(READER_COUNT):
+                tasks.create_task(read(number))
+        _, held_size_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    await provider.close()
+    print("MiB held", held_size_bytes >> 20, "of", READER_COUNT * limits.CHUNK_SIZE_BYTES >> 20)
+    # Each slot holds a chunk and its frame, and both ends are this process.
+    assert held_size_bytes < 4 * UPLOAD_SLOTS_MAX * limits.CHUNK_SIZE_BYTES

@@ -29,10 +29,6 @@ def short_path() -> Iterator[Path]:
         yield Path(directory)
 
 
-def run(coroutine: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(coroutine, 40))
-
-
 async def ping_until_it_fails(running: p2pd.P2pd) -> None:
     """Ping until one goes unanswered: the kernel may take a while to stop every thread."""
     for _ in range(100):
@@ -93,15 +89,15 @@ def test_removing_sockets_twice_is_fine(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_key_file_that_is_gone_is_never_replaced_by_another_key(tmp_path: Path) -> None:
+async def test_a_key_file_that_is_gone_is_never_replaced_by_another_key(tmp_path: Path) -> None:
     settings = make_settings(tmp_path)
     settings.identity_path.unlink()
     with pytest.raises(ConfigError, match=r"key is gone: restore it"):
-        run(p2pd.start(settings))
+        await p2pd.start(settings)
     assert not settings.identity_path.exists()
 
 
-def test_a_slow_start_is_told_and_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_start_is_told_and_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A-PROC-5."""
     monkeypatch.setattr(p2pd, "_PROGRESS_SECONDS", 0.2)
     hivemind_repairs.load_now()
@@ -110,70 +106,58 @@ def test_a_slow_start_is_told_and_limited(tmp_path: Path, monkeypatch: pytest.Mo
     binary.chmod(0o700)
     told: list[str] = []
 
-    async def main() -> None:
-        with pytest.raises(UnavailableError, match=r"within 1 s.*--start-timeout"):
-            await p2pd.start(make_settings(tmp_path, binary=binary, start_timeout_seconds=1.0), told.append)
-
     started = time.monotonic()
-    run(main())
+    with pytest.raises(UnavailableError, match=r"within 1 s.*--start-timeout"):
+        await p2pd.start(make_settings(tmp_path, binary=binary, start_timeout_seconds=1.0), told.append)
     assert time.monotonic() - started < 5
     assert told
     assert told[0].startswith("waiting for p2pd to start")
 
 
-def test_a_p2pd_that_ends_at_once_is_named_with_its_last_words(tmp_path: Path) -> None:
+async def test_a_p2pd_that_ends_at_once_is_named_with_its_last_words(tmp_path: Path) -> None:
     hivemind_repairs.load_now()
     binary = tmp_path / "p2pd"
     binary.write_text("#!/bin/sh\necho no such flag\nexit 2\n")
     binary.chmod(0o700)
 
-    async def main() -> None:
-        with pytest.raises(P2pdError, match="no such flag"):
-            await p2pd.start(make_settings(tmp_path, binary=binary))
-
-    run(main())
+    with pytest.raises(P2pdError, match="no such flag"):
+        await p2pd.start(make_settings(tmp_path, binary=binary))
 
 
-def test_calls_to_a_dead_p2pd_fail_at_once_and_to_a_stopped_one_in_time(tmp_path: Path) -> None:
-    async def main() -> None:
-        running = await p2pd.start(make_settings(tmp_path))
-        try:
+async def test_calls_to_a_dead_p2pd_fail_at_once_and_to_a_stopped_one_in_time(tmp_path: Path) -> None:
+    running = await p2pd.start(make_settings(tmp_path))
+    try:
+        await running.ping(5)
+        assert await running.list_peers(5) == []
+        os.kill(running.process_id, signal.SIGSTOP)
+        with pytest.raises(UnavailableError, match=r"timed out after 0\.3 s"):
+            await ping_until_it_fails(running)
+        os.kill(running.process_id, signal.SIGKILL)
+        assert await running.wait_exit() == -signal.SIGKILL
+        with pytest.raises(UnavailableError):
             await running.ping(5)
-            assert await running.list_peers(5) == []
-            os.kill(running.process_id, signal.SIGSTOP)
-            with pytest.raises(UnavailableError, match=r"timed out after 0\.3 s"):
-                await ping_until_it_fails(running)
-            os.kill(running.process_id, signal.SIGKILL)
-            assert await running.wait_exit() == -signal.SIGKILL
-            with pytest.raises(UnavailableError):
-                await running.ping(5)
-            with pytest.raises(UnavailableError):
-                await running.open_stream(PeerId(bytes(32)), "/x", 5)
-        finally:
-            await running.close()
-
-    run(main())
+        with pytest.raises(UnavailableError):
+            await running.open_stream(PeerId(bytes(32)), "/x", 5)
+    finally:
+        await running.close()
 
 
-def test_a_connection_to_the_stream_socket_without_a_sender_is_dropped(tmp_path: Path) -> None:
-    async def main() -> None:
-        running = await p2pd.start(make_settings(tmp_path))
-        served: list[bytes] = []
+async def test_a_connection_to_the_stream_socket_without_a_sender_is_dropped(tmp_path: Path) -> None:
+    running = await p2pd.start(make_settings(tmp_path))
+    served: list[bytes] = []
 
-        async def handler(peer: bytes, _reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
-            served.append(peer)
+    async def handler(peer: bytes, _reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        served.append(peer)
 
-        try:
-            await running.serve("/test/1", handler)
-            (path,) = (tmp_path / "sockets").glob("p2pclient-*.sock")
-            for junk in (b"", b"\xff" * 12, b"\xff\xff\xff\x7f", b"\x02\xff\xff"):
-                reader, writer = await asyncio.open_unix_connection(path)
-                writer.write(junk)
-                writer.write_eof()
-                assert await asyncio.wait_for(reader.read(), 5) == b""
-                writer.close()
-            assert served == []
-        finally:
-            await running.close()
-
-    run(main())
+    try:
+        await running.serve("/test/1", handler)
+        (path,) = (tmp_path / "sockets").glob("p2pclient-*.sock")
+        for junk in (b"", b"\xff" * 12, b"\xff\xff\xff\x7f", b"\x02\xff\xff"):
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(junk)
+            writer.write_eof()
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+            writer.close()
+        assert served == []
+    finally:
+        await running.close()

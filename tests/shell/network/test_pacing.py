@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -18,10 +17,6 @@ PEERS = [PeerId(bytes([number]) * 32) for number in range(1, 60)]
 T = TypeVar("T")
 
 
-def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(asyncio.wait_for(coroutine, 20))
-
-
 async def hold(desk: UploadDesk, peer_id: PeerId, release: asyncio.Event, log: list[PeerId]) -> None:
     async with desk.enter(peer_id, "patch") as upload:
         log.append(peer_id)
@@ -29,105 +24,90 @@ async def hold(desk: UploadDesk, peer_id: PeerId, release: asyncio.Event, log: l
         upload.note_sent(1 << 20)
 
 
-def test_transfers_wait_for_a_slot_and_get_it_in_turn() -> None:
-    async def main() -> None:
-        desk, release, log = UploadDesk(), asyncio.Event(), list[PeerId]()
-        async with asyncio.TaskGroup() as tasks:
-            for peer_id in PEERS[: SLOTS_START + 2]:
-                tasks.create_task(hold(desk, peer_id, release, log))
-            await asyncio.sleep(0)
-            assert log == PEERS[:SLOTS_START]
-            release.set()
-        assert log == PEERS[: SLOTS_START + 2]
-
-    run(main())
+async def test_transfers_wait_for_a_slot_and_get_it_in_turn() -> None:
+    desk, release, log = UploadDesk(), asyncio.Event(), list[PeerId]()
+    async with asyncio.TaskGroup() as tasks:
+        for peer_id in PEERS[: SLOTS_START + 2]:
+            tasks.create_task(hold(desk, peer_id, release, log))
+        await asyncio.sleep(0)
+        assert log == PEERS[:SLOTS_START]
+        release.set()
+    assert log == PEERS[: SLOTS_START + 2]
 
 
-def test_a_transfer_that_holds_its_slot_for_long_gives_it_up_to_one_that_waits() -> None:
+async def test_a_transfer_that_holds_its_slot_for_long_gives_it_up_to_one_that_waits() -> None:
     """A-PEER-2: slow readers keep nobody out."""
     now = 0.0
 
-    async def main() -> None:
-        desk, release, log = UploadDesk(clock=lambda: now), asyncio.Event(), list[PeerId]()
-        async with asyncio.TaskGroup() as tasks:
-            for peer_id in PEERS[: SLOTS_START - 1]:
-                tasks.create_task(hold(desk, peer_id, release, log))
+    desk, release, log = UploadDesk(clock=lambda: now), asyncio.Event(), list[PeerId]()
+    async with asyncio.TaskGroup() as tasks:
+        for peer_id in PEERS[: SLOTS_START - 1]:
+            tasks.create_task(hold(desk, peer_id, release, log))
 
-            async def hold_on() -> None:
-                nonlocal now
-                async with desk.enter(PEERS[40], "anchor") as upload:
-                    now = 2 * LEASE_SECONDS
-                    await upload.pace(1 << 20)  # nobody waits
-                    tasks.create_task(hold(desk, PEERS[50], release, log))
-                    await asyncio.sleep(0)
-                    await upload.pace(1 << 20)
+        async def hold_on() -> None:
+            nonlocal now
+            async with desk.enter(PEERS[40], "anchor") as upload:
+                now = 2 * LEASE_SECONDS
+                await upload.pace(1 << 20)  # nobody waits
+                tasks.create_task(hold(desk, PEERS[50], release, log))
+                await asyncio.sleep(0)
+                await upload.pace(1 << 20)
 
-            with pytest.raises(NoSlotError):
-                await hold_on()
-            await asyncio.sleep(0)
-            assert log[-1] == PEERS[50]
-            assert desk.turned_away == {"anchor": 1}
-            release.set()
-
-    run(main())
+        with pytest.raises(NoSlotError):
+            await hold_on()
+        await asyncio.sleep(0)
+        assert log[-1] == PEERS[50]
+        assert desk.turned_away == {"anchor": 1}
+        release.set()
 
 
-def test_who_finds_no_slot_in_time_is_sent_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_finds_no_slot_in_time_is_sent_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, "WAIT_SECONDS_MAX", 0.05)
 
-    async def main() -> None:
-        desk, release, log = UploadDesk(), asyncio.Event(), list[PeerId]()
-        async with asyncio.TaskGroup() as tasks:
-            for peer_id in PEERS[:SLOTS_START]:
-                tasks.create_task(hold(desk, peer_id, release, log))
-            await asyncio.sleep(0)
-            with pytest.raises(NoSlotError):
-                await hold(desk, PEERS[50], release, log)
-            release.set()
-        assert desk.turned_away == {"patch": 1}
-        await hold(desk, PEERS[50], release, log)
-
-    run(main())
-
-
-def test_a_reader_that_hangs_up_leaves_the_queue() -> None:
-    async def main() -> None:
-        desk, release, log = UploadDesk(), asyncio.Event(), list[PeerId]()
-        async with asyncio.TaskGroup() as tasks:
-            for peer_id in PEERS[:SLOTS_START]:
-                tasks.create_task(hold(desk, peer_id, release, log))
-            await asyncio.sleep(0)
-            waiting = [tasks.create_task(hold(desk, PEERS[50], release, log)) for _ in range(WAITING_PER_PEER_MAX)]
-            await asyncio.sleep(0)
-            with pytest.raises(NoSlotError):
-                await hold(desk, PEERS[50], release, log)
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
-            release.set()
-        assert PEERS[50] not in log
-        await hold(desk, PEERS[50], release, log)
-
-    run(main())
-
-
-def test_a_slot_given_to_a_reader_that_hangs_up_at_that_moment_is_free_again() -> None:
-    async def main() -> None:
-        desk, release, log = UploadDesk(), asyncio.Event(), list[PeerId]()
-        release.set()
-        first = asyncio.create_task(hold(desk, PEERS[0], release, log))
+    desk, release, log = UploadDesk(), asyncio.Event(), list[PeerId]()
+    async with asyncio.TaskGroup() as tasks:
+        for peer_id in PEERS[:SLOTS_START]:
+            tasks.create_task(hold(desk, peer_id, release, log))
         await asyncio.sleep(0)
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        for _ in range(3):
-            await asyncio.gather(*(hold(desk, peer_id, release, log) for peer_id in PEERS[: SLOTS_START + 3]))
-        assert desk._uploads.serving_count == 0
-        assert desk._uploads.waiting_count == 0
-
-    run(main())
+        with pytest.raises(NoSlotError):
+            await hold(desk, PEERS[50], release, log)
+        release.set()
+    assert desk.turned_away == {"patch": 1}
+    await hold(desk, PEERS[50], release, log)
 
 
-def test_a_cap_is_kept_by_all_transfers_together(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_that_hangs_up_leaves_the_queue() -> None:
+    desk, release, log = UploadDesk(), asyncio.Event(), list[PeerId]()
+    async with asyncio.TaskGroup() as tasks:
+        for peer_id in PEERS[:SLOTS_START]:
+            tasks.create_task(hold(desk, peer_id, release, log))
+        await asyncio.sleep(0)
+        waiting = [tasks.create_task(hold(desk, PEERS[50], release, log)) for _ in range(WAITING_PER_PEER_MAX)]
+        await asyncio.sleep(0)
+        with pytest.raises(NoSlotError):
+            await hold(desk, PEERS[50], release, log)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        release.set()
+    assert PEERS[50] not in log
+    await hold(desk, PEERS[50], release, log)
+
+
+async def test_a_slot_given_to_a_reader_that_hangs_up_at_that_moment_is_free_again() -> None:
+    desk, release, log = UploadDesk(), asyncio.Event(), list[PeerId]()
+    release.set()
+    first = asyncio.create_task(hold(desk, PEERS[0], release, log))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    for _ in range(3):
+        await asyncio.gather(*(hold(desk, peer_id, release, log) for peer_id in PEERS[: SLOTS_START + 3]))
+    assert desk._uploads.serving_count == 0
+    assert desk._uploads.waiting_count == 0
+
+
+async def test_a_cap_is_kept_by_all_transfers_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A-PEER-2, on a fake clock: sleeping is what moves it."""
     now = 0.0
 
@@ -137,33 +117,27 @@ def test_a_cap_is_kept_by_all_transfers_together(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
 
-    async def main() -> None:
-        gate = Gate(1_000_000, lambda: now)
+    gate = Gate(1_000_000, lambda: now)
 
-        async def send() -> None:
-            for _ in range(10):
-                await gate.take(1 << 20)
+    async def send() -> None:
+        for _ in range(10):
+            await gate.take(1 << 20)
 
-        await asyncio.gather(*(send() for _ in range(4)))
-        assert 40 * (1 << 20) / now == pytest.approx(1_000_000, rel=0.05)
-        before = now
-        await gate.wait()
-        assert now > before
-        gate.note(5_000_000)
-        await gate.wait()
-        assert now >= before + 5.0
-
-    run(main())
+    await asyncio.gather(*(send() for _ in range(4)))
+    assert 40 * (1 << 20) / now == pytest.approx(1_000_000, rel=0.05)
+    before = now
+    await gate.wait()
+    assert now > before
+    gate.note(5_000_000)
+    await gate.wait()
+    assert now >= before + 5.0
 
 
-def test_without_a_cap_nothing_waits() -> None:
-    async def main() -> None:
-        gate = Gate(0)
-        await gate.take(1 << 40)
-        await gate.wait()
-
-    run(main())
+async def test_without_a_cap_nothing_waits() -> None:
+    gate = Gate(0)
+    await gate.take(1 << 40)
+    await gate.wait()
 
 
-def test_nobody_looked_is_other() -> None:
-    assert run(find_no_kind(GetChunks((Digest(bytes(32)),)))) == "other"
+async def test_nobody_looked_is_other() -> None:
+    assert await find_no_kind(GetChunks((Digest(bytes(32)),))) == "other"

@@ -56,15 +56,11 @@ async def connected(
         server.close()
 
 
-def run(coroutine: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(coroutine, 20))
-
-
 def replies_to(digests: tuple[Digest, ...]) -> list[Message]:
     return [ChunkReply(digest, CHUNKS[DIGESTS.index(digest)]) for digest in digests]
 
 
-def test_chunks_are_asked_for_over_every_free_stream_and_returned_in_order() -> None:
+async def test_chunks_are_asked_for_over_every_free_stream_and_returned_in_order() -> None:
     asked: list[tuple[Digest, ...]] = []
     all_asked = asyncio.Event()
 
@@ -75,19 +71,16 @@ def test_chunks_are_asked_for_over_every_free_stream_and_returned_in_order() -> 
         await all_asked.wait()
         return replies_to(message.digests)
 
-    async def main() -> None:
-        async with connected(answer) as (requester, traffic):
-            told: list[Message] = []
-            replies = await requester.request(PEER, GetChunks(DIGESTS), 10, told.append)
-            assert replies == replies_to(DIGESTS)
-            assert sorted(map(repr, told)) == sorted(map(repr, replies))
-            assert sorted(digest for part in asked for digest in part) == sorted(DIGESTS)
-            assert traffic.streams_opened["outbound"] == BULK_STREAMS
-
-    run(main())
+    async with connected(answer) as (requester, traffic):
+        told: list[Message] = []
+        replies = await requester.request(PEER, GetChunks(DIGESTS), 10, told.append)
+        assert replies == replies_to(DIGESTS)
+        assert sorted(map(repr, told)) == sorted(map(repr, replies))
+        assert sorted(digest for part in asked for digest in part) == sorted(DIGESTS)
+        assert traffic.streams_opened["outbound"] == BULK_STREAMS
 
 
-def test_what_one_stream_brings_counts_although_another_fails() -> None:
+async def test_what_one_stream_brings_counts_although_another_fails() -> None:
     lost = DIGESTS[-1]
 
     async def answer(_peer: PeerId, message: GetChunks) -> list[Message]:
@@ -95,20 +88,17 @@ def test_what_one_stream_brings_counts_although_another_fails() -> None:
             raise UnavailableError("gone")
         return replies_to(message.digests)
 
-    async def main() -> None:
-        async with connected(answer) as (requester, _):
-            told: list[Message] = []
-            with pytest.raises(PeerRefusedError, match="gone"):
-                await requester.request(PEER, GetChunks(DIGESTS), 10, told.append)
-            brought = {reply.digest for reply in told if isinstance(reply, ChunkReply)}
-            assert brought == {
-                digest for part in split_chunks(GetChunks(DIGESTS), BULK_STREAMS)[:-1] for digest in part.digests
-            }
-
-    run(main())
+    async with connected(answer) as (requester, _):
+        told: list[Message] = []
+        with pytest.raises(PeerRefusedError, match="gone"):
+            await requester.request(PEER, GetChunks(DIGESTS), 10, told.append)
+        brought = {reply.digest for reply in told if isinstance(reply, ChunkReply)}
+        assert brought == {
+            digest for part in split_chunks(GetChunks(DIGESTS), BULK_STREAMS)[:-1] for digest in part.digests
+        }
 
 
-def test_a_request_is_not_split_where_one_stream_is_left() -> None:
+async def test_a_request_is_not_split_where_one_stream_is_left() -> None:
     counts: list[int] = []
     changed = asyncio.Condition()
     release = asyncio.Event()
@@ -124,19 +114,16 @@ def test_a_request_is_not_split_where_one_stream_is_left() -> None:
         async with changed:
             await changed.wait_for(lambda: len(counts) == count)
 
-    async def main() -> None:
-        async with connected(answer) as (requester, _):
-            one = GetChunks(DIGESTS[:1])
-            held = [asyncio.create_task(requester.request(PEER, one, 10)) for _ in range(BULK_STREAMS - 1)]
-            await wait_asked(BULK_STREAMS - 1)
-            last = asyncio.create_task(requester.request(PEER, GetChunks(DIGESTS), 10))
-            await wait_asked(BULK_STREAMS)
-            assert counts[-1] == len(DIGESTS)
-            release.set()
-            assert await last == replies_to(DIGESTS)
-            await asyncio.gather(*held)
-
-    run(main())
+    async with connected(answer) as (requester, _):
+        one = GetChunks(DIGESTS[:1])
+        held = [asyncio.create_task(requester.request(PEER, one, 10)) for _ in range(BULK_STREAMS - 1)]
+        await wait_asked(BULK_STREAMS - 1)
+        last = asyncio.create_task(requester.request(PEER, GetChunks(DIGESTS), 10))
+        await wait_asked(BULK_STREAMS)
+        assert counts[-1] == len(DIGESTS)
+        release.set()
+        assert await last == replies_to(DIGESTS)
+        await asyncio.gather(*held)
 
 
 @pytest.mark.parametrize("part_count", [0, 1, 2, 3, 4, 9])
@@ -148,33 +135,30 @@ def test_a_split_keeps_every_chunk_and_their_order(part_count: int) -> None:
     assert split_chunks(GetChunks(()), part_count) == [GetChunks(())]
 
 
-def test_a_request_that_is_called_back_frees_the_providers_slots() -> None:
+async def test_a_request_that_is_called_back_frees_the_providers_slots() -> None:
     """Its reader takes a chunk now and then, so that the provider cannot get rid of the rest."""
 
     async def answer(_peer: PeerId, message: GetChunks) -> list[Message]:
         return [ChunkReply(digest, bytes(limits.CHUNK_SIZE_BYTES)) for digest in message.digests]
 
-    async def main() -> None:
-        desk, first = UploadDesk(), asyncio.Event()
-        async with connected(answer, desk=desk, gate=Gate(1_000)) as (requester, _):
-            download = asyncio.create_task(
-                requester.request(PEER, GetChunks(DIGESTS + DIGESTS), 100, lambda _: first.set())
-            )
-            await first.wait()
-            assert desk.serving_count > 0
-            download.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await download
-            for _ in range(1_000):
-                if not desk.serving_count:
-                    break
-                await asyncio.sleep(0.01)
-            assert desk.serving_count == 0
-
-    run(main())
+    desk, first = UploadDesk(), asyncio.Event()
+    async with connected(answer, desk=desk, gate=Gate(1_000)) as (requester, _):
+        download = asyncio.create_task(
+            requester.request(PEER, GetChunks(DIGESTS + DIGESTS), 100, lambda _: first.set())
+        )
+        await first.wait()
+        assert desk.serving_count > 0
+        download.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await download
+        for _ in range(1_000):
+            if not desk.serving_count:
+                break
+            await asyncio.sleep(0.01)
+        assert desk.serving_count == 0
 
 
-def test_both_ends_learn_what_their_link_carries() -> None:
+async def test_both_ends_learn_what_their_link_carries() -> None:
     chunks = [bytes([number]) * limits.CHUNK_SIZE_BYTES_MAX for number in range(2)]
     digests = tuple(map(compute_digest, chunks))
     served = Traffic()
@@ -182,13 +166,9 @@ def test_both_ends_learn_what_their_link_carries() -> None:
     async def answer(_peer: PeerId, request: GetChunks) -> list[Message]:
         return [ChunkReply(digest, chunks[digests.index(digest)]) for digest in request.digests]
 
-    async def scenario() -> Traffic:
-        async with connected(answer, served=served) as (requester, traffic):
-            assert traffic.meters["received"].mbps is None
-            await requester.request(PEER, GetChunks(digests), 10.0)
-            return traffic
-
-    traffic = run(scenario())
+    async with connected(answer, served=served) as (requester, traffic):
+        assert traffic.meters["received"].mbps is None
+        await requester.request(PEER, GetChunks(digests), 10.0)
     received, sent = traffic.meters["received"].mbps, served.meters["sent"].mbps
     assert received is not None
     assert sent is not None

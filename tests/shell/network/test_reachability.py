@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from networks import bootstrap_address, make_network, run, wait_alone
+from networks import bootstrap_address, make_network, wait_alone
 
 from pulsenet.ids import RunId
 from pulsenetd.network.dial_back import AGAIN_SECONDS, DialBackReply
@@ -62,81 +62,74 @@ def hurry(network: Network) -> None:
     network._dial_back._clock = lambda at=[0.0]: at.__setitem__(0, at[0] + AGAIN_SECONDS) or at[0]  # type: ignore[misc, assignment]
 
 
-def test_a_node_peers_can_dial_is_told_so_and_asked_again_later(tmp_path: Path) -> None:
-    async def main() -> None:
-        first, second = make_network(tmp_path, "first"), make_network(tmp_path, "second")
-        clock = Clock()
-        await first.open([])
-        try:
-            reachability = watch(second, clock)
-            await second.open([await bootstrap_address(tmp_path, "first", first)])
-            await reachability.look()
-            assert reachability.is_reachable is True
-            assert reachability.describe().startswith("peers can dial this node at 127.0.0.1 port ")
-            assert "--announce" not in reachability.describe()
-            await first.close()
-            await wait_alone(second)
-            clock.now = KNOWN_SECONDS - 1
-            await reachability.look()
-            clock.now = KNOWN_SECONDS
-            await reachability.look()
-            assert reachability.is_reachable is True  # nobody could tell: what was known stays
-            assert reachability.status()["reachable"] is True
-        finally:
-            await second.close()
-            await first.close()
-
-    run(main())
+async def test_a_node_peers_can_dial_is_told_so_and_asked_again_later(tmp_path: Path) -> None:
+    first, second = make_network(tmp_path, "first"), make_network(tmp_path, "second")
+    clock = Clock()
+    await first.open([])
+    try:
+        reachability = watch(second, clock)
+        await second.open([await bootstrap_address(tmp_path, "first", first)])
+        await reachability.look()
+        assert reachability.is_reachable is True
+        assert reachability.describe().startswith("peers can dial this node at 127.0.0.1 port ")
+        assert "--announce" not in reachability.describe()
+        await first.close()
+        await wait_alone(second)
+        clock.now = KNOWN_SECONDS - 1
+        await reachability.look()
+        clock.now = KNOWN_SECONDS
+        await reachability.look()
+        assert reachability.is_reachable is True  # nobody could tell: what was known stays
+        assert reachability.status()["reachable"] is True
+    finally:
+        await second.close()
+        await first.close()
 
 
-def test_a_node_nobody_can_dial_becomes_a_client_is_told_the_flags_and_comes_back(
+async def test_a_node_nobody_can_dial_becomes_a_client_is_told_the_flags_and_comes_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Outbound only: it stores nothing for others, and still finds and announces."""
+    caplog.set_level("WARNING")
+    reserved = socket.socket()
+    reserved.bind(("127.0.0.1", 0))  # refuses as long as nobody listens on it
+    closed = reserved.getsockname()[1]
+    first = make_network(tmp_path, "first")
+    second = make_network(tmp_path, "second", announce_addresses=(f"/ip4/127.0.0.1/tcp/{closed}",))
+    clock = Clock()
+    await first.open([])
+    hurry(first)
+    try:
+        reachability = watch(second, clock, f"/ip4/127.0.0.1/tcp/{closed}")
+        await second.open([await bootstrap_address(tmp_path, "first", first)])
+        await reachability.look()
+        assert reachability.is_reachable is None  # one no is not believed
+        clock.now = DOUBT_SECONDS
+        await reachability.look()
+        assert reachability.is_reachable is False
+        assert second.directory._node.protocol.client_mode
+        assert await second.mend()  # it still asks others
+        text = reachability.describe()
+        assert f"--listen /ip4/0.0.0.0/tcp/{closed} --announce /ip4/127.0.0.1/tcp/{closed}" in text
+        assert "connection refused" in text
+        await second._restart()
+        assert second.directory._node.protocol.client_mode, "a new p2pd changes nothing about it"
 
-    async def main() -> None:
-        reserved = socket.socket()
-        reserved.bind(("127.0.0.1", 0))  # refuses as long as nobody listens on it
-        closed = reserved.getsockname()[1]
-        first = make_network(tmp_path, "first")
-        second = make_network(tmp_path, "second", announce_addresses=(f"/ip4/127.0.0.1/tcp/{closed}",))
-        clock = Clock()
-        await first.open([])
-        hurry(first)
-        try:
-            reachability = watch(second, clock, f"/ip4/127.0.0.1/tcp/{closed}")
-            await second.open([await bootstrap_address(tmp_path, "first", first)])
+        async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"\x13/multistream/1.0.0\n")
+            await writer.drain()
+            writer.close()
+
+        forwarded = await asyncio.start_server(greet, sock=reserved)
+        async with forwarded:
+            clock.now += KNOWN_SECONDS
             await reachability.look()
-            assert reachability.is_reachable is None  # one no is not believed
-            clock.now = DOUBT_SECONDS
-            await reachability.look()
-            assert reachability.is_reachable is False
-            assert second.directory._node.protocol.client_mode
-            assert await second.mend()  # it still asks others
-            text = reachability.describe()
-            assert f"--listen /ip4/0.0.0.0/tcp/{closed} --announce /ip4/127.0.0.1/tcp/{closed}" in text
-            assert "connection refused" in text
-            await second._restart()
-            assert second.directory._node.protocol.client_mode, "a new p2pd changes nothing about it"
-
-            async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                writer.write(b"\x13/multistream/1.0.0\n")
-                await writer.drain()
-                writer.close()
-
-            forwarded = await asyncio.start_server(greet, sock=reserved)
-            async with forwarded:
-                clock.now += KNOWN_SECONDS
-                await reachability.look()
-            assert reachability.is_reachable is True
-            assert not second.directory._node.protocol.client_mode
-            assert await first.mend()  # it answers in the directory again
-        finally:
-            await second.close()
-            await first.close()
-
-    with caplog.at_level("WARNING"):
-        run(main())
+        assert reachability.is_reachable is True
+        assert not second.directory._node.protocol.client_mode
+        assert await first.mend()  # it answers in the directory again
+    finally:
+        await second.close()
+        await first.close()
     assert len([line for line in caplog.messages if line.startswith("peers cannot dial this node")]) == 1
 
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -75,114 +74,91 @@ async def connected(clock: Clock, provider_hello: Hello = HELLO) -> AsyncIterato
         server.close()
 
 
-def run(coroutine: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(coroutine, 20))
+async def test_streams_unused_for_a_minute_are_closed_and_used_ones_kept() -> None:
+    clock = Clock()
+    async with connected(clock) as (requester, _, traffic):
+        await requester.request(PEER, GetHead(), 5)
+        clock.now = 59.0
+        requester.close_unused()
+        await requester.request(PEER, GetHead(), 5)
+        assert traffic.streams_opened["outbound"] == 1
+        clock.now = 120.0
+        requester.close_unused()
+        assert requester._pools == {}
+        await requester.request(PEER, GetHead(), 5)
+        assert traffic.streams_opened["outbound"] == 2
 
 
-def test_streams_unused_for_a_minute_are_closed_and_used_ones_kept() -> None:
-    async def main() -> None:
-        clock = Clock()
-        async with connected(clock) as (requester, _, traffic):
-            await requester.request(PEER, GetHead(), 5)
-            clock.now = 59.0
-            requester.close_unused()
-            await requester.request(PEER, GetHead(), 5)
-            assert traffic.streams_opened["outbound"] == 1
-            clock.now = 120.0
-            requester.close_unused()
-            assert requester._pools == {}
-            await requester.request(PEER, GetHead(), 5)
-            assert traffic.streams_opened["outbound"] == 2
-
-    run(main())
+async def test_round_trips_are_smoothed_and_forgotten_with_the_peer() -> None:
+    clock = Clock()
+    async with connected(clock) as (requester, _, _):
+        assert requester.get_round_trip(PEER) is None
+        await requester.request(PEER, GetHead(), 5)
+        assert requester.get_round_trip(PEER) == 0.0
+        requester._learn_round_trip(PEER, 0.4)
+        assert requester.get_round_trip(PEER) == pytest.approx(0.1)
+        requester.forget_others([PEER])
+        assert requester.get_round_trip(PEER) is not None
+        requester.forget_others([])
+        assert requester.get_round_trip(PEER) is None
 
 
-def test_round_trips_are_smoothed_and_forgotten_with_the_peer() -> None:
-    async def main() -> None:
-        clock = Clock()
-        async with connected(clock) as (requester, _, _):
-            assert requester.get_round_trip(PEER) is None
-            await requester.request(PEER, GetHead(), 5)
-            assert requester.get_round_trip(PEER) == 0.0
-            requester._learn_round_trip(PEER, 0.4)
-            assert requester.get_round_trip(PEER) == pytest.approx(0.1)
-            requester.forget_others([PEER])
-            assert requester.get_round_trip(PEER) is not None
-            requester.forget_others([])
-            assert requester.get_round_trip(PEER) is None
-
-    run(main())
-
-
-def test_a_pool_of_a_peer_that_was_never_reached_leaves_nothing_behind() -> None:
+async def test_a_pool_of_a_peer_that_was_never_reached_leaves_nothing_behind() -> None:
     async def fail(_peer: PeerId, _timeout_seconds: float) -> RawStream:
         raise UnavailableError("no\nroute")
 
-    async def main() -> None:
-        requester = Requester(HELLO, fail, Deadlines(), Traffic())
-        with pytest.raises(PeerUnavailableError, match="unreachable: no route"):
-            await requester.request(PEER, GetHead(), 5)
-        assert requester._pools == {}
-
-    run(main())
+    requester = Requester(HELLO, fail, Deadlines(), Traffic())
+    with pytest.raises(PeerUnavailableError, match="unreachable: no route"):
+        await requester.request(PEER, GetHead(), 5)
+    assert requester._pools == {}
 
 
-def test_a_closed_requester_keeps_no_streams() -> None:
-    async def main() -> None:
-        async with connected(Clock()) as (requester, _, _):
-            await requester.request(PEER, GetHead(), 5)
-            requester.close()
-            await requester.request(PEER, GetHead(), 5)
-            assert all(not pool.idle for pool in requester._pools.values())
-
-    run(main())
+async def test_a_closed_requester_keeps_no_streams() -> None:
+    async with connected(Clock()) as (requester, _, _):
+        await requester.request(PEER, GetHead(), 5)
+        requester.close()
+        await requester.request(PEER, GetHead(), 5)
+        assert all(not pool.idle for pool in requester._pools.values())
 
 
-def test_a_message_of_a_feature_goes_only_to_those_whose_hello_names_it() -> None:
-    async def main() -> None:
-        async with connected(Clock(), HELLO) as (requester, _, traffic):
-            for _ in range(2):
-                with pytest.raises(PeerRefusedError, match="unexpected"):
-                    await requester.request(PEER, GetHoldings(BLOB), 5)
-                with pytest.raises(PeerRefusedError, match="unexpected"):
-                    await requester.request(PEER, PushProbe(b"probe"), 5)
-            # An older node never saw it, so its stream still serves.
-            assert await requester.request(PEER, GetHead(), 5) == [HeadReply(None)]
-            assert traffic.streams_opened["outbound"] == 1
-        async with connected(Clock(), dataclasses.replace(HELLO, features=FEATURES)) as (requester, _, _):
-            assert await requester.request(PEER, GetHoldings(BLOB), 5) == [HoldingsReply(BLOB, b"", b"")]
-            assert await requester.request(PEER, PushProbe(b"probe"), 5) == [PushReply(True, "")]
-
-    run(main())
+async def test_a_message_of_a_feature_goes_only_to_those_whose_hello_names_it() -> None:
+    async with connected(Clock(), HELLO) as (requester, _, traffic):
+        for _ in range(2):
+            with pytest.raises(PeerRefusedError, match="unexpected"):
+                await requester.request(PEER, GetHoldings(BLOB), 5)
+            with pytest.raises(PeerRefusedError, match="unexpected"):
+                await requester.request(PEER, PushProbe(b"probe"), 5)
+        # An older node never saw it, so its stream still serves.
+        assert await requester.request(PEER, GetHead(), 5) == [HeadReply(None)]
+        assert traffic.streams_opened["outbound"] == 1
+    async with connected(Clock(), dataclasses.replace(HELLO, features=FEATURES)) as (requester, _, _):
+        assert await requester.request(PEER, GetHoldings(BLOB), 5) == [HoldingsReply(BLOB, b"", b"")]
+        assert await requester.request(PEER, PushProbe(b"probe"), 5) == [PushReply(True, "")]
 
 
-def test_chunks_are_taken_no_faster_than_the_cap_and_counted_by_kind() -> None:
+async def test_chunks_are_taken_no_faster_than_the_cap_and_counted_by_kind() -> None:
     """Between two chunks the requester reads nothing, so the sender has to wait as well."""
+    waits: list[float] = []
 
-    async def main() -> None:
-        waits: list[float] = []
+    class Watched(Gate):
+        async def wait(self) -> None:
+            waits.append(self._cap.wait_seconds(0.0))
 
-        class Watched(Gate):
-            async def wait(self) -> None:
-                waits.append(self._cap.wait_seconds(0.0))
+    async def find_kind(_request: GetChunks) -> str:
+        return "anchor"
 
-        async def find_kind(_request: GetChunks) -> str:
-            return "anchor"
+    async with connected(Clock()) as (requester, provider, traffic):
+        requester._gate = Watched(1_000, lambda: 0.0)
+        requester.find_kind = find_kind
+        digests = (BLOB, Digest(bytes([1]) * 32), Digest(bytes([2]) * 32))
 
-        async with connected(Clock()) as (requester, provider, traffic):
-            requester._gate = Watched(1_000, lambda: 0.0)
-            requester.find_kind = find_kind
-            digests = (BLOB, Digest(bytes([1]) * 32), Digest(bytes([2]) * 32))
+        async def answer(_peer: PeerId, message: Message) -> list[Message]:
+            assert isinstance(message, GetChunks)
+            return [ChunkReply(digest, bytes(500)) for digest in message.digests]
 
-            async def answer(_peer: PeerId, message: Message) -> list[Message]:
-                assert isinstance(message, GetChunks)
-                return [ChunkReply(digest, bytes(500)) for digest in message.digests]
-
-            provider.handler = answer
-            for digest in digests:  # in one request they would come over several streams
-                assert len(await requester.request(PEER, GetChunks((digest,)), 5)) == 1
-            assert waits == pytest.approx([0.0, 0.5 - LATE_SECONDS, 1.0 - LATE_SECONDS])
-            assert traffic.blob_bytes == {("received", "anchor"): 1_500}
-            assert traffic.peer_bytes == {PEER: {"received": 1_500}}
-
-    run(main())
+        provider.handler = answer
+        for digest in digests:  # in one request they would come over several streams
+            assert len(await requester.request(PEER, GetChunks((digest,)), 5)) == 1
+        assert waits == pytest.approx([0.0, 0.5 - LATE_SECONDS, 1.0 - LATE_SECONDS])
+        assert traffic.blob_bytes == {("received", "anchor"): 1_500}
+        assert traffic.peer_bytes == {PEER: {"received": 1_500}}

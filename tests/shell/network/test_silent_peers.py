@@ -52,55 +52,42 @@ async def connected(
         server.close()
 
 
-def run(coroutine: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(coroutine, 60))
-
-
 async def never(_peer: PeerId, _message: Message) -> list[Message]:
     await asyncio.Event().wait()
     raise AssertionError
 
 
-def test_the_connection_to_a_peer_that_sends_nothing_is_dropped_once() -> None:
-    async def main() -> None:
-        async with connected(never) as (requester, dropped):
-            requests = [requester.request(PEER, GetHead(), 5) for _ in range(3)]
-            for outcome in await asyncio.gather(*requests, return_exceptions=True):
-                assert isinstance(outcome, PeerUnavailableError)
-                assert outcome.reason == "timeout"
-            assert dropped == [PEER]
-
-    run(main())
+async def test_the_connection_to_a_peer_that_sends_nothing_is_dropped_once() -> None:
+    async with connected(never) as (requester, dropped):
+        requests = [requester.request(PEER, GetHead(), 5) for _ in range(3)]
+        for outcome in await asyncio.gather(*requests, return_exceptions=True):
+            assert isinstance(outcome, PeerUnavailableError)
+            assert outcome.reason == "timeout"
+        assert dropped == [PEER]
 
 
-def test_a_peer_that_sends_on_another_stream_keeps_its_connection() -> None:
+async def test_a_peer_that_sends_on_another_stream_keeps_its_connection() -> None:
     async def answer(peer_id: PeerId, message: Message) -> list[Message]:
         return [HeadReply(None)] if isinstance(message, GetHead) else await never(peer_id, message)
 
-    async def main() -> None:
-        async with connected(answer) as (requester, dropped):
-            stalled = asyncio.create_task(requester.request(PEER, GetRounds(0), 5))
-            while not stalled.done():
-                await requester.request(PEER, GetHead(), 5)
-                await asyncio.sleep(0.01)  # stays below what one peer may ask in a second
-            with pytest.raises(PeerUnavailableError, match="timeout"):
-                await stalled
-            assert dropped == []
-
-    run(main())
+    async with connected(answer) as (requester, dropped):
+        stalled = asyncio.create_task(requester.request(PEER, GetRounds(0), 5))
+        while not stalled.done():
+            await requester.request(PEER, GetHead(), 5)
+            await asyncio.sleep(0.01)  # stays below what one peer may ask in a second
+        with pytest.raises(PeerUnavailableError, match="timeout"):
+            await stalled
+        assert dropped == []
 
 
-def test_a_request_that_was_given_little_time_drops_nothing() -> None:
-    async def main() -> None:
-        async with connected(never) as (requester, dropped):
-            with pytest.raises(PeerUnavailableError, match="timeout"):
-                await requester.request(PEER, GetHead(), 0.05)
-            assert dropped == []
-
-    run(main())
+async def test_a_request_that_was_given_little_time_drops_nothing() -> None:
+    async with connected(never) as (requester, dropped):
+        with pytest.raises(PeerUnavailableError, match="timeout"):
+            await requester.request(PEER, GetHead(), 0.05)
+        assert dropped == []
 
 
-def test_after_a_drop_the_next_request_makes_a_new_connection(make_node: Any) -> None:
+async def test_after_a_drop_the_next_request_makes_a_new_connection(make_node: Any) -> None:
     answers = 0
 
     async def answer(peer_id: PeerId, message: Message) -> list[Message]:
@@ -108,23 +95,20 @@ def test_after_a_drop_the_next_request_makes_a_new_connection(make_node: Any) ->
         answers += 1
         return [HeadReply(None)] if answers > 1 else await never(peer_id, message)
 
-    async def main() -> None:
-        async with make_node("a", deadlines=QUICK) as a, make_node("b") as b:
-            b.transport.serve(answer)
-            await a.meet(b)
-            dropped: list[PeerId] = []
-            disconnect = a.transport.p2pd.disconnect
+    async with make_node("a", deadlines=QUICK) as a, make_node("b") as b:
+        b.transport.serve(answer)
+        await a.meet(b)
+        dropped: list[PeerId] = []
+        disconnect = a.transport.p2pd.disconnect
 
-            async def note(peer_id: PeerId, timeout_seconds: float) -> None:
-                dropped.append(peer_id)
-                await disconnect(peer_id, timeout_seconds)
-                assert await a.transport.connected_peers() == []
+        async def note(peer_id: PeerId, timeout_seconds: float) -> None:
+            dropped.append(peer_id)
+            await disconnect(peer_id, timeout_seconds)
+            assert await a.transport.connected_peers() == []
 
-            a.transport.p2pd.disconnect = note
-            with pytest.raises(PeerUnavailableError, match="timeout"):
-                await a.transport.request(b.peer_id, GetHead(), 5)
-            assert dropped == [b.peer_id]
-            assert [link.peer_id for link in await a.transport.connected_peers()] == [b.peer_id]
-            assert await a.transport.request(b.peer_id, GetHead(), 5) == [HeadReply(None)]
-
-    run(main())
+        a.transport.p2pd.disconnect = note
+        with pytest.raises(PeerUnavailableError, match="timeout"):
+            await a.transport.request(b.peer_id, GetHead(), 5)
+        assert dropped == [b.peer_id]
+        assert [link.peer_id for link in await a.transport.connected_peers()] == [b.peer_id]
+        assert await a.transport.request(b.peer_id, GetHead(), 5) == [HeadReply(None)]

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -50,124 +49,93 @@ async def send_many(stream: FramedStream, message: Message, count: int) -> None:
         await asyncio.sleep(0.01)
 
 
-def run(coroutine: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(coroutine, 20))
+async def test_messages_arrive_however_they_are_split() -> None:
+    async with pair() as (stream, raw, traffic):
+        data = encode_message(HeadReply(b"abc"))
+        for byte in data:
+            raw.write(bytes([byte]))
+            await raw.drain()
+            await asyncio.sleep(0)
+        assert await stream.receive() == HeadReply(b"abc")
+        raw.write(data + data)
+        assert await stream.receive() == HeadReply(b"abc")
+        assert not stream.is_quiet
+        assert await stream.receive() == HeadReply(b"abc")
+        assert stream.is_quiet
+        assert traffic.bytes["received", "head"] == 3 * len(data)
+        raw.close()
+        assert await stream.receive() is None
+        assert not stream.is_quiet
 
 
-def test_messages_arrive_however_they_are_split() -> None:
-    async def main() -> None:
-        async with pair() as (stream, raw, traffic):
-            data = encode_message(HeadReply(b"abc"))
-            for byte in data:
-                raw.write(bytes([byte]))
-                await raw.drain()
-                await asyncio.sleep(0)
-            assert await stream.receive() == HeadReply(b"abc")
-            raw.write(data + data)
-            assert await stream.receive() == HeadReply(b"abc")
-            assert not stream.is_quiet
-            assert await stream.receive() == HeadReply(b"abc")
-            assert stream.is_quiet
-            assert traffic.bytes["received", "head"] == 3 * len(data)
-            raw.close()
-            assert await stream.receive() is None
-            assert not stream.is_quiet
-
-    run(main())
+async def test_silence_ends_at_the_stall_deadline() -> None:
+    async with pair() as (stream, raw, _):
+        with pytest.raises(PeerUnavailableError, match="stopped sending") as caught:
+            await stream.receive()
+        assert caught.value.reason == "timeout"
+        with pytest.raises(PeerUnavailableError, match=r"0\.05 s"):
+            await stream.receive(first_byte_seconds=0.05)
+        raw.write(encode_message(GetHead()))
+        assert await stream.receive() == GetHead()
 
 
-def test_silence_ends_at_the_stall_deadline() -> None:
-    async def main() -> None:
-        async with pair() as (stream, raw, _):
-            with pytest.raises(PeerUnavailableError, match="stopped sending") as caught:
-                await stream.receive()
-            assert caught.value.reason == "timeout"
-            with pytest.raises(PeerUnavailableError, match=r"0\.05 s"):
-                await stream.receive(first_byte_seconds=0.05)
-            raw.write(encode_message(GetHead()))
-            assert await stream.receive() == GetHead()
-
-    run(main())
-
-
-def test_a_byte_now_and_then_does_not_hold_a_place_for_ever() -> None:
+async def test_a_byte_now_and_then_does_not_hold_a_place_for_ever() -> None:
     """A-PEER-1: the whole message has a limit too."""
+    async with pair() as (stream, raw, _):
 
-    async def main() -> None:
-        async with pair() as (stream, raw, _):
+        async def drip() -> None:
+            for byte in encode_message(HeadReply(bytes(100))):
+                raw.write(bytes([byte]))
+                await asyncio.sleep(0.05)
 
-            async def drip() -> None:
-                for byte in encode_message(HeadReply(bytes(100))):
-                    raw.write(bytes([byte]))
-                    await asyncio.sleep(0.05)
-
-            dripping = asyncio.create_task(drip())
-            with pytest.raises(PeerUnavailableError) as caught:
-                await stream.receive(message_seconds=0.5)
-            assert caught.value.reason == "timeout"
-            dripping.cancel()
-
-    run(main())
+        dripping = asyncio.create_task(drip())
+        with pytest.raises(PeerUnavailableError) as caught:
+            await stream.receive(message_seconds=0.5)
+        assert caught.value.reason == "timeout"
+        dripping.cancel()
 
 
-def test_a_peer_that_does_not_read_is_given_up() -> None:
+async def test_a_peer_that_does_not_read_is_given_up() -> None:
     """A-PEER-1 the other way round."""
-
-    async def main() -> None:
-        async with pair() as (stream, _, traffic):
-            chunk = ChunkReply(Digest(bytes(32)), os.urandom(limits.CHUNK_SIZE_BYTES))
-            with pytest.raises(PeerUnavailableError, match="stopped reading"):
-                await send_many(stream, chunk, 64)
-            assert traffic.bytes["sent", "chunk"] < 64 << 20
-
-    run(main())
+    async with pair() as (stream, _, traffic):
+        chunk = ChunkReply(Digest(bytes(32)), os.urandom(limits.CHUNK_SIZE_BYTES))
+        with pytest.raises(PeerUnavailableError, match="stopped reading"):
+            await send_many(stream, chunk, 64)
+        assert traffic.bytes["sent", "chunk"] < 64 << 20
 
 
-def test_a_stream_cut_in_mid_frame_is_closed_and_counted_without_a_strike() -> None:
+async def test_a_stream_cut_in_mid_frame_is_closed_and_counted_without_a_strike() -> None:
     """A-CHK-7."""
-
-    async def main() -> None:
-        async with pair() as (stream, raw, traffic):
-            raw.write(encode_message(HeadReply(b"abc"))[:-1])
-            raw.close()
-            with pytest.raises(PeerUnavailableError) as caught:
-                await stream.receive()
-            assert caught.value.reason == "closed"
-            assert traffic.rejected == {"framing": 1}
-
-    run(main())
+    async with pair() as (stream, raw, traffic):
+        raw.write(encode_message(HeadReply(b"abc"))[:-1])
+        raw.close()
+        with pytest.raises(PeerUnavailableError) as caught:
+            await stream.receive()
+        assert caught.value.reason == "closed"
+        assert traffic.rejected == {"framing": 1}
 
 
-def test_a_huge_length_is_refused_before_it_is_awaited() -> None:
-    async def main() -> None:
-        async with pair() as (stream, raw, traffic):
-            raw.write(b"\xff\xff\xff\x7f")
-            with pytest.raises(RemoteProtocolError, match="framing"):
-                await stream.receive()
-            assert traffic.bytes["received", "other"] == 4
-
-    run(main())
+async def test_a_huge_length_is_refused_before_it_is_awaited() -> None:
+    async with pair() as (stream, raw, traffic):
+        raw.write(b"\xff\xff\xff\x7f")
+        with pytest.raises(RemoteProtocolError, match="framing"):
+            await stream.receive()
+        assert traffic.bytes["received", "other"] == 4
 
 
-def test_a_whole_chunk_passes() -> None:
-    async def main() -> None:
-        async with pair() as (stream, raw, _):
-            data = os.urandom(limits.CHUNK_SIZE_BYTES)
-            raw.write(encode_message(ChunkReply(compute_digest(data), data)))
-            assert await stream.receive() == ChunkReply(compute_digest(data), data)
-
-    run(main())
+async def test_a_whole_chunk_passes() -> None:
+    async with pair() as (stream, raw, _):
+        data = os.urandom(limits.CHUNK_SIZE_BYTES)
+        raw.write(encode_message(ChunkReply(compute_digest(data), data)))
+        assert await stream.receive() == ChunkReply(compute_digest(data), data)
 
 
-def test_sending_on_a_lost_connection_is_closed() -> None:
-    async def main() -> None:
-        async with pair() as (stream, raw, _):
-            raw.transport.abort()
-            with pytest.raises(PeerUnavailableError) as caught:
-                await send_many(stream, HeadReply(bytes(1000)), 20)
-            assert caught.value.reason == "closed"
-
-    run(main())
+async def test_sending_on_a_lost_connection_is_closed() -> None:
+    async with pair() as (stream, raw, _):
+        raw.transport.abort()
+        with pytest.raises(PeerUnavailableError) as caught:
+            await send_many(stream, HeadReply(bytes(1000)), 20)
+        assert caught.value.reason == "closed"
 
 
 def test_a_refusal_names_its_code() -> None:
