@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from drivers import make_driver, running
 
 from pulsenet.chain.records import EpochRecord
 from pulsenet.chain.signing import encode_signed, record_digest
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest, PeerId, Version, compute_digest
-from pulsenet.node.effects import Effect
 from pulsenet.node.mesh import Mesh
 from pulsenet.wire.chunks import ChunkList
 from pulsenet.wire.messages import (
@@ -47,7 +47,6 @@ from pulsenet.wire.messages import (
     Task,
     TasksReply,
 )
-from pulsenetd.driver import Driver, Handler, Post
 from pulsenetd.handlers.store import LEASE_SECONDS
 from pulsenetd.storage.store import Store
 from pulsenetd.view import TELL_PAUSE_RATIO, NodeView, Responder
@@ -56,17 +55,6 @@ HERE = ("/ip4/10.0.0.1/tcp/1",)
 DATA = b"weights" * 100
 DIGEST = compute_digest(DATA)
 LIST = ChunkList(((len(DATA), DIGEST),))
-
-
-async def ignore(effect: Effect, post: Post) -> None:
-    """The machine's orders are not what is looked at here."""
-
-
-class Everything(dict[type[Effect], Handler]):
-    """Handlers of a node without disk and network."""
-
-    def __missing__(self, key: type[Effect]) -> Handler:
-        return ignore
 
 
 class Node:
@@ -93,21 +81,15 @@ class Node:
 
     def ask(self, *requests: Message, peer_id: PeerId | None = None) -> list[Message]:
         """Return the replies to requests of one peer, the stranger unless another is named."""
-        handlers: Mapping[type[Effect], Handler] = Everything()
 
         async def scenario() -> list[Message]:
-            driver = Driver(
-                {"mesh": self.mesh}, handlers, monotonic=lambda: self.now, wall_ms=lambda: int(self.run.now_ms)
-            )
+            driver = make_driver({"mesh": self.mesh}, self.run.now_ms, lambda: self.now)
             responder = Responder(
                 self.view, driver, self.threads, self.take_rollouts, self.answer_round, self.give_tasks
             )
-            working = asyncio.create_task(driver.run())
-            try:
+            async with running(driver):
                 peer = peer_id or self.run.stranger.peer_id
                 return [reply for request in requests for reply in await responder.answer(peer, request)]
-            finally:
-                working.cancel()
 
         return asyncio.run(scenario())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from servers import ServerThread
 
 from pulsenet.codec.changes import Changes, encode_changes
 from pulsenet.ids import Digest, PeerId, Version
@@ -192,7 +192,6 @@ def serve(node: Node) -> Iterator[Callable[[Path], None]]:
     stops: list[Callable[[], None]] = []
 
     def start(directory: Path) -> None:
-        loop = asyncio.new_event_loop()
         hooks = LocalHooks(
             on_snapshot=node.on_snapshot,
             on_engine_request=node.on_engine_request,
@@ -205,25 +204,7 @@ def serve(node: Node) -> Iterator[Callable[[Path], None]]:
             on_status=node.on_status,
         )
         directory.mkdir(parents=True, exist_ok=True)
-        server = LocalServer(directory, hooks, role="trainer")
-        server.listen()
-        task = loop.create_task(server.serve())
-
-        def run() -> None:
-            try:
-                loop.run_until_complete(task)
-            except asyncio.CancelledError:
-                loop.close()
-
-        thread = threading.Thread(target=run)
-        thread.start()
-
-        def stop() -> None:
-            loop.call_soon_threadsafe(task.cancel)
-            thread.join(10)
-            assert not thread.is_alive()
-
-        stops.append(stop)
+        stops.append(ServerThread(LocalServer(directory, hooks, role="trainer")).stop)
 
     yield start
     for stop in stops:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from servers import ServerThread, hooks_of, wait_until
 
 from pulsenet.chain.records import Kind, Manifest
 from pulsenet.chain.signing import seal
@@ -27,7 +26,7 @@ from pulsenet.tensors.digest import compute_region_root
 from pulsenet.training import device_baseline
 from pulsenet.training.publisher import CopyProgress, Publisher, attach_publisher
 from pulsenet.training.snapshot import take_snapshot
-from pulsenetd.local.server import LocalHooks, LocalServer, SnapshotOffer
+from pulsenetd.local.server import LocalServer, SnapshotOffer
 from pulsenetd.storage.parts import Part, PartQueue
 from pulsenetd.storage.publishing import Publisher as Pipeline
 from pulsenetd.storage.store import Store
@@ -50,33 +49,20 @@ class Daemon:
         self.store = Store.open(self.directory / "store")
         self.pipeline = Pipeline(self.store, self.directory / "spools")
         self.pipeline.restore()
-        self.loop = asyncio.new_event_loop()
         self._waiting: tuple[SnapshotOffer, asyncio.Future[PublishDone]] | None = None
         self._is_busy = False
         self._threads = ThreadPoolExecutor(1)
-        unused: Any = None
-        hooks = LocalHooks(self._on_snapshot, unused, unused, unused, unused, unused, unused, unused)
-        server = LocalServer(self.directory, hooks, role="trainer")
-        server.listen()
-        self._task = self.loop.create_task(server.serve())
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        with suppress(asyncio.CancelledError):
-            self.loop.run_until_complete(self._task)
+        self._server = ServerThread(LocalServer(self.directory, hooks_of(self._on_snapshot), role="trainer"))
 
     def stop(self) -> None:
         self.may_work.set()
-        self.loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join(10)
+        self._server.stop()
         self._threads.shutdown()
-        self.loop.close()
         self.pipeline.close()
         self.store.close()
 
     async def _on_snapshot(self, offer: SnapshotOffer) -> asyncio.Future[PublishDone]:
-        outcome: asyncio.Future[PublishDone] = self.loop.create_future()
+        outcome: asyncio.Future[PublishDone] = asyncio.get_running_loop().create_future()
         self.pipeline.offer(offer.generation, offer.parts)
         if self._waiting is not None:
             replaced, replaced_outcome = self._waiting
@@ -91,7 +77,7 @@ class Daemon:
             return
         (offer, outcome), self._waiting = self._waiting, None
         self._is_busy = True
-        working = self.loop.run_in_executor(self._threads, self._publish, offer)
+        working = asyncio.get_running_loop().run_in_executor(self._threads, self._publish, offer)
 
         def finish(done: asyncio.Future[PublishDone]) -> None:
             outcome.set_result(done.result())
@@ -408,10 +394,3 @@ def test_progress_is_told_for_changes_too(daemon: Daemon, publisher: Publisher) 
     assert daemon.kinds[-1] == {"changed"}
     assert [progress.tensor_count for progress in seen] == list(range(1, 10))
     assert seen[-1].copied_size_bytes == seen[-1].size_bytes
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        threading.Event().wait(0.005)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from servers import wait_until
 
 from pulsenet.chain.records import RolloutBatch
 from pulsenet.errors import ConfigError, LocalProtocolError, UnavailableError
@@ -24,13 +23,6 @@ from pulsenet.training.snapshot import collect_tensors
 from pulsenet.wire.schema import encode_value
 
 Serve = Callable[[Path], None]
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        threading.Event().wait(0.005)
 
 
 def test_a_model_arrives_whole_in_the_dense_layout(serve: Serve, node: Any, tmp_path: Path) -> None:

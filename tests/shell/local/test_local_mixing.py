@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from servers import ServerThread, hooks_of, wait_until
 
 from pulsenet.chain.records import SliceName
 from pulsenet.errors import ConfigError, RemoteProtocolError, StorageError, UnavailableError
@@ -68,20 +67,13 @@ from pulsenet.training.probe import Probe
 from pulsenetd.handlers.means import MixingMeans
 from pulsenetd.handlers.mixing import MixingDesk
 from pulsenetd.local.mixing import MixingHook
-from pulsenetd.local.server import LocalHooks, LocalServer
+from pulsenetd.local.server import LocalServer
 from pulsenetd.metrics import Metrics
 from pulsenetd.storage.round_blobs import RoundBlobs
 from pulsenetd.storage.store import Store
 
-pytestmark = pytest.mark.timeout(300)
-"""The first test of a process loads what is compiled."""
-
 TABLE = make_table([TensorSpec("a", "F32", (70,)), TensorSpec("b", "F32", (3,))])
 KEYS = tuple(PeerId(bytes([index]) * 32) for index in range(3))
-
-
-async def unused(*arguments: Any) -> Any:
-    raise AssertionError("this process asks for nothing else")
 
 
 class Daemon:
@@ -113,13 +105,9 @@ class Daemon:
             threads=self.threads,
             metrics=Metrics(),
         )
-        hooks = LocalHooks(unused, unused, unused, unused, unused, unused, unused, unused, rounds=hook)
-        self.server = LocalServer(self.directory, hooks, role="trainer")
-        self.loop = asyncio.new_event_loop()
-        self.server.listen()
-        self._task = self.loop.create_task(self.server.serve())
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        self.server = LocalServer(self.directory, hooks_of(rounds=hook), role="trainer")
+        self._thread = ServerThread(self.server)
+        self.stop = self._thread.stop
 
     def _hear(self, event: Any) -> None:
         self.heard.append(event)
@@ -137,28 +125,10 @@ class Daemon:
 
     def order(self, effect: Any) -> None:
         """Let the machine order something of the process."""
-        work = self.desk.table()[type(effect)](effect, self.heard.append)
-        if threading.current_thread() is self._thread:
-            self.loop.create_task(work)  # type: ignore[arg-type]
-        else:
-            asyncio.run_coroutine_threadsafe(work, self.loop).result(10)  # type: ignore[arg-type]
+        self._thread.execute(self.desk.table()[type(effect)](effect, self.heard.append))
 
     def said(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.heard if isinstance(event, kind)]
-
-    def _run(self) -> None:
-        try:
-            self.loop.run_until_complete(self._task)
-        except asyncio.CancelledError:
-            pass
-        finally:
-            self.loop.run_until_complete(self.loop.shutdown_default_executor())
-            self.loop.close()
-
-    def stop(self) -> None:
-        if self._thread.is_alive():
-            self.loop.call_soon_threadsafe(self._task.cancel)
-            self._thread.join(10)
 
 
 @dataclass(eq=False)
@@ -263,13 +233,6 @@ def connect() -> Iterator[Callable[..., DaemonMixer]]:
     yield make
     for mixer in mixers:
         mixer.close()
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    give_up_at = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < give_up_at
-        threading.Event().wait(0.005)
 
 
 def vectors(value: float) -> list[Entries]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from servers import ServerThread, hooks_of, wait_until
 
 from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.records import Contribution, SliceName, StateAnchor
@@ -40,7 +39,7 @@ from pulsenet.outer.self_test import SELF_TEST_DIGEST
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
 from pulsenetd.handlers.training import TrainingDesk
 from pulsenetd.local.rounds import RoundsHook
-from pulsenetd.local.server import LocalHooks, LocalServer
+from pulsenetd.local.server import LocalServer
 from pulsenetd.metrics import Metrics
 from pulsenetd.outer.pace import Pace
 from pulsenetd.storage.round_blobs import RoundBlobs
@@ -51,10 +50,6 @@ ROOT = compute_digest(b"state 0")
 ZERO = Digest(bytes(32))
 CONTRIBUTION = Contribution(RunId(ZERO), 0, PeerId(ZERO), 0, ROOT, ZERO, 8, 1, 64, 0, 1)
 ANCHOR = StateAnchor(RunId(ZERO), 0, 4, ROOT, ZERO, ZERO, 8)
-
-
-async def unused(*arguments: Any) -> Any:
-    raise AssertionError("this process asks for nothing else")
 
 
 class Daemon:
@@ -91,13 +86,8 @@ class Daemon:
             threads=self.threads,
             metrics=self.metrics,
         )
-        hooks = LocalHooks(unused, unused, unused, unused, unused, unused, unused, unused, rounds=hook)
-        self.server = LocalServer(directory, hooks, role="trainer")
-        self.loop = asyncio.new_event_loop()
-        self.server.listen()
-        self._task = self.loop.create_task(self.server.serve())
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        self.server = LocalServer(directory, hooks_of(rounds=hook), role="trainer")
+        self._thread = ServerThread(self.server)
 
     async def _settings(self) -> local.RoundSettingsReply:
         if self.settings is None:
@@ -115,21 +105,10 @@ class Daemon:
 
     def order(self, effect: Any) -> None:
         """Let the machine order something."""
-        work = self.desk.table()[type(effect)](effect, self.heard.append)
-        asyncio.run_coroutine_threadsafe(work, self.loop).result(10)  # type: ignore[arg-type]
-
-    def _run(self) -> None:
-        try:
-            self.loop.run_until_complete(self._task)
-        except asyncio.CancelledError:
-            pass
-        finally:
-            self.loop.run_until_complete(self.loop.shutdown_default_executor())
-            self.loop.close()
+        self._thread.execute(self.desk.table()[type(effect)](effect, self.heard.append))
 
     def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join(10)
+        self._thread.stop()
         self.threads.shutdown()
 
 
@@ -195,13 +174,6 @@ def process(daemon: Daemon) -> Iterator[Process]:
         yield made
 
 
-def wait_until(holds: Callable[[], object]) -> None:
-    give_up_at = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < give_up_at
-        threading.Event().wait(0.005)
-
-
 def refusal(answer: Any) -> str:
     assert isinstance(answer, protocol.LocalRefusal), answer
     return answer.code
@@ -213,20 +185,14 @@ def test_the_settings_are_told_before_anything_is_opened(daemon: Daemon, process
     assert refusal(process.ask(local.GetRoundSettings())) == "no-rounds"
 
 
-def test_a_node_that_trains_nothing_says_so(tmp_path: Path, daemon: Daemon) -> None:
-    hooks = LocalHooks(unused, unused, unused, unused, unused, unused, unused, unused)
-    server = LocalServer(tmp_path / "other", hooks, role="seed")
-
-    async def scenario() -> Any:
-        server.listen()
-        serving = asyncio.create_task(server.serve())
-        other = await asyncio.to_thread(Process, server_like(tmp_path / "other"))
-        answer = await asyncio.to_thread(other.ask, local.GetRoundSettings())
-        other.close()
-        serving.cancel()
-        return answer
-
-    assert refusal(asyncio.run(scenario())) == "not-trainer"
+async def test_a_node_that_trains_nothing_says_so(tmp_path: Path, daemon: Daemon) -> None:
+    server = LocalServer(tmp_path / "other", hooks_of(), role="seed")
+    server.listen()
+    serving = asyncio.create_task(server.serve())
+    other = await asyncio.to_thread(Process, server_like(tmp_path / "other"))
+    assert refusal(await asyncio.to_thread(other.ask, local.GetRoundSettings())) == "not-trainer"
+    other.close()
+    serving.cancel()
 
 
 def server_like(directory: Path) -> Any:

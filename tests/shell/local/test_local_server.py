@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from servers import ServerThread, wait_until
 
 from pulsenet.chain.records import RolloutBatch
 from pulsenet.codec.changes import Changes
@@ -86,40 +87,23 @@ class Daemon:
             on_status=self._on_status,
         )
         self.server = LocalServer(directory, hooks, role="trainer", **options)
-        self.loop = asyncio.new_event_loop()
-        self.server.listen()
-        self._task = self.loop.create_task(self.server.serve())
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.loop.run_until_complete(self._task)
-        except asyncio.CancelledError:
-            pass
-        finally:
-            self.loop.run_until_complete(self.loop.shutdown_default_executor())
-            self.loop.close()
-
-    def stop(self) -> None:
-        if self._thread.is_alive():
-            self.loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join(10)
-        assert not self._thread.is_alive()
+        self._thread = ServerThread(self.server)
+        self.stop = self._thread.stop
 
     def resolve(self, done: PublishDone) -> None:
-        self.loop.call_soon_threadsafe(self.pending.pop(0).set_result, done)
+        self._thread.loop.call_soon_threadsafe(self.pending.pop(0).set_result, done)
 
     async def _on_snapshot(self, offer: SnapshotOffer) -> asyncio.Future[PublishDone]:
         self.offers.append(offer)
         offer.parts.base_number = self.base_number
-        future: asyncio.Future[PublishDone] = self.loop.create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[PublishDone] = loop.create_future()
         if self.outcome is None:
             self.pending.append(future)
         elif self.outcome.status is PublishStatus.NOT_PUBLISHER:
             future.set_result(self.outcome)
         else:
-            self.loop.run_in_executor(None, self._encode, offer, future, self.outcome)
+            loop.run_in_executor(None, self._encode, offer, future, self.outcome)
         return future
 
     def _encode(self, offer: SnapshotOffer, future: asyncio.Future[PublishDone], outcome: PublishDone) -> None:
@@ -131,7 +115,7 @@ class Daemon:
                 self.may_go_on.wait(10)
         except PublishFailedError as error:
             outcome = PublishDone(PublishStatus.FAILED, None, 0, 0, 0, 0, error.code)
-        self.loop.call_soon_threadsafe(future.set_result, outcome)
+        future.get_loop().call_soon_threadsafe(future.set_result, outcome)
 
     async def _on_engine_request(self, _: Version | None, seconds: float) -> StagedUpdate | None:
         if self.staged is None:
@@ -173,13 +157,6 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 def client(daemon: Daemon) -> Iterator[Client]:
     with Client.connect(daemon.directory) as made:
         yield made
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        threading.Event().wait(0.005)
 
 
 def open_memories() -> int:

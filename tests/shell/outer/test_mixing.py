@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drivers import make_driver, running
 
 from pulsenet.chain.records import Roster
 from pulsenet.chain.signing import encode_signed
@@ -16,7 +17,6 @@ from pulsenet.errors import RemoteProtocolError, UnavailableError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.local import mixing_protocol as local
 from pulsenet.node.candidacy import BALLOT_KEY
-from pulsenet.node.effects import Effect
 from pulsenet.node.mixing.effects import CompareProbes
 from pulsenet.node.mixing.events import ProbesCompared
 from pulsenet.node.mixing.journal import MIXING_KEY
@@ -42,7 +42,6 @@ from pulsenet.wire.messages import (
     RoundsReply,
     SharesReply,
 )
-from pulsenetd.driver import Driver, Handler, Post
 from pulsenetd.metrics import Metrics
 from pulsenetd.outer.mixing import MixingPart
 from pulsenetd.outer.part import MASTERS_KEY, PUSHES_WAITING_MAX
@@ -50,17 +49,6 @@ from pulsenetd.storage.store import Store
 
 TABLE = make_table([TensorSpec("embed", "F32", (8,)), TensorSpec("layers.0.w", "F32", (24,))])
 SUBSET = MixingSettings(variant=MixingVariant.GLOBAL_M1_LOCAL_M2_SUBSET, subset_ratio=0.25)
-
-
-async def ignore(effect: Effect, post: Post) -> None:
-    """The machines' orders are not what is looked at here."""
-
-
-class Everything(dict[type[Effect], Handler]):
-    """Handlers of a node without disk and network."""
-
-    def __missing__(self, key: type[Effect]) -> Handler:
-        return ignore
 
 
 class Scene:
@@ -87,13 +75,10 @@ class Scene:
         """Do something while the part's machines are under a driver."""
 
         async def scenario() -> Any:
-            driver = Driver(part.machines, Everything(), monotonic=lambda: 0.0, wall_ms=lambda: int(self.run.now_ms))
+            driver = make_driver(part.machines, self.run.now_ms)
             part.bind(driver)
-            running = asyncio.create_task(driver.run())
-            try:
+            async with running(driver):
                 return await work()
-            finally:
-                running.cancel()
 
         return asyncio.run(scenario())
 
@@ -163,10 +148,10 @@ async def take_up() -> bool:
     raise AssertionError("the run has an algorithm")
 
 
-def test_a_training_process_is_told_the_constants(make_scene: Callable[..., Scene]) -> None:
+async def test_a_training_process_is_told_the_constants(make_scene: Callable[..., Scene]) -> None:
     scene = make_scene()
     part = scene.part()
-    reply = asyncio.run(part.hook(take_up).settings())
+    reply = await part.hook(take_up).settings()
     assert MixingSettings.from_constants(reply.algorithm, reply.constants) == MixingSettings(inner_steps=4)
     assert reply.peer_id == scene.run.publisher.peer_id
 
@@ -294,7 +279,7 @@ def test_a_round_whose_mean_was_not_whole_published_no_consensus(make_scene: Cal
         assert scene.noted["consensus"] is shown
 
 
-def test_answers_are_compared_beside_the_event_loop(make_scene: Callable[..., Scene]) -> None:
+async def test_answers_are_compared_beside_the_event_loop(make_scene: Callable[..., Scene]) -> None:
     scene = make_scene()
     part = scene.part()
     rows = [[1.0, 0.0], [0.0, 1.0]]
@@ -303,5 +288,5 @@ def test_answers_are_compared_beside_the_event_loop(make_scene: Callable[..., Sc
     )
     told: list[Any] = []
     handler = part.handlers[CompareProbes]
-    asyncio.run(handler(CompareProbes(5, 8, answers), told.append))  # type: ignore[arg-type]
+    await handler(CompareProbes(5, 8, answers), told.append)  # type: ignore[arg-type]
     assert told == [ProbesCompared(5, 1.0)]

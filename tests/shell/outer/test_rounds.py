@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from drivers import make_driver, running
 
 from pulsenet.chain.ballot import Ballot, Place, Stored
 from pulsenet.chain.ledger import LEDGER_KEY
@@ -22,7 +23,6 @@ from pulsenet.node.own_work import OWN_KEY
 from pulsenet.outer.self_test import SELF_TEST_DIGEST
 from pulsenet.tensors.params import TensorSpec, make_table
 from pulsenet.wire.messages import GetRounds, Message, PushReply, PushTerm, PushVote, Refusal, RoundsReply
-from pulsenetd.driver import Driver, Handler, Post
 from pulsenetd.metrics import Metrics
 from pulsenetd.outer.part import PUSHES_WAITING_MAX, shape_of
 from pulsenetd.outer.rounds import RoundsPart
@@ -30,17 +30,6 @@ from pulsenetd.storage.store import Store
 
 TABLE = make_table([TensorSpec("a", "F32", (8,))])
 OTHER_TABLE = make_table([TensorSpec("b", "F32", (8,))])
-
-
-async def ignore(effect: Effect, post: Post) -> None:
-    """The machines' orders are not what is looked at here."""
-
-
-class Everything(dict[type[Effect], Handler]):
-    """Handlers of a node without disk and network."""
-
-    def __missing__(self, key: type[Effect]) -> Handler:
-        return ignore
 
 
 class Scene:
@@ -77,14 +66,10 @@ class Scene:
         """Have the part answer a peer, its machines under a driver."""
 
         async def scenario() -> list[Message]:
-            handlers = Everything()
-            driver = Driver(part.machines, handlers, monotonic=lambda: 0.0, wall_ms=lambda: int(self.run.now_ms))
+            driver = make_driver(part.machines, self.run.now_ms)
             part.bind(driver)
-            driving = asyncio.create_task(driver.run())
-            try:
+            async with running(driver):
                 return [await part.answer(self.run.second.peer_id, request) for request in requests]
-            finally:
-                driving.cancel()
 
         return asyncio.run(scenario())
 
@@ -266,26 +251,20 @@ def test_a_trainer_that_is_no_authority_takes_no_votes(scene: Scene) -> None:
     assert scene.ask(part, PushVote(encode_signed(scene.run.genesis))) == [PushReply(False, "not-authority")]
 
 
-def test_who_pushes_too_much_is_told_to_come_back(scene: Scene) -> None:
+async def test_who_pushes_too_much_is_told_to_come_back(scene: Scene) -> None:
     part = scene.part()
-
-    async def scenario() -> list[Message]:
-        driver = Driver(part.machines, Everything(), monotonic=lambda: 0.0, wall_ms=lambda: 0)
-        part.bind(driver)
-        waiting = [
-            asyncio.create_task(part.answer(scene.run.second.peer_id, PushVote(b"%d" % number)))
-            for number in range(PUSHES_WAITING_MAX)
-        ]
-        await asyncio.sleep(0)
-        refused = await part.answer(scene.run.second.peer_id, PushVote(b"more"))
-        asked = await part.answer(scene.run.second.peer_id, GetRounds(0))
-        driving = asyncio.create_task(driver.run())
+    driver = make_driver(part.machines)
+    part.bind(driver)
+    waiting = [
+        asyncio.create_task(part.answer(scene.run.second.peer_id, PushVote(b"%d" % number)))
+        for number in range(PUSHES_WAITING_MAX)
+    ]
+    await asyncio.sleep(0)
+    refused = await part.answer(scene.run.second.peer_id, PushVote(b"more"))
+    asked = await part.answer(scene.run.second.peer_id, GetRounds(0))
+    async with running(driver):
         await asyncio.wait(waiting)
         heard = await part.answer(scene.run.second.peer_id, PushVote(b"again"))
-        driving.cancel()
-        return [refused, asked, heard]
-
-    refused, asked, heard = asyncio.run(scenario())
     assert isinstance(refused, Refusal)
     assert (refused.code, refused.retry_after_ms) == ("busy", 1_000)
     assert isinstance(asked, RoundsReply), "a question waits for nobody"
@@ -295,8 +274,8 @@ def test_who_pushes_too_much_is_told_to_come_back(scene: Scene) -> None:
 # What a training process is told
 
 
-def test_a_training_process_is_told_the_constants_and_whose_key_it_has(scene: Scene) -> None:
-    reply = asyncio.run(scene.hook(scene.part()).settings())
+async def test_a_training_process_is_told_the_constants_and_whose_key_it_has(scene: Scene) -> None:
+    reply = await scene.hook(scene.part()).settings()
     assert (reply.algorithm, reply.constants) == ("pulseloco", (("inner_steps", 4),))
     assert reply.peer_id == scene.run.publisher.peer_id
     assert scene.taken_up == 0
@@ -307,51 +286,51 @@ def test_what_the_gate_holds_back_is_noted(scene: Scene) -> None:
     assert scene.noted == {"residual_norm": 0.25}
 
 
-def test_other_masters_are_refused_once_a_round_is_over(scene: Scene) -> None:
+async def test_other_masters_are_refused_once_a_round_is_over(scene: Scene) -> None:
     part = scene.part()
     check = scene.hook(part).check_masters
-    asyncio.run(check(OTHER_TABLE, SELF_TEST_DIGEST))
-    asyncio.run(check(TABLE, SELF_TEST_DIGEST))
+    await check(OTHER_TABLE, SELF_TEST_DIGEST)
+    await check(TABLE, SELF_TEST_DIGEST)
     part.ledger.accept_final(scene.receipt(scene.contribution(0, scene.run.publisher), scene.run.publisher))
-    asyncio.run(check(TABLE, SELF_TEST_DIGEST))
+    await check(TABLE, SELF_TEST_DIGEST)
     with pytest.raises(RemoteProtocolError) as caught:
-        asyncio.run(check(OTHER_TABLE, SELF_TEST_DIGEST))
+        await check(OTHER_TABLE, SELF_TEST_DIGEST)
     assert caught.value.code == "table"
     with pytest.raises(RemoteProtocolError) as caught:
-        asyncio.run(check(TABLE, Digest(bytes(32))))
+        await check(TABLE, Digest(bytes(32)))
     assert caught.value.code == "self-test"
 
 
-def test_a_key_that_the_run_does_not_count_is_told_at_once(scene: Scene) -> None:
+async def test_a_key_that_the_run_does_not_count_is_told_at_once(scene: Scene) -> None:
     check = scene.hook(scene.part(key=scene.run.stranger)).check_masters
     with pytest.raises(RemoteProtocolError, match=r"pulsenet run admit .* --role trainer") as caught:
-        asyncio.run(check(TABLE, SELF_TEST_DIGEST))
+        await check(TABLE, SELF_TEST_DIGEST)
     assert caught.value.code == "not-listed"
     scene.trust.accept_descriptor(scene.run.revise(scene.run.genesis, scene.run.descriptor, open_trainers_max=1))
-    asyncio.run(check(TABLE, SELF_TEST_DIGEST))
+    await check(TABLE, SELF_TEST_DIGEST)
 
 
-def test_a_full_disk_keeps_no_process_out(
+async def test_a_full_disk_keeps_no_process_out(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(key: str, value: bytes) -> None:
         raise StorageError("disk full", "enospc")
 
     monkeypatch.setattr(scene.store, "save_state", refuse)
-    asyncio.run(scene.hook(scene.part()).check_masters(TABLE, SELF_TEST_DIGEST))
+    await scene.hook(scene.part()).check_masters(TABLE, SELF_TEST_DIGEST)
     assert "disk full" in caplog.text
     assert b'pulsenet_rejected_total{reason="enospc"} 1.0' in scene.metrics.text()
 
 
-def test_a_process_comes_back_when_the_machines_are_built_anew(scene: Scene) -> None:
+async def test_a_process_comes_back_when_the_machines_are_built_anew(scene: Scene) -> None:
     run, part = scene.run, scene.part()
     scene.trust.accept_descriptor(run.revise(run.genesis, run.descriptor, constants=(("inner_steps", 8),)))
-    assert asyncio.run(scene.hook(part).settings()).constants == (("inner_steps", 8),)
+    assert (await scene.hook(part).settings()).constants == (("inner_steps", 8),)
     with pytest.raises(UnavailableError):
-        asyncio.run(scene.hook(part).check_masters(TABLE, SELF_TEST_DIGEST))
+        await scene.hook(part).check_masters(TABLE, SELF_TEST_DIGEST)
 
 
-def test_chunks_that_rotted_make_the_machines_begin_again(scene: Scene) -> None:
+async def test_chunks_that_rotted_make_the_machines_begin_again(scene: Scene) -> None:
     part = scene.part()
     seen: list[Any] = []
 
@@ -360,14 +339,10 @@ def test_chunks_that_rotted_make_the_machines_begin_again(scene: Scene) -> None:
             seen.append(event)
             return []
 
-    async def scenario() -> None:
-        machines: Any = {"coordinator": Told(), "rounds": Told(), "listener": Told()}
-        driver = Driver(machines, Everything(), monotonic=lambda: 0.0, wall_ms=lambda: 0)
-        part.bind(driver)
-        driving = asyncio.create_task(driver.run())
+    machines: Any = {"coordinator": Told(), "rounds": Told(), "listener": Told()}
+    driver = make_driver(machines)
+    part.bind(driver)
+    async with running(driver):
         scene.hook(part).on_damage()
         await driver.settle("rounds")
-        driving.cancel()
-
-    asyncio.run(scenario())
     assert [type(event).__name__ for event in seen].count("StoreFailed") == 2
