@@ -110,6 +110,20 @@ def test_scripts_that_the_documents_name_exist() -> None:
     assert not missing, "\n".join(missing)
 
 
+def test_tests_and_vectors_that_the_documents_name_exist() -> None:
+    vectors = {path.stem for path in (ROOT / "proto" / "vectors").rglob("*.json")}
+    missing = []
+    for path in DOCUMENTS:
+        text = path.read_text()
+        for file, test in re.findall(r"`(?:tests/)?([\w/]+\.py)::(\w+)`", text):
+            source = ROOT / "tests" / file
+            if not source.exists() or f"def {test}(" not in source.read_text():
+                missing.append(f"{path.name}: {file}::{test}")
+        for names in re.findall(r"\bvectors? (`[\w-]+`(?:,\s+`[\w-]+`)*)", text):
+            missing += [f"{path.name}: {name}" for name in re.findall(r"[\w-]+", names) if name not in vectors]
+    assert not missing, "\n".join(missing)
+
+
 def python_blocks() -> Iterator[tuple[str, str]]:
     for path in DOCUMENTS:
         for number, block in enumerate(
