@@ -1,8 +1,9 @@
 """Loads hivemind, late and repaired.
 
-Importing hivemind takes seconds and installs its own log handler, so nothing imports it at start:
-:func:`load` does, in a worker thread, and applies four repairs that must hold process-wide:
+Importing hivemind takes its time and installs its own log handler, so nothing imports it at start:
+:func:`load` does, in a worker thread, and applies five repairs that must hold process-wide:
 
+* of its packages only those are loaded that a node needs, which know nothing of torch;
 * its log lines go through our logger;
 * a store with an earlier expiry no longer schedules the deletion of the newer record;
 * its notion of time can be corrected by the measured clock offset;
@@ -14,7 +15,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
+import importlib.util
 import logging
+import sys
 import warnings
 from collections.abc import Callable
 from types import ModuleType
@@ -37,15 +40,33 @@ async def load() -> ModuleType:
 
 
 def load_now() -> ModuleType:
-    """Return the ``hivemind`` module, repaired; blocks for seconds the first time."""
+    """Return the ``hivemind`` module, repaired; blocks for a moment the first time."""
     with warnings.catch_warnings():
-        # torch and protobuf deprecate each other's habits while hivemind imports them: nothing we can act on
+        # protobuf deprecates habits of what was generated for hivemind: nothing we can act on
         warnings.simplefilter("ignore")
+        _leave_training_out()
         hivemind = importlib.import_module("hivemind")
+        importlib.import_module("hivemind.dht.node")
     _route_logs()
     guard_expiry()
     detach_p2pd()
     return hivemind
+
+
+def _leave_training_out() -> None:
+    """Let hivemind's packages be imported one by one, unless the process has imported hivemind itself.
+
+    ``import hivemind`` imports all of it, and so torch: two seconds and 240 MiB. p2p and the DHT use neither of the
+    two names that still stand in the way, one for futures between processes and one for tensors.
+    """
+    spec = importlib.util.find_spec("hivemind")
+    if spec is None or "hivemind" in sys.modules:
+        return
+    sys.modules["hivemind"] = importlib.util.module_from_spec(spec)
+    for name, missing in (("mpfuture", "MPFuture"), ("tensor_descr", "TensorDescriptor")):
+        module = ModuleType(f"hivemind.utils.{name}")
+        setattr(module, missing, type(missing, (), {}))
+        sys.modules[module.__name__] = module
 
 
 class _Overlay:
