@@ -11,7 +11,7 @@ import swarm as harness
 from swarm import Node, Swarm
 from synthetic import MEGABYTE, SyntheticModel, connect
 
-pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 SKEW_SECONDS = 600
 NAMED_SECONDS_MAX = 15.0

@@ -16,7 +16,7 @@ from swarm import COMMAND, Swarm, make_environment, run_command
 
 from pulsenetd.identity import load_or_create, to_libp2p_text
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 SCREEN_COLUMNS = 100
 PEER = "12D3KooWELH8s3aTF93abUfQZ7LbLzCayr9Qjv9A5P5AugqPN2cn"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 
 def test_the_tiny_demo_ends_with_identical_inferencers(tmp_path: Path) -> None:
@@ -62,7 +62,6 @@ def test_trainers_that_train_together_outlive_a_kill_of_one(tmp_path: Path) -> N
     assert _processes_of(workdir) == []
 
 
-@pytest.mark.timeout(600)
 def test_trainers_that_mix_outlive_a_kill_of_one(tmp_path: Path) -> None:
     workdir = tmp_path / "work"
     command = [sys.executable, "-m", "pulsenetd.cli", "demo", "--trainers", "3", "--algorithm", "gossip", "--json"]

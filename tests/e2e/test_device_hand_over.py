@@ -18,7 +18,7 @@ from pulsenet.training import attach_publisher
 from pulsenet.training.publisher import CopyProgress, Publisher
 from pulsenet.training.snapshot import take_snapshot
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 
 
 class Model(torch.nn.Module):

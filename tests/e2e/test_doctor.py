@@ -10,7 +10,7 @@ import pytest
 from swarm import Node, Swarm, run_command
 from synthetic import MEGABYTE, SyntheticModel, connect
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 GONE = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWELH8s3aTF93abUfQZ7LbLzCayr9Qjv9A5P5AugqPN2cn"
 

@@ -13,7 +13,7 @@ import pytest
 from swarm import Node, Swarm, wait_until
 from synthetic import MEGABYTE, SyntheticModel, connect
 
-pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 DISK_SIZE_BYTES = 64 * MEGABYTE
 MODEL_SIZE_BYTES = 12 * MEGABYTE

@@ -19,7 +19,7 @@ from pulsenet.local.handover import WholeParts
 from pulsenet.local.parts import SealedPart
 from pulsenet.local.shared_memory import write_parts
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 
 MODEL_SIZE_BYTES = 40 * MEGABYTE
 """Two tensors of half this size: two parts."""

@@ -20,7 +20,7 @@ from pulsenet.ids import Version
 from pulsenet.serving.files import FilesEngine
 from pulsenet.serving.subscriber import Subscriber, attach_engine
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 ANCHOR_SIZE_BYTES = 24 * MEGABYTE
 HELD_AFTER_BYTES = 9 * MEGABYTE

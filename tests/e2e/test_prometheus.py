@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from swarm import COMMAND, Node, Swarm, find_free_port, make_environment, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 RUN = "demo"

@@ -8,7 +8,7 @@ import pytest
 from swarm import Swarm
 from synthetic import MEGABYTE, SyntheticModel, connect
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 MODEL_SIZE_BYTES = 2 * MEGABYTE
 

@@ -9,7 +9,7 @@ import pytest
 from round_training import Training, check_equal_bits, tell_story
 from swarm import Swarm, run_json
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.e2e
 pytest.importorskip("torch")
 
 RUN = "together"

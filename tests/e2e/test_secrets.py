@@ -13,7 +13,7 @@ from synthetic import MEGABYTE, SyntheticModel, connect
 
 from pulsenet.chain.token import decode_token
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 LOOPBACK = "--listen=/ip4/127.0.0.1/tcp/0"
 KEY_PREFIX_SIZE_BYTES = 4

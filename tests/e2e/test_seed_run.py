@@ -17,7 +17,7 @@ from pulsenet.local.client import Client
 from pulsenet.local.rollouts import ReceivedRollouts, Sample, pack_rollouts
 from pulsenet.local.tasks import encode_tasks
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 MODEL_SIZE_BYTES = 4 * MEGABYTE
 LOOPBACK = "--listen=/ip4/127.0.0.1/tcp/0"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from swarm import Swarm, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 
 
 class Manager:

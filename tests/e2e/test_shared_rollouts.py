@@ -15,7 +15,7 @@ from pulsenet.ids import Version
 from pulsenet.serving import Sample, Subscriber
 from pulsenet.training import Publisher
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 RUN = "shared"
 NAMES = ("first", "second")

@@ -36,7 +36,6 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.nightly,
     pytest.mark.trl,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(not TRL_PYTHON, reason="TRL_PYTHON does not name an interpreter that has TRL; see .ci/trl"),
 ]
 

@@ -138,7 +138,6 @@ def test_a_partner_that_dies_in_mix2_costs_the_other_its_wait_and_nobody_else_an
         world.run_until(lambda: world.mixing_checker.settled_count == 1, 10 * ROUND_SECONDS_MAX)
 
 
-@pytest.mark.timeout(600)
 def test_eight_that_start_apart_agree_by_pairs_alone() -> None:
     """A-GOS-3: random start, zero gradients, 200 rounds of pairs: all agree to 2 ulp, and the mean is kept."""
     world = make_world(3, trainer_count=7, dtype=np.float32)
@@ -151,7 +150,6 @@ def test_eight_that_start_apart_agree_by_pairs_alone() -> None:
 
 
 @pytest.mark.parametrize("variant", [MixingVariant.LOCAL_M1_M2, MixingVariant.GLOBAL_M1_LOCAL_M2, MixingVariant.DILOCO])
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("round_count", [12, pytest.param(200, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])])
 def test_one_failed_exchange_in_twenty_costs_a_twentieth_of_the_steps_at_most(
     variant: MixingVariant, round_count: int

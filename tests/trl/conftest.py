@@ -19,6 +19,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.trl)
-            item.add_marker(pytest.mark.timeout(300))
             if not HAS_TRL:
                 item.add_marker(pytest.mark.skip(reason="TRL is not installed here; .ci/trl makes an environment"))

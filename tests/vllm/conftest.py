@@ -23,7 +23,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.vllm)
-            item.add_marker(pytest.mark.timeout(600))
             if item.name.startswith(SLOW_TWICE) and "qwen2" in item.name:
                 item.add_marker(pytest.mark.nightly)
             if not HAS_VLLM:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib
 import time
@@ -17,7 +16,6 @@ from pulsenet.chain.records import Have, Head, SignedRecord
 from pulsenet.chain.signing import encode_signed, seal
 from pulsenet.ids import Digest, PeerId, RunId, Version
 from pulsenetd.identity import Identity, to_libp2p_bytes, verify
-from pulsenetd.network import hivemind_repairs
 from pulsenetd.network.directory import RANK_KNOWN, RANK_LISTED, SHARD_SIZE_BYTES_MAX, SUBKEYS_MAX, Directory
 from pulsenetd.network.directory_keys import DirectoryKeys, get_key_id, get_shard, get_slot
 from pulsenetd.network.validator import get_expiry
@@ -25,8 +23,8 @@ from pulsenetd.network.validator import get_expiry
 RUN_ID = RunId(bytes(range(32)))
 HERE = ("/ip4/127.0.0.1/tcp/1",)
 JUNK_COUNT = 10_000
-BATCH = 500
-"""Records in one call: hivemind takes what fits a message of 4 MiB."""
+BATCH = 100
+"""Records in one call: hivemind waits three seconds for the answer, however busy the machine is."""
 
 Junk = tuple[bytes, bytes, float, bytes | None]
 """Key, value, expiry and subkey."""
@@ -41,7 +39,6 @@ async def open_directory(node: Any, authority: Any) -> AsyncIterator[Directory]:
         yield directory
     finally:
         await directory.close()
-        hivemind_repairs.set_clock(time.time)
 
 
 def sign_head(identity: Identity, number: int, issued_at_ms: int) -> SignedRecord:
@@ -78,30 +75,26 @@ def make_head_junk(key: bytes, own: bytes, old: bytes) -> Iterator[Junk]:
         yield key, value, later + index / JUNK_COUNT, subkey
 
 
-def test_ten_thousand_junk_records_hide_no_head(make_node: Any) -> None:
+async def test_ten_thousand_junk_records_hide_no_head(make_node: Any) -> None:
     """A-DHT-6, A-DHT-7, A-AUTH-4: under the authority's own key, with later expiries."""
-
-    async def main() -> None:
-        async with (
-            make_node("a") as a,
-            make_node("b") as b,
-            open_directory(a, a) as honest,
-            open_directory(b, a) as attacker,
-        ):
-            await b.meet(a)
-            await attacker.join([a.peer_id])
-            now_ms = int(time.time() * 1000)
-            old, head = sign_head(a.identity, 1, now_ms - 30_000), sign_head(a.identity, 2, now_ms)
-            assert await honest.announce_head(head)
-            key = DirectoryKeys(RUN_ID).get_head_key(a.peer_id, get_slot(time.time()))
-            junk = list(make_head_junk(key, encode_signed(sign_head(b.identity, 9, now_ms)), encode_signed(old)))
-            assert await flood(attacker, a, junk) == 0
-            assert await honest.read_heads() == [encode_signed(head)]
-            assert await attacker.read_heads() == [encode_signed(head)]
-            assert sum(honest.validator.rejected.values()) >= JUNK_COUNT
-            assert len(honest._storage) <= 2
-
-    asyncio.run(main())
+    async with (
+        make_node("a") as a,
+        make_node("b") as b,
+        open_directory(a, a) as honest,
+        open_directory(b, a) as attacker,
+    ):
+        await b.meet(a)
+        await attacker.join([a.peer_id])
+        now_ms = int(time.time() * 1000)
+        old, head = sign_head(a.identity, 1, now_ms - 30_000), sign_head(a.identity, 2, now_ms)
+        assert await honest.announce_head(head)
+        key = DirectoryKeys(RUN_ID).get_head_key(a.peer_id, get_slot(time.time()))
+        junk = list(make_head_junk(key, encode_signed(sign_head(b.identity, 9, now_ms)), encode_signed(old)))
+        assert await flood(attacker, a, junk) == 0
+        assert await honest.read_heads() == [encode_signed(head)]
+        assert await attacker.read_heads() == [encode_signed(head)]
+        assert sum(honest.validator.rejected.values()) >= JUNK_COUNT
+        assert len(honest._storage) <= 2
 
 
 def make_have_junk(kind: str, key: bytes, now_ms: int) -> list[Junk]:
@@ -119,71 +112,63 @@ def make_have_junk(kind: str, key: bytes, now_ms: int) -> list[Junk]:
 
 
 @pytest.mark.parametrize("kind", ["forged", "of strangers", "long"])
-def test_ten_thousand_have_records_hide_no_true_one_and_stay_within_bounds(make_node: Any, kind: str) -> None:
+async def test_ten_thousand_have_records_hide_no_true_one_and_stay_within_bounds(make_node: Any, kind: str) -> None:
     """A-DHT-7: who was there before stays, who is listed gets in afterwards, and the answer is small enough to be sent.
 
     A long record costs as much as twenty usual ones, so fewer of them do.
     """
-
-    async def main() -> None:
-        async with (
-            make_node("a") as a,
-            make_node("b") as b,
-            open_directory(a, a) as honest,
-            open_directory(b, a) as attacker,
-        ):
-            await b.meet(a)
-            await attacker.join([a.peer_id])
-            now_ms = int(time.time() * 1000)
-            head = sign_head(a.identity, 2, now_ms)
-            assert await honest.announce_head(head)
-            shard = get_shard(a.peer_id)
-            key = DirectoryKeys(RUN_ID).get_have_key(shard, get_slot(time.time()))
-            have = seal(Have(RUN_ID, "seed", 0, 0, 0, (), (), now_ms), a.identity.sign, a.identity.peer_id)
-            assert await honest.announce_have(have)
-            taken = await flood(attacker, a, make_have_junk(kind, key, now_ms))
-            assert (taken == 0) is (kind == "forged")
-            entry = honest._storage.data[get_key(key)]
-            assert len(entry.value.data) <= SUBKEYS_MAX
-            assert sum(len(one.value) for one in entry.value.data.values()) <= SHARD_SIZE_BYTES_MAX
-            # Over the network as at home: an answer that is too large would be none.
-            for reader in (honest, attacker):
-                found = await reader.read_haves(shard)
-                assert encode_signed(have) in found
-                assert len(found) <= SUBKEYS_MAX
-            late = Ed25519PrivateKey.generate()
-            record = sign_have(late, now_ms)
-            one = [(key, encode_signed(record), get_expiry(now_ms), bytes(record.signers[0]))]
-            if kind == "of strangers":
-                assert await flood(attacker, a, one) == 0, "a stranger among strangers that fill the shard"
-                honest.set_authorities([a.peer_id], listed=[a.peer_id, record.signers[0]])
-            assert await flood(attacker, a, one) == 1
-            assert encode_signed(record) in await attacker.read_haves(shard)
-            assert encode_signed(have) in await attacker.read_haves(shard)
-            assert await attacker.read_heads() == [encode_signed(head)]
-
-    asyncio.run(main())
+    async with (
+        make_node("a") as a,
+        make_node("b") as b,
+        open_directory(a, a) as honest,
+        open_directory(b, a) as attacker,
+    ):
+        await b.meet(a)
+        await attacker.join([a.peer_id])
+        now_ms = int(time.time() * 1000)
+        head = sign_head(a.identity, 2, now_ms)
+        assert await honest.announce_head(head)
+        shard = get_shard(a.peer_id)
+        key = DirectoryKeys(RUN_ID).get_have_key(shard, get_slot(time.time()))
+        have = seal(Have(RUN_ID, "seed", 0, 0, 0, (), (), now_ms), a.identity.sign, a.identity.peer_id)
+        assert await honest.announce_have(have)
+        taken = await flood(attacker, a, make_have_junk(kind, key, now_ms))
+        assert (taken == 0) is (kind == "forged")
+        entry = honest._storage.data[get_key(key)]
+        assert len(entry.value.data) <= SUBKEYS_MAX
+        assert sum(len(one.value) for one in entry.value.data.values()) <= SHARD_SIZE_BYTES_MAX
+        # Over the network as at home: an answer that is too large would be none.
+        for reader in (honest, attacker):
+            found = await reader.read_haves(shard)
+            assert encode_signed(have) in found
+            assert len(found) <= SUBKEYS_MAX
+        late = Ed25519PrivateKey.generate()
+        record = sign_have(late, now_ms)
+        one = [(key, encode_signed(record), get_expiry(now_ms), bytes(record.signers[0]))]
+        if kind == "of strangers":
+            assert await flood(attacker, a, one) == 0, "a stranger among strangers that fill the shard"
+            honest.set_authorities([a.peer_id], listed=[a.peer_id, record.signers[0]])
+        assert await flood(attacker, a, one) == 1
+        assert encode_signed(record) in await attacker.read_haves(shard)
+        assert encode_signed(have) in await attacker.read_haves(shard)
+        assert await attacker.read_heads() == [encode_signed(head)]
 
 
-def test_who_was_in_the_last_time_slot_keeps_a_place_in_the_next(make_node: Any) -> None:
+async def test_who_was_in_the_last_time_slot_keeps_a_place_in_the_next(make_node: Any) -> None:
     """A-DHT-7: a flood that comes first in a new slot takes nobody's place either."""
-
-    async def main() -> None:
-        async with make_node("a") as a, open_directory(a, a) as directory:
-            have = sign_have(Ed25519PrivateKey.generate(), int(time.time() * 1000))
-            signer = bytes(have.signers[0])
-            shard, slot = get_shard(have.signers[0]), get_slot(time.time())
-            keys = DirectoryKeys(RUN_ID)
-            here, next_one = (get_key(keys.get_have_key(shard, one)) for one in (slot, slot + 1))
-            directory._storage.store_subkey(here, signer, encode_signed(have), time.time() + 100)
-            assert directory._rank_subkey(next_one, signer) == RANK_KNOWN
-            assert directory._rank_subkey(here, signer) == 0
-            assert directory._rank_subkey(next_one, b"stranger") == 0
-            assert directory._rank_subkey(get_key(b"no place of ours"), signer) == 0
-            directory.set_authorities([a.peer_id], listed=[have.signers[0]])
-            assert directory._rank_subkey(here, signer) == RANK_LISTED
-
-    asyncio.run(main())
+    async with make_node("a") as a, open_directory(a, a) as directory:
+        have = sign_have(Ed25519PrivateKey.generate(), int(time.time() * 1000))
+        signer = bytes(have.signers[0])
+        shard, slot = get_shard(have.signers[0]), get_slot(time.time())
+        keys = DirectoryKeys(RUN_ID)
+        here, next_one = (get_key(keys.get_have_key(shard, one)) for one in (slot, slot + 1))
+        directory._storage.store_subkey(here, signer, encode_signed(have), time.time() + 100)
+        assert directory._rank_subkey(next_one, signer) == RANK_KNOWN
+        assert directory._rank_subkey(here, signer) == 0
+        assert directory._rank_subkey(next_one, b"stranger") == 0
+        assert directory._rank_subkey(get_key(b"no place of ours"), signer) == 0
+        directory.set_authorities([a.peer_id], listed=[have.signers[0]])
+        assert directory._rank_subkey(here, signer) == RANK_LISTED
 
 
 def get_key(key: bytes) -> Any:

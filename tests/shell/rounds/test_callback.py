@@ -76,7 +76,6 @@ def test_a_trainer_waits_for_its_daemon_and_resumes_in_the_run(
     assert again.sync.counters.wasted_inner_steps == 2
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("moment", ["its contribution waits", "its round was stepped"])
 def test_a_trainer_that_is_killed_in_a_round_counts_nothing_twice(
     tmp_path: Path, make_daemon: Callable[..., Any], connect: Callable[..., Any], small_run: Any, moment: str

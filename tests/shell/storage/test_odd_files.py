@@ -21,8 +21,6 @@ from pulsenetd.storage.database import FORMAT
 from pulsenetd.storage.disk import LOCK_NAME, DirectoryLock, read_regular
 from pulsenetd.storage.store import DATABASE_NAME, Store
 
-pytestmark = pytest.mark.timeout(20)
-
 PRECIOUS = b"somebody else's words"
 
 
