@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Self, TypeVar
 
 from pulsenet.chain.descriptors import DescriptorChain
-from pulsenet.chain.evidence import EVIDENCE_VERSIONS_MAX, Claimant, Evidence, ForkProof, find_contradiction
+from pulsenet.chain.evidence import (
+    EVIDENCE_VERSIONS_MAX,
+    Claimant,
+    Evidence,
+    ForkProof,
+    claimant_type,
+    find_contradiction,
+)
 from pulsenet.chain.floor import is_owners_word, may_open_epoch, outlives
 from pulsenet.chain.records import (
     Catalogue,
@@ -18,7 +25,6 @@ from pulsenet.chain.records import (
     Descriptor,
     EpochRecord,
     Head,
-    Manifest,
     SignedRecord,
 )
 from pulsenet.chain.signing import Verify, decode_signed, encode_signed, open_record, record_digest
@@ -32,7 +38,7 @@ EPOCH_RECORDS_MAX: Final = 64
 
 STATE_FORMAT: Final = 1
 
-C = TypeVar("C", EpochRecord, Head, Catalogue, Manifest)
+C = TypeVar("C", bound=Claimant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,13 +284,14 @@ class Beliefs:
         self._set_catalogue(None if state.catalogue is None else self._reopen(Catalogue, state.catalogue))
         self._evidence = Evidence(self.epoch)
         for data in state.evidence:
-            self._evidence.remember(self._reopen_claimant(data), decode_signed(data))
+            self._evidence.remember(*self._reopen_claimant(data))
         if state.fork:
-            first, second = (self._reopen_claimant(data) for data in state.fork)
+            opened = [self._reopen_claimant(data) for data in state.fork]
+            (first, signed_first), (second, signed_second) = opened[0], opened[-1]  # one alone contradicts nothing
             version = find_contradiction(first, second)
             if version is None:
                 raise StorageError("the stored proof of a fork proves nothing")
-            self._fork = ForkProof(version, *(decode_signed(data) for data in state.fork))
+            self._fork = ForkProof(version, signed_first, signed_second)
         self._table_digest = state.table_digest
         self._number_max = state.number_max
 
@@ -293,15 +300,8 @@ class Beliefs:
         signed = decode_signed(data)
         return open_record(cls, signed, self._verify, run_id=self.run_id), signed
 
-    def _reopen_claimant(self, data: bytes) -> Claimant:
-        record_type = decode_signed(data).type
-        if record_type == EpochRecord.TYPE:
-            return self._reopen(EpochRecord, data)[0]
-        if record_type == Head.TYPE:
-            return self._reopen(Head, data)[0]
-        if record_type == Catalogue.TYPE:
-            return self._reopen(Catalogue, data)[0]
-        return self._reopen(Manifest, data)[0]
+    def _reopen_claimant(self, data: bytes) -> tuple[Claimant, SignedRecord]:
+        return self._reopen(claimant_type(decode_signed(data)), data)
 
     def _set_catalogue(self, catalogue: tuple[Catalogue, SignedRecord] | None) -> None:
         self._catalogue = catalogue

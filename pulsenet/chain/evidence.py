@@ -8,13 +8,15 @@ differ prove a fork, whatever their types, and so do two different records that 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, get_args
 
 from pulsenet.chain.records import Catalogue, EpochRecord, Head, Manifest, SignedRecord
 from pulsenet.ids import Digest, Version
 
 Claimant = EpochRecord | Manifest | Catalogue | Head
 """Records that say which root a version has."""
+
+_CLAIMANTS: Final[dict[str, type[Claimant]]] = {cls.TYPE: cls for cls in get_args(Claimant)}
 
 EVIDENCE_VERSIONS_MAX: Final = 128
 """Versions whose first claim is remembered; older ones can only be rolled back to, which is refused anyway."""
@@ -27,6 +29,11 @@ class ForkProof:
     version: Version
     first: SignedRecord
     second: SignedRecord
+
+
+def claimant_type(signed: SignedRecord) -> type[Claimant]:
+    """Return as what to open a record that claims something; any other is no manifest, which opening it says."""
+    return _CLAIMANTS.get(signed.type, Manifest)
 
 
 def claims_of(record: Claimant) -> dict[Version, Digest]:

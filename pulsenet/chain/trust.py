@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from pulsenet.chain import rules
 from pulsenet.chain.ballot import is_majority
 from pulsenet.chain.beliefs import EPOCH_RECORDS_MAX, Beliefs
-from pulsenet.chain.evidence import Claimant, Evidence, ForkProof, find_contradiction
+from pulsenet.chain.evidence import Claimant, Evidence, ForkProof, claimant_type, find_contradiction
 from pulsenet.chain.floor import EPOCH_OF_AUTHORITIES_MAX, find_binding, is_owners_word, may_open_epoch
 from pulsenet.chain.records import (
     Aggregate,
@@ -403,14 +403,11 @@ class Trust(Beliefs):
         return record
 
     def _open_claimant(self, signed: SignedRecord) -> Claimant:
-        if signed.type == EpochRecord.TYPE:
+        cls = claimant_type(signed)
+        if cls is EpochRecord:
             return self._open_epoch(signed)
         authorities = self._descriptors.require().authorities
-        if signed.type == Head.TYPE:
-            return open_record(Head, signed, self._verify, run_id=self.run_id, signers=authorities)
-        if signed.type == Catalogue.TYPE:
-            return open_record(Catalogue, signed, self._verify, run_id=self.run_id, signers=authorities)
-        return open_record(Manifest, signed, self._verify, run_id=self.run_id, signers=authorities)
+        return open_record(cls, signed, self._verify, run_id=self.run_id, signers=authorities)
 
     def _check_revision(self, revision: int) -> None:
         known = self._descriptors.require().revision

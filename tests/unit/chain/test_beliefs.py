@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pulsenet.chain.beliefs import Beliefs
+from pulsenet.chain.beliefs import Beliefs, _State
 from pulsenet.chain.signing import record_digest
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import StorageError, TrustError
 from pulsenet.ids import Version, compute_digest
+from pulsenet.wire.schema import decode_value, encode_value
 
 
 @pytest.fixture
@@ -101,6 +103,12 @@ def test_a_proof_that_proves_nothing_is_not_restored(run: Any, full: Trust, real
     full._fork = type(full.fork)(full.fork.version, full.fork.first, full.fork.first)
     with pytest.raises(StorageError, match="proves nothing"):
         Trust.restore(full.save(), run.run_id, real_verify)
+
+
+def test_half_a_proof_is_not_restored(run: Any, full: Trust, real_verify: Any) -> None:
+    state = decode_value(_State, full.save())
+    with pytest.raises(StorageError, match="proves nothing"):
+        Trust.restore(encode_value(replace(state, fork=state.fork[:1])), run.run_id, real_verify)
 
 
 def test_a_state_of_another_format_is_not_restored(run: Any, full: Trust, real_verify: Any) -> None:
