@@ -78,5 +78,6 @@ def test_an_explicit_directory_wins(tmp_path: Path, stack: ExitStack) -> None:
 
 @pytest.mark.parametrize("fields", [{"data_dir": "x" * 5000}, {"run": "x" * 300}])
 def test_a_directory_that_cannot_be_read_is_said_in_our_words(fields: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "pulsenet").mkdir()
     with pytest.raises(ConfigError, match=r"x{300}"):
         find_data_directory("trainer", environment={"XDG_DATA_HOME": str(tmp_path)}, **fields)  # type: ignore[arg-type]
