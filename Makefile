@@ -23,15 +23,16 @@ PYTEST    := pytest -q -p no:cacheprovider
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Measured with the compiler off: the bodies of the compiled loops then run as plain Python.
 LOOPS     := tests/unit/codec tests/unit/tensors tests/unit/outer
-MEASURED  := tests/shell tests/unit tests/property tests/model tests/vectors
-UNMEASURED := tests/e2e $(filter-out tests/e2e tests/__pycache__ $(MEASURED),$(patsubst %/,%,$(wildcard tests/*/)) \
+MEASURED  := tests/model tests/shell tests/unit tests/property tests/vectors
+SIMULATED := tests/sim
+UNMEASURED := tests/e2e $(filter-out tests/e2e tests/__pycache__ $(MEASURED) $(SIMULATED),$(patsubst %/,%,$(wildcard tests/*/)) \
 	$(wildcard tests/test_*.py))
 # Each long run is a target of its own: make nightly-seeds.
 NIGHTLY   := seeds fuzz endurance lab two-ranks vllm trl rest demo
 
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo test test-quick coverage lint format api wheel-smoke dist sbom bench vllm vllm-environment nightly clean \
+.PHONY: help install demo test test-quick coverage simulations lint format api wheel-smoke dist sbom bench vllm vllm-environment nightly clean \
 	$(NIGHTLY:%=nightly-%)
 
 help:
@@ -66,17 +67,21 @@ test: $(STAMP)
 test-quick: $(STAMP)
 	@$(BIN)/python -m pytest -m "not nightly and not e2e" $(TEST_ARGS)
 
-## make coverage     the same tests as make test, side by side, failing below the coverage we promise
+## make coverage     the same tests as make test but for simulated swarms, side by side, failing below the coverage we promise
 coverage: $(STAMP)
 	@rm -f .coverage .coverage.*
 	@NUMBA_DISABLE_JIT=1 $(BIN)/python -m coverage run -m $(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" $(LOOPS)
 	@$(BIN)/python -m coverage run -m $(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" $(MEASURED)
-	@# Real processes and simulations reach lines without testing them one by one, so they are not measured: that would
+	@# Real processes and simulated swarms reach lines without testing them one by one, so they are not measured: that would
 	@# cost half as much again, and three times as much where a simulation goes through the same lines a million times.
 	@$(BIN)/python -m $(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" $(UNMEASURED)
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report --include='pulsenet/*' --omit='$(BESIDE)' --fail-under=100
 	@$(BIN)/python -m coverage report --include='daemon/pulsenetd/*,$(BESIDE)' --fail-under=85
+
+## make simulations  simulated swarms
+simulations: $(STAMP)
+	@$(BIN)/python -m $(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" $(SIMULATED)
 
 ## make lint         format, lint, types, import contracts
 lint: $(STAMP)
