@@ -32,7 +32,7 @@ NIGHTLY   := seeds fuzz endurance lab two-ranks vllm trl rest demo
 
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo test test-quick coverage simulations lint format api wheel-smoke dist sbom bench vllm vllm-environment nightly clean \
+.PHONY: help install demo test test-quick coverage simulations lint format api dist sbom bench vllm vllm-environment nightly clean \
 	$(NIGHTLY:%=nightly-%)
 
 help:
@@ -99,13 +99,7 @@ format: $(STAMP)
 api: $(STAMP)
 	@$(BIN)/python .ci/api.py build/api
 
-## make wheel-smoke  build the wheel and use it outside the checkout
-wheel-smoke: $(STAMP)
-	@rm -rf build/wheel && mkdir -p build/wheel
-	@$(BIN)/python -m build --wheel --outdir build/wheel . > build/wheel/log.txt 2>&1 || (tail -20 build/wheel/log.txt; exit 1)
-	@$(BIN)/python tests/wheel_smoke.py build/wheel
-
-## make dist         wheel and sdist in dist/, checked as for a release
+## make dist         wheel and sdist in dist/, checked as for a release; the wheel is used outside the checkout
 dist: $(STAMP)
 	@rm -rf dist && mkdir -p build
 	@$(BIN)/python -m build --outdir dist . > build/dist.txt 2>&1 || (tail -20 build/dist.txt; exit 1)

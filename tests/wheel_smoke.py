@@ -1,4 +1,4 @@
-"""Installs the wheel into an empty environment, outside the checkout, and uses it (``make wheel-smoke``).
+"""Installs the wheel into an empty environment, outside the checkout, and uses it (``make dist``).
 
 The environment sees the packages of the one that runs this, so nothing is downloaded twice; pulsenet itself
 comes from the wheel alone.
