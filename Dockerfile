@@ -21,7 +21,8 @@ COPY pyproject.toml README.md LICENSE ./
 COPY pulsenet pulsenet
 COPY daemon daemon
 COPY deploy/man deploy/man
-RUN /opt/pulsenet/bin/pip install --no-cache-dir ".[$EXTRAS]" \
+COPY deploy/constraints.txt deploy/constraints.txt
+RUN /opt/pulsenet/bin/pip install --no-cache-dir --constraint deploy/constraints.txt ".[$EXTRAS]" \
     && /opt/pulsenet/bin/pulsenet --version
 
 FROM python:${PYTHON}-slim-bookworm

@@ -106,7 +106,7 @@ dist: $(STAMP)
 	@$(BIN)/python .ci/dist.py $(CURDIR)/dist
 	@$(BIN)/python tests/wheel_smoke.py dist
 
-## make sbom         deploy/sbom.cdx.json and deploy/licences.md, of what is installed now
+## make sbom         sbom.cdx.json, licences.md and constraints.txt in deploy/, of what is installed now
 sbom: $(STAMP)
 	@$(BIN)/python .ci/sbom.py
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes what a node is made of: ``.ci/sbom.py [PYTHON]`` renews deploy/sbom.cdx.json and deploy/licences.md.
+"""Writes what a node is made of, into deploy/: ``.ci/sbom.py [PYTHON]`` renews the bill, licences.md, constraints.txt.
 
 cyclonedx-py, in an environment of its own, looks at the environment that the gate installs. What only development needs
 is left out, and so is what says more of this machine than of the packages: local builds and addresses.
@@ -20,6 +20,7 @@ from audit import LIST_CLOSURE
 ROOT: Final = Path(__file__).resolve().parent.parent
 SBOM: Final = ROOT / "deploy" / "sbom.cdx.json"
 LICENCES: Final = ROOT / "deploy" / "licences.md"
+CONSTRAINTS: Final = ROOT / "deploy" / "constraints.txt"
 CYCLONEDX: Final = "cyclonedx-bom>=7,<8"
 KEPT: Final = ("type", "bom-ref", "name", "version", "description", "licenses", "purl")
 
@@ -39,6 +40,12 @@ torch have mathematical libraries, listed in their own licence files. The demo's
 
 | package | version | licence |
 | --- | --- | --- |
+"""
+
+
+CONSTRAINTS_HEAD: Final = """\
+# Versions that the tests passed with, of all that a node installs. The image is built with them, and
+# 'pip install --constraint deploy/constraints.txt' takes them. Without torch: which build fits depends on the machine.
 """
 
 
@@ -94,6 +101,21 @@ def format_licences(bill: dict[str, Any]) -> str:
     return HEAD + "\n".join(rows) + "\n"
 
 
+def format_constraints(bill: dict[str, Any]) -> str:
+    """Return deploy/constraints.txt."""
+    rows = (f"{one['name']}=={one['version']}" for one in bill["components"] if one["name"] != "torch")
+    return CONSTRAINTS_HEAD + "\n".join(rows) + "\n"
+
+
+def make_files(bill: dict[str, Any]) -> dict[Path, str]:
+    """Return every file that a bill makes, by its place."""
+    return {
+        SBOM: json.dumps(bill, indent=1, ensure_ascii=False) + "\n",
+        LICENCES: format_licences(bill),
+        CONSTRAINTS: format_constraints(bill),
+    }
+
+
 def main() -> int:
     python = sys.argv[1] if len(sys.argv) > 1 else sys.executable
     closure = subprocess.run([python, "-c", LIST_CLOSURE], capture_output=True, text=True, check=True).stdout
@@ -104,8 +126,8 @@ def main() -> int:
         options = ["--pyproject", ROOT / "pyproject.toml", "--short-PURLs", "--output-reproducible", "-o", file]
         subprocess.run([tool / "bin" / "cyclonedx-py", "environment", *options, python], check=True)
         bill = reduce(json.loads(file.read_text()), set(json.loads(closure)))
-    SBOM.write_text(json.dumps(bill, indent=1, ensure_ascii=False) + "\n")
-    LICENCES.write_text(format_licences(bill))
+    for path, text in make_files(bill).items():
+        path.write_text(text)
     return 0
 
 

@@ -57,7 +57,18 @@ def test_nothing_says_where_it_was_made() -> None:
 def test_every_licence_is_listed() -> None:
     for one in BILL["components"]:
         assert sbom.name_licences(one), f"{one['name']} says nothing of its licence: add it to UNSAID in .ci/sbom.py"
-    assert sbom.LICENCES.read_text() == sbom.format_licences(BILL), "make sbom"
+
+
+def test_files_made_of_the_bill_are_of_this_bill() -> None:
+    for path, text in sbom.make_files(BILL).items():
+        assert path.read_text() == text, "make sbom"
+
+
+def test_the_image_is_built_with_the_versions_of_the_bill_but_torch() -> None:
+    lines = [line for line in sbom.CONSTRAINTS.read_text().splitlines() if not line.startswith("#")]
+    pinned = {sbom.normalize(one.name): str(one.specifier) for one in map(Requirement, lines)}
+    assert pinned == {name: f"=={one['version']}" for name, one in COMPONENTS.items() if name != "torch"}
+    assert "--constraint deploy/constraints.txt" in (ROOT / "Dockerfile").read_text()
 
 
 def test_a_package_without_a_licence_and_local_builds_are_seen() -> None:
