@@ -94,9 +94,10 @@ class Source:
         if self.requests_in_flight >= limits.STREAMS_PER_PEER_MAX:
             return 0
         room = min(limits.CHUNKS_PER_REQUEST_MAX, self.window.chunks - self.chunks_in_flight)
-        # Four requests at most are under way: while some are, one for a single chunk wastes a place.
-        least = min(limits.CHUNKS_PER_REQUEST_MAX, self.window.chunks // 2) if self.chunks_in_flight else 1
-        return room if room >= least else 0
+        # Asked early, in as many parts as requests may be under way: who fetches from this node too gets a request only
+        # behind what this node is sending it, and should not run out of things to send meanwhile.
+        least = self.window.chunks // limits.STREAMS_PER_PEER_MAX if self.chunks_in_flight else 1
+        return room if room >= max(least, 1) else 0
 
     def expect_seconds(self, usual_pace: float) -> float:
         """Return when the next chunk asked of it would come, by its pace; by the usual one before it was measured."""

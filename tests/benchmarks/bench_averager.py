@@ -27,7 +27,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).parents[2]
 sys.path += [str(ROOT / "tests" / "lab"), str(ROOT / "tests" / "e2e")]
 
-from mixing_lab import SEND_BUFFER_SIZE_BYTES, Case, start_nodes  # noqa: E402
+from mixing_lab import UNSENT_SIZE_BYTES, Case, start_nodes  # noqa: E402
 from namespaces import Lab, Link  # noqa: E402
 from reporting import Figure, add_summary_option, write_summary  # noqa: E402
 from swarm import make_environment, open_swarm  # noqa: E402
@@ -229,7 +229,7 @@ def run_round(peers: Peers, system: str, case: Case, round_number: int) -> Row:
 
 def measure(case: Case, open_peers: Callable[[Lab, Case], Any], system: str) -> list[Row]:
     """Return the rounds of one system that count."""
-    link = Link(up_mbps=case.mbps, down_mbps=case.mbps, send_buffer_size_bytes=SEND_BUFFER_SIZE_BYTES)
+    link = Link(up_mbps=case.mbps, down_mbps=case.mbps, unsent_size_bytes=UNSENT_SIZE_BYTES)
     with Lab([link] * case.trainers) as lab, open_peers(lab, case) as peers:
         for index in range(case.trainers):
             peers.wait(index, "ready")

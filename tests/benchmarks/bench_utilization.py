@@ -2,7 +2,8 @@
 
 Inner steps are paced by a timer and payloads are small; the published proportion of the time of the inner steps to
 that of a pair's exchange is kept (236 s to 240 s at 100 Mbit/s). The plan is told what a parameter takes, compressed,
-and what payload the link carries beside headers. Needs root and an idle machine, and some ten minutes a variant.
+and what plain TCP carries on the same links while all send to all. Needs root and an idle machine, and some fifteen
+minutes a variant.
 
     python tests/benchmarks/bench_utilization.py [--variant NAME ...] [--mbps 4] [--write docs/gossip.md]
 """
@@ -51,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--variant", action="append", choices=VARIANTS)
     parser.add_argument("--mbps", type=float, default=4.0)
-    parser.add_argument("--params", type=int, default=1 << 23)
+    parser.add_argument("--params", type=int, default=1 << 24)
     parser.add_argument("--write", type=Path, default=None, help="document, whose table is replaced or appended")
     add_summary_option(parser)
     arguments = parser.parse_args()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import plain_tcp
 from lab_swarm import RUN, LabNode
 from namespaces import Lab, Link
 from swarm import Swarm, make_environment, open_swarm, run_json, wait_until
@@ -20,9 +21,9 @@ from pulsenet.outer.plan_link import Link as PlannedLink
 SCRIPT: Final = Path(__file__).with_name("paced_trainer.py")
 FIRST_ROUND: Final = 1
 """Rounds before it are not counted: a roster is waited for, and everything is compiled."""
-PAYLOAD_RATIO: Final = 1448 / 1514
-"""What of a link's bytes is payload, in full frames of Ethernet with TCP and its timestamps."""
-SEND_BUFFER_SIZE_BYTES: Final = 65_536
+PLAIN_SECONDS: Final = 20.0
+"""How long plain TCP is looked at before."""
+UNSENT_SIZE_BYTES: Final = 16_384
 """Less than a hundredth of what a trainer hands over, as a kernel's megabytes are where gigabytes travel."""
 MEMORY: Final = Path("/dev/shm")
 """Where the nodes live: all of them together would wait for one disk, of which a trainer has one for itself."""
@@ -64,9 +65,11 @@ class Measured:
     case: Case
     utilization: float
     predicted: float
-    """By the size that vectors had, compressed, and by the payload that the link carries."""
+    """By the size that vectors had, compressed, and by what plain TCP carried."""
     bytes_per_param: float
     """That size."""
+    plain_mbps: float
+    """What plain TCP carried, to and from each node, while all sent to all."""
     mixed_ratio: float
     """Share of the jobs whose mean had everybody in it who should be."""
     work_ratio_p95: float
@@ -75,9 +78,10 @@ class Measured:
 
 def measure(case: Case) -> Measured:
     """Run trainers over links of one speed and return how they spent their time."""
-    link = Link(up_mbps=case.mbps, down_mbps=case.mbps, send_buffer_size_bytes=SEND_BUFFER_SIZE_BYTES)
+    link = Link(up_mbps=case.mbps, down_mbps=case.mbps, unsent_size_bytes=UNSENT_SIZE_BYTES)
     links = [link for _ in range(case.trainers)]
     with Lab(links) as lab, open_swarm(MEMORY) as swarm:
+        plain_mbps = plain_tcp.measure_all(lab, case.trainers, PLAIN_SECONDS)
         nodes = start_nodes(lab, swarm, case)
         logs = [swarm.directory / f"{node.name}.reports" for node in nodes]
         processes = []
@@ -105,7 +109,7 @@ def measure(case: Case) -> Measured:
         for lines in told:
             for line in lines:
                 print({name: line[name] for name in SHOWN}, file=sys.stderr)
-        return _summarise(case, told)
+        return _summarise(case, told, plain_mbps)
 
 
 def start_nodes(lab: Lab, swarm: Swarm, case: Case) -> list[LabNode]:
@@ -131,7 +135,7 @@ def _read(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
 
 
-def _summarise(case: Case, told: Sequence[Sequence[dict[str, Any]]]) -> Measured:
+def _summarise(case: Case, told: Sequence[Sequence[dict[str, Any]]], plain_mbps: float) -> Measured:
     counted = [line for lines in told for line in lines[FIRST_ROUND:-1]]
     inner = sum(line["inner_seconds"] for line in counted)
     total = inner + sum(line["blocked_seconds"] for line in counted)
@@ -143,8 +147,9 @@ def _summarise(case: Case, told: Sequence[Sequence[dict[str, Any]]]) -> Measured
     return Measured(
         case,
         utilization=inner / total,
-        predicted=case.predict(bytes_per_param, PAYLOAD_RATIO * case.mbps),
+        predicted=case.predict(bytes_per_param, plain_mbps),
         bytes_per_param=bytes_per_param,
+        plain_mbps=plain_mbps,
         mixed_ratio=sum(jobs) / len(jobs) if jobs else 1.0,
         work_ratio_p95=_p95(beside) / _p95(alone),
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 import time
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +14,8 @@ from namespaces import Lab
 
 READ_SIZE_BYTES: Final = 256 << 10
 NAME_SIZE_BYTES: Final = 16
+SETTLE_SECONDS: Final = 5.0
+"""Before connections that share links have found their pace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,50 @@ def measure(lab: Lab, sender: int, reader: int, size_bytes: int, seconds_max: fl
             seconds = time.monotonic() - started
         thread.join(10)
     return Transfer(received, seconds, used[0] if used else "")
+
+
+def measure_all(lab: Lab, count: int, seconds: float) -> float:
+    """Have the first ``count`` nodes all send to all, over one connection of each two, both ways at once.
+
+    Returns:
+        Megabits of payload a second that a node receives, and sends, on average: acknowledgments share its link.
+    """
+    received = [0] * (count * (count - 1))
+    stop = threading.Event()
+    with ExitStack() as stack:
+        threads = []
+        for one, other in itertools.combinations(range(count), 2):
+            listener = stack.enter_context(lab.listen(one))
+            there = stack.enter_context(lab.connect(other, (lab.address(one), listener.getsockname()[1])))
+            here = stack.enter_context(listener.accept()[0])
+            for connection in (here, there):
+                connection.settimeout(1.0)
+                place = len(threads) // 2
+                threads.append(threading.Thread(target=_pour, args=(connection, stop), daemon=True))
+                threads.append(threading.Thread(target=_drink, args=(connection, received, place, stop), daemon=True))
+        for thread in threads:
+            thread.start()
+        time.sleep(SETTLE_SECONDS)
+        before, started = sum(received), time.monotonic()
+        time.sleep(seconds)
+        size_bytes, seconds = sum(received) - before, time.monotonic() - started
+        stop.set()
+        for thread in threads:
+            thread.join()
+    return size_bytes * 8e-6 / seconds / count
+
+
+def _pour(connection: socket.socket, stop: threading.Event) -> None:
+    block = bytes(READ_SIZE_BYTES)
+    while not stop.is_set():
+        with suppress(TimeoutError):
+            connection.send(block)
+
+
+def _drink(connection: socket.socket, received: list[int], place: int, stop: threading.Event) -> None:
+    while not stop.is_set():
+        with suppress(TimeoutError):
+            received[place] += len(connection.recv(READ_SIZE_BYTES))
 
 
 def _send(listener: socket.socket, size_bytes: int, used: list[str]) -> None:

@@ -131,9 +131,13 @@ def test_room_is_bounded_by_window_request_and_streams() -> None:
     source.chunks_in_flight = 3
     assert source.room_chunks == 3
     source.chunks_in_flight = 4
-    assert source.room_chunks == 0  # a place is not wasted on fewer than half of a window
+    assert source.room_chunks == 2
     source.chunks_in_flight = 7
     assert source.room_chunks == 0
+    source.window.chunks, source.chunks_in_flight = 16, 13
+    assert source.room_chunks == 0  # a place is not wasted on less than a request's part of a window
+    source.chunks_in_flight = 12
+    assert source.room_chunks == limits.CHUNKS_PER_REQUEST_MAX
     source.chunks_in_flight = 0
     source.requests_in_flight = limits.STREAMS_PER_PEER_MAX
     assert source.room_chunks == 0
