@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 MBPS = 4.0
 PARAMS = 1 << 24
-"""A mean of all takes three minutes: what passes between two of them, a few seconds, counts as little as in real runs."""
+"""A mean of all takes three minutes: what passes between two, a few seconds, counts as little as in real ones."""
 PAIR_SECONDS = PARAMS * 4 * 8e-6 / MBPS
 POINTS_MAX = 0.05
 
