@@ -1,4 +1,4 @@
-"""A run with real Ed25519 keys, for machines that sign and believe."""
+"""A run and its keys, for machines that sign and believe."""
 
 from __future__ import annotations
 
@@ -7,37 +7,24 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.records import EpochRecord, Have, Head, SignedRecord, Vote
 from pulsenet.chain.signing import add_signature, encode_signed, record_digest, seal
 from pulsenet.chain.trust import Trust
-from pulsenet.ids import Digest, PeerId, RunId, Version, compute_digest
+from pulsenet.ids import Digest, RunId, Version, compute_digest
 from pulsenet.node.machine import Seat
-from pulsenet.testing.fakes import make_descriptor
+from pulsenet.testing.fakes import make_descriptor, make_key, make_sign, verify
 
 START_MS = 1_800_000_000_000
 
 
 class Key:
-    """An Ed25519 key made from one byte."""
+    """A simulated key: whoever has one can sign."""
 
     def __init__(self, seed: int) -> None:
-        self._key = Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
-        self.peer_id = PeerId(self._key.public_key().public_bytes_raw())
-
-    def sign(self, message: bytes) -> bytes:
-        return self._key.sign(message)
-
-
-def check_signature(peer_id: PeerId, message: bytes, signature: bytes) -> bool:
-    try:
-        Ed25519PublicKey.from_public_bytes(peer_id).verify(signature, message)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
+        self.peer_id = make_key(f"key {seed}")
+        self.sign = make_sign(self.peer_id)
 
 
 class Run:
@@ -45,7 +32,7 @@ class Run:
 
     owner, publisher, second, third, stranger = (Key(seed) for seed in range(1, 6))
     start_ms = START_MS
-    verify = staticmethod(check_signature)
+    verify = staticmethod(verify)
 
     def __init__(self, *, authorities: tuple[Key, ...] | None = None, **changes: Any) -> None:
         keys = (self.publisher,) if authorities is None else authorities
@@ -60,7 +47,7 @@ class Run:
 
     def trust(self) -> Trust:
         """What a node believes that knows the genesis and nothing else."""
-        trust = Trust(self.run_id, check_signature)
+        trust = Trust(self.run_id, verify)
         trust.accept_descriptor(self.genesis)
         return trust
 
