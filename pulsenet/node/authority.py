@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from pulsenet.chain.signing import decode_signed
-from pulsenet.ids import PeerId
+from pulsenet.errors import TrustError
+from pulsenet.ids import PeerId, short
 from pulsenet.node.blame import Refused, blame
 from pulsenet.node.candidacy import Candidacy, decode_ballot
 from pulsenet.node.effects import Effect
@@ -66,8 +67,11 @@ class Authority(LedgerMachine):
 
     def _take_vote(self, event: VoteSeen, now: float) -> list[Effect]:
         signed = decode_signed(event.record)
-        given = self._trust.accept_vote(signed)
-        effects, refusal = self._candidacy.take_vote(given, signed.signers[0], event.record, now)
+        given, voter = self._trust.accept_vote(signed), signed.signers[0]
+        if event.source != voter:
+            # The votes of a term are public: said again by others, they would renew leases of whoever is gone.
+            raise TrustError("untrusted", f"{short(event.source)} says a vote of {short(voter)} again")
+        effects, refusal = self._candidacy.take_vote(given, voter, event.record, now)
         self.verdicts.note(event, refusal)
         return effects + self._explain(refusal, event.source)
 

@@ -11,7 +11,7 @@ from pulsenet.chain.ballot import Ballot
 from pulsenet.chain.ledger import LEDGER_KEY, Ledger
 from pulsenet.errors import StorageError
 from pulsenet.node.authority import Authority
-from pulsenet.node.candidacy import BALLOT_KEY, encode_ballot
+from pulsenet.node.candidacy import BALLOT_KEY, LEASE_SECONDS, encode_ballot
 from pulsenet.node.effects import Count, Effect, SaveState, SendRequest, StrikePeer
 from pulsenet.node.events import Event, PeerConnected, ReceiptSeen, StoreFailed, TermSeen, TimerFired, VoteSeen
 from pulsenet.wire.messages import PushTerm, PushVote
@@ -63,6 +63,32 @@ def test_a_candidate_is_given_a_vote_and_its_term_is_heard(make_run: Callable[..
     effects = machine.handle(TermSeen((vote, answer.vote), candidate.peer_id), 0.0, 0)
     assert machine.term == 1
     assert LEDGER_KEY in [effect.key for effect in effects if isinstance(effect, SaveState)]
+
+
+def test_a_vote_that_somebody_else_says_again_renews_nothing(make_run: Callable[..., Any]) -> None:
+    keys = sorted((make_run.key(seed) for seed in range(1, 4)), key=lambda key: key.peer_id)  # type: ignore[attr-defined]
+    gone, heir, voter = keys
+    run = make_run(authorities=tuple(keys))
+    machine, stranger, until = Voter(run, voter), run.stranger.peer_id, LEASE_SECONDS
+    vote = run.vote(gone)
+    assert sent(machine.handle(VoteSeen(vote, gone.peer_id), 0.0, 0))
+    effects = machine.handle(VoteSeen(vote, stranger), until - 0.1, 0)
+    assert sent(effects) == []
+    assert Count("rejected", "untrusted") in effects
+    assert machine.verdicts.find(PushVote(vote)) == "untrusted"
+    assert sent(machine.handle(VoteSeen(run.vote(heir, term=2), heir.peer_id), until, 0)), "the lease is over"
+
+
+def test_nobody_stays_in_office_by_votes_that_others_say_again(make_run: Callable[..., Any]) -> None:
+    keys = sorted((make_run.key(seed) for seed in range(1, 3)), key=lambda key: key.peer_id)  # type: ignore[attr-defined]
+    run = make_run(authorities=tuple(keys))
+    machine = Voter(run, keys[0])
+    machine.handle(TimerFired(), 60.0, 0)
+    vote = run.vote(keys[0], voter=keys[1])
+    machine.handle(VoteSeen(vote, keys[1].peer_id), 60.0, 0)
+    assert machine.is_leading(60.0)
+    machine.handle(VoteSeen(vote, run.stranger.peer_id), 60.0 + LEASE_SECONDS, 0)
+    assert not machine.is_leading(60.0 + LEASE_SECONDS)
 
 
 def test_rubbish_is_counted_and_answered_and_strikes_its_sender_once(make_run: Callable[..., Any]) -> None:
