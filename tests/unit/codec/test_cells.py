@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from numba import config as numba_config
 
 from pulsenet.codec.cells import (
     REACH_MAX,
@@ -14,7 +15,7 @@ from pulsenet.codec.cells import (
 from pulsenet.codec.classes import CLASS_COUNT
 
 GENERATOR = np.random.default_rng(11)
-LOWS = np.arange(1 << 16, dtype=np.uint32)
+LOWS = np.arange(0, 1 << 16, 31 if numba_config.DISABLE_JIT else 1, np.uint32)
 MIXED = np.concatenate(
     (
         LOWS | np.uint32(0x3C000000),

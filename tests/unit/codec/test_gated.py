@@ -59,7 +59,7 @@ def test_odd_values_among_gated_ones_come_back(value: int) -> None:
 
 
 def test_outlier_does_not_take_the_classes_from_the_others() -> None:
-    theta, deltas = trained(100_000, seed=2)
+    theta, deltas = trained(30_000, seed=2)
     sent = gate(theta, deltas)
     body = check(theta, sent, deltas[sent])
     far = np.argmax(np.abs(theta.view(np.float32)))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import config as numba_config
 
 from pulsenet import limits
 from pulsenet.codec.contribution import HEADER_SIZE_BYTES
@@ -115,7 +116,7 @@ SETTINGS = [
 ]
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=20 if numba_config.DISABLE_JIT else 60)
 @given(
     counts=st.lists(st.sampled_from([0, 1, 2, 15, 16, 17, 40, 70]), max_size=6),
     member_count=st.integers(1, 16),
