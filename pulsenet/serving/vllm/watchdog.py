@@ -89,9 +89,12 @@ class Watchdog:
     def _run(self) -> None:
         gone_seconds = 0.0
         while not self._stop.wait(LOOK_SECONDS):
-            gone_seconds = gone_seconds + LOOK_SECONDS if self.is_node_gone() else 0.0
-            if gone_seconds > GRACE_SECONDS:
-                self.look()
+            try:
+                gone_seconds = gone_seconds + LOOK_SECONDS if self.is_node_gone() else 0.0
+                if gone_seconds > GRACE_SECONDS:
+                    self.look()
+            except Exception as error:  # an engine that stands still has nobody else: look again
+                print(f"pulsenet: the watchdog cannot look after the engine: {error}", flush=True)
 
     def is_node_gone(self) -> bool:
         """Say whether nobody holds the directory, or whoever does has forgotten a commit."""
@@ -121,15 +124,15 @@ class Watchdog:
 
 
 def is_locked(path: Path) -> bool:
-    """Say whether another process holds the lock on a file; a file that is gone is held by nobody."""
+    """Say whether another process holds the lock on a file, or may: only one that is gone is surely held by nobody."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        finally:
+            os.close(descriptor)
+    except (FileNotFoundError, NotADirectoryError):
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError:  # held; or this process has no descriptor left, which says nothing of the node
         return True
-    finally:
-        os.close(descriptor)
     return False

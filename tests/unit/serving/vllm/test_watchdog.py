@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -124,6 +126,42 @@ def test_a_node_is_gone_when_nobody_holds_its_lock_or_it_forgot_a_commit(tmp_pat
     assert not is_locked(tmp_path / LOCK_NAME)
     assert not is_locked(tmp_path / "none")
     assert len(os.listdir("/proc/self/fd")) < 200
+
+
+def test_an_engine_without_descriptors_does_not_take_its_node_for_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    (tmp_path / LOCK_NAME).touch()
+    monkeypatch.setattr(os, "open", refuse)
+    assert is_locked(tmp_path / LOCK_NAME)
+
+
+def test_a_look_that_fails_is_not_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.03)
+    servant: Any = Servant(tmp_path)
+    (tmp_path / PAUSED_NAME).write_text("t")
+    faults = [RuntimeError("no device")]
+
+    def list_others() -> list[Answer | None]:
+        if faults:
+            raise faults.pop()
+        return [READY]
+
+    servant.others = list_others
+    dog = Watchdog(servant)
+    dog.start()
+    give_up_at = time.monotonic() + 30
+    while (tmp_path / PAUSED_NAME).exists() and time.monotonic() < give_up_at:
+        time.sleep(0.01)
+    dog.stop()
+    assert len(resumed) == 2
+    assert "cannot look after the engine: no device" in capsys.readouterr().out
 
 
 def test_the_thread_waits_out_a_grace_and_stops_when_told(
