@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -84,21 +84,22 @@ class Channel:
         """Connect.
 
         Raises:
-            UnavailableError: Nobody listens there, or somebody who does not own the directory.
+            UnavailableError: Nobody listens there, or somebody who does not own the directory; or this process has no
+                descriptor left.
         """
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._reader = FrameReader()
-        try:
-            self._socket.settimeout(timeout_seconds)
-            use_address(path, self._socket.connect)
-            owner_uid = path.parent.stat().st_uid
-        except OSError as error:
-            self.close()
-            raise UnavailableError(f"no daemon answers at {path}: {error.strerror or error}") from error
-        peer_uid = read_peer_uid(self._socket)
-        if peer_uid != owner_uid:
-            self.close()
-            raise UnavailableError(f"{path} is served by user {peer_uid}, but belongs to user {owner_uid}")
+        with ExitStack() as stack:
+            try:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+                stack.callback(self.close)
+                self._socket.settimeout(timeout_seconds)
+                use_address(path, self._socket.connect)
+                owner_uid, peer_uid = path.parent.stat().st_uid, read_peer_uid(self._socket)
+            except OSError as error:
+                raise UnavailableError(f"no daemon answers at {path}: {error.strerror or error}") from error
+            if peer_uid != owner_uid:
+                raise UnavailableError(f"{path} is served by user {peer_uid}, but belongs to user {owner_uid}")
+            stack.pop_all()
 
     def send(self, message: LocalMessage, *, descriptor: int | None = None, timeout_seconds: float) -> None:
         """Send one frame.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -362,3 +364,13 @@ def test_without_a_daemon_attach_says_how_to_start_one(tmp_path: Path, monkeypat
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match="start it with 'pulsenet join --role inferencer --run mine'"):
         attach_engine(InProcessEngine(make_model()), "mine")
+
+
+def test_a_process_without_descriptors_is_no_reason_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    client = Client(tmp_path)
+    monkeypatch.setattr(socket, "socket", refuse)
+    with pytest.raises(UnavailableError, match="Too many open files"):
+        client.next_update(None)
