@@ -30,7 +30,7 @@ from pulsenet.local.sockets import Channel, socket_path
 from pulsenet.local.tasks import Task, read_task
 from pulsenet.local.update import Update
 from pulsenet.tensors.params import ParameterTable
-from pulsenet.wire.schema import INTEGER_MAX, decode_value
+from pulsenet.wire.schema import INTEGER_MAX, cut_text, decode_value
 
 SOFTWARE: Final = "pulsenet-python"
 
@@ -298,7 +298,7 @@ class Client:
             if self._engine is None:
                 self._generation = None
                 raise UnavailableError("the daemon went away before the update was confirmed")
-            request = protocol.ConfirmUpdate(self._generation, ok, version, reason[:1000])
+            request = protocol.ConfirmUpdate(self._generation, ok, version, cut_text(reason, 1000))
             self._generation = None
             try:
                 self._engine.send(request, timeout_seconds=REPLY_SECONDS_MAX)

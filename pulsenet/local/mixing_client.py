@@ -13,7 +13,7 @@ from pulsenet.local import mixing_protocol as local
 from pulsenet.local.handover import REPLY_SECONDS_MAX
 from pulsenet.local.protocol import LocalMessage
 from pulsenet.local.rounds_client import RoundsConnection
-from pulsenet.local.rounds_protocol import NoOrder
+from pulsenet.local.rounds_protocol import NoOrder, as_code
 from pulsenet.tensors.params import ParameterTable
 
 WAIT_SECONDS_MAX: Final = 60.0
@@ -35,7 +35,7 @@ class MixingConnection(RoundsConnection):
 
     def refuse_state(self, reason: str, wait_seconds: float) -> local.Begin | None:
         """Say that the state offered cannot be read, and return where else to begin."""
-        return self._await(local.RefuseState(reason[:64], _to_ms(wait_seconds)), local.Begin, wait_seconds)
+        return self._await(local.RefuseState(as_code(reason), _to_ms(wait_seconds)), local.Begin, wait_seconds)
 
     def want_round(self, round_index: int, wait_seconds: float) -> local.RoundOpened | None:
         """Open a round; ``None`` if the daemon did not do it in time."""

@@ -52,7 +52,7 @@ from typing import Annotated, Final, get_args
 from pulsenet import limits
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.effects import Fate
-from pulsenet.wire.schema import CountMax, SizeMax
+from pulsenet.wire.schema import CountMax, SizeMax, cut_text
 
 PART_SIZE_BYTES_MAX: Final = 64 << 20
 """Of a blob, in one memory: both sides hold a few of them at most, whatever the size of the model."""
@@ -63,8 +63,14 @@ ROUND_CONSTANTS_MAX: Final = 64
 Table = Annotated[bytes, SizeMax(limits.TABLE_SIZE_BYTES_MAX)]
 """An encoded ``ParameterTable``."""
 
-Code = Annotated[str, SizeMax(64)]
+CODE_SIZE_BYTES_MAX: Final = 64
+Code = Annotated[str, SizeMax(CODE_SIZE_BYTES_MAX)]
 Name = Annotated[str, SizeMax(128)]
+
+
+def as_code(reason: str) -> str:
+    """Return as much of a reason as a ``Code`` holds."""
+    return cut_text(reason, CODE_SIZE_BYTES_MAX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,7 +202,7 @@ class DaemonExchange(DaemonEnd[RoundsConnection]):
 
     def abstain(self, round_index: int, reason: str) -> RoundResult:
         """Take part without a contribution; the round's inner steps are run again, unless it is over."""
-        found = self._await(local.AbstainRound(round_index, reason[:64]))
+        found = self._await(local.AbstainRound(round_index, local.as_code(reason)))
         if found is None:
             return RoundResult(Outcome.REJECTED, reason=reason)
         return RoundResult(Outcome.REJECTED, self._moves(found), reason)
@@ -278,7 +278,7 @@ class DaemonExchange(DaemonEnd[RoundsConnection]):
                 connection.tell(offer)
             except StorageError as error:
                 self._refusal = error.reason
-                connection.tell(local.AbstainRound(work.round_index, error.reason[:64]))
+                connection.tell(local.AbstainRound(work.round_index, local.as_code(error.reason)))
         self._offered, self._may_go_on = work, False
 
     def _carry_out(self, connection: RoundsConnection, order: local.Order) -> _Prepared | str:

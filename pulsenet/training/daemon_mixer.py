@@ -34,6 +34,7 @@ from pulsenet.local import mixing_protocol as local
 from pulsenet.local.client import Client
 from pulsenet.local.directories import RUN_NAME_DEFAULT
 from pulsenet.local.mixing_client import MixingConnection
+from pulsenet.local.rounds_protocol import as_code
 from pulsenet.outer.contribution import Entries
 from pulsenet.outer.floats import fp32_to_bits
 from pulsenet.outer.mixing.probe import Answer
@@ -246,8 +247,8 @@ class DaemonMixer(DaemonEnd[MixingConnection]):
             round_index=report.round_index,
             mix1_count=report.mix1_count,
             mix2_count=report.mix2_count,
-            mix1_reason=report.mix1_reason[:64],
-            mix2_reason=report.mix2_reason[:64],
+            mix1_reason=as_code(report.mix1_reason),
+            mix2_reason=as_code(report.mix2_reason),
             inner_seconds_bits=fp32_to_bits(report.inner_seconds),
             blocked_seconds_bits=fp32_to_bits(report.blocked_seconds),
             utilization_bits=fp32_to_bits(report.utilization_total),
@@ -287,7 +288,7 @@ class DaemonMixer(DaemonEnd[MixingConnection]):
             except (LocalProtocolError, StorageError) as error:
                 reason = error.reason if isinstance(error, StorageError) else str(error)
                 self._failures[job] = reason
-                connection.tell(local.FailPart(opened.round_index, int(job), reason[:64]))
+                connection.tell(local.FailPart(opened.round_index, int(job), as_code(reason)))
                 return
             connection.tell(handed.message)
             self._handed[job] = handed

@@ -83,6 +83,11 @@ def encode_value(value: object) -> bytes:
     return packed
 
 
+def cut_text(text: str, size_bytes_max: int) -> str:
+    """Return as much of a text as so many bytes of UTF-8 hold; what has no such form, as of a file's name, is spelt."""
+    return text.encode("utf-8", "backslashreplace")[:size_bytes_max].decode("utf-8", "ignore")
+
+
 def decode_value(cls: type[T], data: bytes | bytearray | memoryview) -> T:
     """Return the dataclass encoded in ``data``; fields it does not know are ignored.
 

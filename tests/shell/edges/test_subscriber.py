@@ -21,6 +21,7 @@ from pulsenet.errors import (
     PatchMismatchError,
     PulsenetError,
     RemoteProtocolError,
+    StorageError,
     StructureError,
     UnavailableError,
 )
@@ -374,3 +375,21 @@ def test_a_process_without_descriptors_is_no_reason_to_end(tmp_path: Path, monke
     monkeypatch.setattr(socket, "socket", refuse)
     with pytest.raises(UnavailableError, match="Too many open files"):
         client.next_update(None)
+
+
+def test_a_failure_of_a_file_with_an_odd_name_is_told_too(
+    serve: Serve, node: Any, weights: Sequence[Any], tmp_path: Path
+) -> None:
+    serve(tmp_path)
+
+    class Full(InProcessEngine):
+        def commit(self) -> None:
+            raise StorageError("no room in /models/\udcff", "enospc")
+
+    node.staged = [weights[0].stage_full()]
+    with (
+        attach_engine(Full(make_model()), data_dir=tmp_path) as subscriber,
+        pytest.raises(StorageError, match="no room"),
+    ):
+        subscriber.step()
+    assert node.confirmations[0].reason == "enospc: no room in /models/\\udcff"

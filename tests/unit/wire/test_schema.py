@@ -11,7 +11,7 @@ import pytest
 
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import Digest, Version
-from pulsenet.wire.schema import INTEGER_MAX, LATER, CountMax, SizeExact, SizeMax, decode_value, encode_value
+from pulsenet.wire.schema import INTEGER_MAX, LATER, CountMax, SizeExact, SizeMax, cut_text, decode_value, encode_value
 
 
 class Colour(StrEnum):
@@ -235,3 +235,17 @@ def test_a_field_that_came_later_may_be_missing_and_is_always_written() -> None:
     assert b"names" in encode_value(Newer(1))
     with pytest.raises(RemoteProtocolError, match="schema"):
         decode_value(Newer, msgpack.packb({"number": 1}))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("short", "short"),
+        ("x" * 9, "x" * 8),
+        ("\u00fc" * 5, "\u00fc" * 4),
+        ("abcdefg\u00fc", "abcdefg"),
+        ("\udcff", "\\udcff"),
+    ],
+)
+def test_a_text_is_cut_to_bytes_and_never_inside_a_character(text: str, expected: str) -> None:
+    assert cut_text(text, 8) == expected
