@@ -147,8 +147,11 @@ class Rounds(LedgerMachine):
         finally:
             self._contact.note_heard(peer_id, now)
             self._contact.note_answer(peer_id)
-        is_behind = reply.round_index > self._round_index and self._state_root is not None
-        self._is_cut_off = is_behind and self._ledger.final(self._round_index) is None
+        known = self._trust.descriptor
+        if known is not None and peer_id in known.authorities:
+            # Authorities keep what leads on. Anybody else may keep it back, and would take this node off its state.
+            is_behind = reply.round_index > self._round_index and self._state_root is not None
+            self._is_cut_off = is_behind and self._ledger.final(self._round_index) is None
         return effects
 
     # What the training process says

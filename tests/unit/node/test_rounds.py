@@ -143,8 +143,9 @@ class Bench:
         anchor = StateAnchor(self.run.run_id, 0, round_index, root(round_index), outcome, blob_id, size_bytes)
         return encode_signed(self.run.seal(anchor, self.authority))
 
-    def tell_rounds(self, round_index: int, anchor: bytes | None) -> list[Effect]:
-        return self.tell(ReplyReceived(1, self.authority.peer_id, RoundsReply(round_index, (), (), anchor)))
+    def tell_rounds(self, round_index: int, anchor: bytes | None, key: Any = None) -> list[Effect]:
+        peer_id = (key or self.authority).peer_id
+        return self.tell(ReplyReceived(1, peer_id, RoundsReply(round_index, (), (), anchor)))
 
 
 def pushed(effects: list[Effect]) -> list[Any]:
@@ -345,6 +346,14 @@ def test_a_state_no_receipts_lead_on_from_is_replaced(bench: Bench) -> None:
     effects = bench.tell_rounds(9, bench.anchor(8))
     assert Count("wasted_inner_steps", "outdated", 8.0) in effects
     assert only(effects, RestoreState)
+
+
+def test_a_peer_that_keeps_receipts_back_takes_nobody_off_its_state(bench: Bench) -> None:
+    bench.attach(2)
+    effects = bench.tell_rounds(9, bench.anchor(8), bench.run.stranger)
+    assert not only(effects, RestoreState)
+    assert bench.machine.state_root == root(2)
+    assert only(bench.tell_rounds(9, None), RestoreState), "an authority that has none is believed"
 
 
 def test_alone_with_a_state_older_than_its_own_records_it_is_restored(bench: Bench) -> None:
