@@ -37,8 +37,6 @@ _SIZE_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 <<
 def _option(default: Any, text: str, *, choices: tuple[str, ...] = (), kind: str = "text", metavar: str = "") -> Any:
     """Declare a configuration field: its default, how text becomes a value, and its help."""
     metadata = {"help": text, "choices": choices, "kind": kind, "metavar": metavar}
-    if isinstance(default, tuple):
-        return field(default=default, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -302,7 +300,6 @@ def _check_together(config: Config, origins: Mapping[str, str]) -> None:
         check_run_name(config.run)
     except ValueError as error:
         refuse("run", str(error))
-    # Imported late: commands that use no network do not need the daemon's packages.
     checks: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("bootstrap", config.bootstrap),
         ("announce", config.announce),
@@ -361,6 +358,7 @@ def _check_timeouts(config: Config) -> None:
 
 
 def _check_address(name: str, address: str) -> None:
+    # Imported late, as above: commands that use no network do not need the daemon's packages.
     from pulsenetd.network import addresses
 
     if name == "bootstrap":

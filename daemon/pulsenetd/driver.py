@@ -8,7 +8,7 @@ runs as a task and comes back as an event to the machine that ordered it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -63,9 +63,8 @@ BROADCAST: Final = (
 Post = Callable[[Event], None]
 """Queues an event; given to a handler, it addresses the machine that ordered the effect."""
 
-Handler = Callable[[Any, Post], Awaitable[None]]
+Handler = Callable[[Any, Post], Coroutine[Any, Any, None]]
 """Executes one kind of effect and posts what came of it."""
-
 
 Turn = Callable[[float, int], list[Effect]]
 """A machine's own method, called with the monotonic time and the Unix time in milliseconds."""
@@ -105,8 +104,6 @@ class Driver:
         self._monotonic = monotonic
         self._wall_ms = wall_ms
         self._queue: asyncio.Queue[tuple[_Seat | None, Event | Turn, asyncio.Future[None] | None]] = asyncio.Queue()
-        self.last_turn = monotonic()
-        """When the loop last finished an event; ``/livez`` looks at it."""
 
     def post(self, event: Event) -> None:
         """Queue an event for every machine."""
@@ -151,7 +148,6 @@ class Driver:
                         await self._turn(seat, event, tasks)
                     if taken is not None and not taken.done():
                         taken.set_result(None)
-                    self.last_turn = self._monotonic()
         finally:
             self._end()
 
@@ -188,7 +184,7 @@ class Driver:
                     post(StoreFailed(None, error.reason))
                     return
             else:
-                tasks.create_task(_finish(handler, effect, post))
+                tasks.create_task(handler(effect, post))
 
     def _set_timer(self, seat: _Seat, at: float) -> None:
         if seat.timer is not None:
@@ -199,7 +195,3 @@ class Driver:
 
 def _do_nothing(now: float, now_ms: int) -> list[Effect]:
     return []
-
-
-async def _finish(handler: Handler, effect: Effect, post: Post) -> None:
-    await handler(effect, post)

@@ -50,7 +50,6 @@ class Directory:
         run_id: Records of other runs are refused.
         secret: Secret of a private run's token; empty otherwise.
         verify: Checks one signature.
-        client_mode: For a node nobody can dial: it asks, but stores nothing for others.
         wall_clock: Unix seconds, as the machine believes.
         clock: Monotonic seconds.
     """
@@ -62,7 +61,6 @@ class Directory:
         run_id: RunId,
         verify: Verify,
         secret: bytes = b"",
-        client_mode: bool = False,
         wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -70,7 +68,7 @@ class Directory:
         self.run_id = run_id
         """The run whose records are kept."""
         self._keys = DirectoryKeys(run_id, secret)
-        self._client_mode = client_mode
+        self._client_mode = False
         self._wall_clock = wall_clock
         self._clock = clock
         self._wall_minus_monotonic = wall_clock() - clock()
@@ -84,7 +82,6 @@ class Directory:
         self._overdue: dict[str, SignedRecord] = {}
         """The newest record of each type, if the directory did not take it."""
         self._is_clock_off = False
-        self._round_trips: dict[PeerId, float] = {}
 
     # -- time -----------------------------------------------------------------------------------
 
@@ -141,15 +138,6 @@ class Directory:
                 async with asyncio.timeout(_CLOSE_SECONDS):
                     await node.shutdown()
 
-    async def reopen(self, hivemind_p2p: Any) -> None:
-        """Go on with a new p2pd after the old one died; join again afterwards.
-
-        Raises:
-            UnavailableError: see :meth:`open`.
-        """
-        await self.close(p2pd_is_alive=False)
-        await self.open(hivemind_p2p)
-
     async def set_client_mode(self, client_mode: bool) -> bool:
         """Ask only, or store and answer for others too; return whether that is a change. Join again after one.
 
@@ -185,7 +173,7 @@ class Directory:
         """Get to know connected peers' part of the DHT; return those that answered.
 
         Done at start, and on a timer with bootstraps and remembered peers: it is what makes two halves
-        of a healed partition one again. Also measures round trips and the clock's offset.
+        of a healed partition one again. Also measures the clock's offset.
 
         Raises:
             UnavailableError: this node does not take part at the moment.
@@ -199,10 +187,6 @@ class Directory:
                 async with _deadline("looking for near nodes"):
                     await node.find_nearest_nodes([node.node_id])
         return answered
-
-    def get_round_trip(self, peer_id: PeerId) -> float | None:
-        """Return the seconds the peer's last answer to :meth:`join` took, if there was one."""
-        return self._round_trips.get(peer_id)
 
     # -- records --------------------------------------------------------------------------------
 
@@ -317,7 +301,6 @@ class Directory:
             logger.debug("%s does not answer in the directory: %s", short(peer_id), error)
             return False
         round_trip_seconds = self._clock() - sent_at
-        self._round_trips[peer_id] = round_trip_seconds
         if response.dht_time:
             ahead_seconds = sent_wall + round_trip_seconds / 2 - response.dht_time
             self._learn_offset(peer_id, ahead_seconds, round_trip_seconds)

@@ -111,7 +111,7 @@ class P2pd:
         Raises:
             UnavailableError: it did not answer in time.
         """
-        await self._identify(timeout_seconds)
+        await self.listen_addresses(timeout_seconds)
 
     async def listen_addresses(self, timeout_seconds: float) -> tuple[str, ...]:
         """Return the addresses p2pd listens on or announces, without the peer part.
@@ -119,7 +119,9 @@ class P2pd:
         Raises:
             UnavailableError: it did not answer in time.
         """
-        return await self._identify(timeout_seconds)
+        protocol = _control_protocol()
+        response = await self._call(protocol.Request(type=protocol.Request.IDENTIFY), timeout_seconds)
+        return _to_texts(response.identify.addrs)
 
     def can_dial(self, address: str) -> bool:
         """Return whether the text is an address that :meth:`connect` takes."""
@@ -252,11 +254,6 @@ class P2pd:
             await child.wait()
         finally:
             remove_sockets(self._socket_directory)
-
-    async def _identify(self, timeout_seconds: float) -> tuple[str, ...]:
-        protocol = _control_protocol()
-        response = await self._call(protocol.Request(type=protocol.Request.IDENTIFY), timeout_seconds)
-        return _to_texts(response.identify.addrs)
 
     async def _call(self, request: Any, timeout_seconds: float) -> Any:
         async with self._call_slots, _deadline(timeout_seconds, "p2pd"):

@@ -11,7 +11,7 @@ from typing import Final
 
 from pulsenet import limits
 from pulsenet.errors import PulsenetError, RemoteProtocolError, StorageError
-from pulsenet.ids import PeerId, RunId, short
+from pulsenet.ids import PeerId, short
 from pulsenet.wire.messages import (
     Ack,
     AggregatesReply,
@@ -124,11 +124,6 @@ class Provider:
         self.find_kind: FindKind = find_no_kind
         """Says what kind of blob chunks are asked of: patches go before anchors."""
         self.on_violation: ViolationHandler = lambda _peer, _code: None
-
-    @property
-    def peers(self) -> frozenset[PeerId]:
-        """Peers that have a stream to this node open."""
-        return self.doorkeeper.peers
 
     async def serve_stream(self, libp2p_id: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one incoming stream to its end; never raises but when cancelled."""
@@ -269,7 +264,7 @@ def check_hello(ours: Hello, theirs: Message) -> Refusal | None:
     if not isinstance(theirs, Hello):
         raise RemoteProtocolError("unexpected-message", f"{type(theirs).__name__} instead of Hello")
     if theirs.run_id != ours.run_id:
-        return Refusal("wrong-run", f"this node serves run {_name(ours.run_id)}", 0)
+        return Refusal("wrong-run", f"this node serves run {short(ours.run_id)}", 0)
     if negotiate_version(ours, theirs) is None:
         return Refusal("wire-version", f"this node speaks {ours.wire_version_min} to {ours.wire_version_max}", 0)
     return None
@@ -279,7 +274,3 @@ def negotiate_version(ours: Hello, theirs: Hello) -> int | None:
     """Return the newest wire version both speak, or ``None``."""
     newest = min(ours.wire_version_max, theirs.wire_version_max)
     return newest if newest >= max(ours.wire_version_min, theirs.wire_version_min) else None
-
-
-def _name(run_id: RunId) -> str:
-    return short(run_id)

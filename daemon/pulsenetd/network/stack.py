@@ -29,7 +29,6 @@ REFRESH_SECONDS: Final = 20.0
 REMEMBERED_PEERS_MAX: Final = 64
 """Peers dialled again after a restart or a partition, besides the bootstraps."""
 
-
 INBOUND_JOINED_MAX: Final = 16
 """Connected peers joined with at one mending, besides those that were dialled."""
 
@@ -42,7 +41,6 @@ class Network:
         directory: Closed when given.
         draw: Uniform in [0, 1), for jitter.
         clock: Monotonic seconds.
-        on_change: Told ``False`` when p2pd is gone and ``True`` when everything is back.
         sleep: Waits for so many seconds.
     """
 
@@ -53,7 +51,6 @@ class Network:
         *,
         draw: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
-        on_change: Callable[[bool], None] = lambda _: None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.transport = transport
@@ -63,7 +60,6 @@ class Network:
             restart=self._restart,
             policy=RestartPolicy(draw),
             clock=clock,
-            on_change=on_change,
             sleep=sleep,
         )
         self._dial_back = DialBackServer(directory.run_id, self._find_host, clock)
@@ -174,7 +170,7 @@ class Network:
         async with self._replacing:
             if self.transport.is_open and not self.directory.is_open:
                 # a busy p2pd did not take the directory in time, at a replacement or a change of mode
-                await self.directory.open(self.transport.hivemind_p2p)
+                await self.directory.open(self.transport.p2pd.hivemind_p2p)
         outcomes = await self._dial_known()
         if await self._refresh_if_stuck(outcomes):
             outcomes = await self._dial_known()
@@ -238,7 +234,7 @@ class Network:
     async def _open_upper_parts(self) -> None:
         """Have a new p2pd carry the directory, and dial back for those who ask."""
         await self.transport.p2pd.serve(dial_back.STREAM_NAME, self._dial_back.serve_stream)
-        await self.directory.open(self.transport.hivemind_p2p)
+        await self.directory.open(self.transport.p2pd.hivemind_p2p)
 
     async def _find_host(self, peer_id: PeerId) -> str | None:
         for link in await self.transport.connected_peers():

@@ -113,7 +113,6 @@ class Supervisor:
         restart: Brings up a new one and everything on it.
         policy: Waits and limit.
         clock: Monotonic seconds.
-        on_change: Told ``True`` when the network is up again and ``False`` when it went down.
         sleep: Waits for so many seconds.
     """
 
@@ -124,14 +123,12 @@ class Supervisor:
         restart: Callable[[], Awaitable[None]],
         policy: RestartPolicy,
         clock: Callable[[], float],
-        on_change: Callable[[bool], None] = lambda _: None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._watch = watch
         self._restart = restart
         self._policy = policy
         self._clock = clock
-        self._on_change = on_change
         self._sleep = sleep
         self.is_healthy = True
         """Whether p2pd answers; a node without it is not ready."""
@@ -153,12 +150,10 @@ class Supervisor:
         while True:
             loss = await self._watch()
             self.is_healthy = False
-            self._on_change(False)
             await self._bring_back(loss)
             self.restarts[loss.reason] += 1
             self.is_healthy = True
             logger.info("p2pd is back")
-            self._on_change(True)
 
     async def _bring_back(self, loss: Loss) -> None:
         told = ""

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from pulsenet import limits
 from pulsenet.errors import RemoteProtocolError, UnavailableError
@@ -174,11 +174,6 @@ class Transport:
             raise UnavailableError("the network is down: p2pd is being restarted")
         return self._p2pd
 
-    @property
-    def hivemind_p2p(self) -> Any:
-        """hivemind's ``P2P`` object, for the directory."""
-        return self.p2pd.hivemind_p2p
-
     # -- messages -----------------------------------------------------------------------------
 
     async def request(
@@ -227,11 +222,6 @@ class Transport:
     def stop_serving(self) -> None:
         """Refuse requests as ``starting`` until :meth:`serve` is called again."""
         self._provider.handler = None
-
-    @property
-    def inbound_peers(self) -> frozenset[PeerId]:
-        """Peers that have a stream to this node open; it may run over a connection this node opened."""
-        return self._provider.peers
 
     # -- connections --------------------------------------------------------------------------
 

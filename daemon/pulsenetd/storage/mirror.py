@@ -34,7 +34,6 @@ from pulsenet.ids import Version, short
 from pulsenet.local.protocol import UpdateKind
 from pulsenet.node.events import HopApplied, HopFailed
 from pulsenet.tensors.digest import compute_root
-from pulsenet.tensors.params import ParameterTable
 from pulsenetd.storage.preparation import Preparation, can_prepare
 from pulsenetd.storage.rebuild import HeldVersion, Weights, check_anchor, hash_tensors, load_anchor, rebuild
 from pulsenetd.storage.spools import Point, Spool, SpoolDirectory, compose_spools, write_unnamed
@@ -98,12 +97,6 @@ class Mirror:
         """What the mirror holds, checked; ``None`` while it is empty or being written."""
         weights = self._weights
         return None if weights is None else weights.held
-
-    @property
-    def table(self) -> ParameterTable | None:
-        """Tensors of the version held."""
-        weights = self._weights
-        return None if weights is None else weights.table
 
     def restore(self) -> Version | None:
         """Rebuild what the mirror held when the process ended; ``None`` if the store has no whole way there.
@@ -236,11 +229,11 @@ class Mirror:
 
     def _patch(self, manifest: Manifest) -> None:
         weights = self._weights
-        base = None if weights is None else (weights.held.version, weights.held.root)
-        if weights is None or base != (manifest.base_version, manifest.base_root):
+        if weights is None or (weights.held.version, weights.held.root) != (manifest.base_version, manifest.base_root):
             raise PatchMismatchError(f"the hop to {manifest.version} starts from {manifest.base_version}")
         if manifest.table_digest != weights.held.table_digest:
             raise StructureError(f"the hop to {manifest.version} has another parameter table")
+        base = Point(weights.held.version, weights.held.root)
         started = self._monotonic()
         spool = self._decode(manifest, weights)
         decoded = self._monotonic()
@@ -257,10 +250,8 @@ class Mirror:
             verify_seconds=self._monotonic() - applied,
             changed_count=spool.changed_count,
         )
-        base_point = Point(*base) if base is not None else None
-        assert base_point is not None
         size_bytes_max = int(weights.table.size_bytes * limits.SPOOL_RATIO_MAX)
-        self._spools.keep(base_point, Point(manifest.version, manifest.root), spool, size_bytes_max=size_bytes_max)
+        self._spools.keep(base, Point(manifest.version, manifest.root), spool, size_bytes_max=size_bytes_max)
 
     def _decode(self, manifest: Manifest, weights: Weights) -> Spool:
         """Return the spool of a whole patch, the one prepared if there is one; the mirror is only read."""

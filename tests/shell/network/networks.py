@@ -18,17 +18,26 @@ from pulsenetd.network.transport import Transport
 RUN_ID = RunId(bytes(range(32)))
 
 
-def make_network(tmp_path: Path, name: str, *, on_change: Any = lambda _: None, **options: Any) -> Network:
+def make_network(tmp_path: Path, name: str, **options: Any) -> Network:
     identity = load_or_create(tmp_path / f"{name}.key")
     settings = P2pdSettings(identity_path=identity.path, socket_directory=tmp_path / name, **options)
     transport = Transport(settings, peer_id=identity.peer_id, run_id=RUN_ID, role="seed")
     directory = Directory(peer_id=identity.peer_id, run_id=RUN_ID, verify=verify)
-    return Network(transport, directory, draw=lambda: 0.0, on_change=on_change)
+    return Network(transport, directory, draw=lambda: 0.0)
 
 
 async def bootstrap_address(tmp_path: Path, name: str, network: Network) -> str:
     address = (await network.transport.listen_addresses(private_too=True))[0]
     return join_address(address, load_or_create(tmp_path / f"{name}.key").peer_id)
+
+
+async def wait_healthy(network: Network, is_healthy: bool) -> None:
+    """Wait until the watch over p2pd says so."""
+    for _ in range(3_000):
+        if network.supervisor.is_healthy == is_healthy:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the watch does not say so")
 
 
 async def wait_alone(network: Network) -> None:

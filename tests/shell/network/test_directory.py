@@ -25,10 +25,13 @@ RUN_ID = RunId(bytes(range(32)))
 
 
 @contextlib.asynccontextmanager
-async def open_directory(node: Any, *authorities: Any, **options: Any) -> AsyncIterator[Directory]:
+async def open_directory(
+    node: Any, *authorities: Any, client_mode: bool = False, **options: Any
+) -> AsyncIterator[Directory]:
     directory = Directory(peer_id=node.peer_id, run_id=RUN_ID, verify=verify, **options)
+    await directory.set_client_mode(client_mode)
     directory.set_authorities([one.peer_id for one in authorities])
-    await directory.open(node.transport.hivemind_p2p)
+    await directory.open(node.transport.p2pd.hivemind_p2p)
     try:
         yield directory
     finally:
@@ -73,7 +76,6 @@ async def test_heads_and_haves_travel_between_nodes_that_only_share_a_bootstrap(
         newer = sign_head(b.identity, 2)
         assert await writer.announce_head(newer)
         assert await reader.read_heads() == [encode_signed(newer)]
-        assert 0 < (reader.get_round_trip(a.peer_id) or 0) < 5
         assert reader.clock_offset.ahead_seconds == pytest.approx(0.0, abs=1.0)
 
 
@@ -95,7 +97,7 @@ async def test_what_the_directory_did_not_take_is_announced_again_at_the_next_me
         await directory.close()
         with pytest.raises(UnavailableError):
             await directory.announce_head(head)
-        await directory.open(a.transport.hivemind_p2p)
+        await directory.open(a.transport.p2pd.hivemind_p2p)
         await directory.announce_overdue()
         assert await directory.read_heads() == [encode_signed(head)]
         assert not await directory.announce_head(head), "it is announced"
@@ -112,7 +114,7 @@ async def test_a_newer_record_takes_the_place_of_one_that_is_overdue(make_node: 
         for head in (old, newer):
             with pytest.raises(UnavailableError):
                 await directory.announce_head(head)
-        await directory.open(a.transport.hivemind_p2p)
+        await directory.open(a.transport.p2pd.hivemind_p2p)
         await directory.announce_overdue()
         assert await directory.read_heads() == [encode_signed(newer)]
 
@@ -175,7 +177,7 @@ async def test_what_was_stored_survives_a_restart_of_p2pd(make_node: Any) -> Non
         with pytest.raises(UnavailableError):
             await directory.read_heads()
         await a.transport.reopen()
-        await directory.reopen(a.transport.hivemind_p2p)
+        await directory.open(a.transport.p2pd.hivemind_p2p)
         assert directory.is_open
         assert await directory.read_heads() == [encode_signed(head)]
 

@@ -34,7 +34,7 @@ Junk = tuple[bytes, bytes, float, bytes | None]
 async def open_directory(node: Any, authority: Any) -> AsyncIterator[Directory]:
     directory = Directory(peer_id=node.peer_id, run_id=RUN_ID, verify=verify)
     directory.set_authorities([authority.peer_id])
-    await directory.open(node.transport.hivemind_p2p)
+    await directory.open(node.transport.p2pd.hivemind_p2p)
     try:
         yield directory
     finally:

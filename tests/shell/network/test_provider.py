@@ -112,7 +112,7 @@ async def test_a_stream_of_a_key_that_is_not_ed25519_is_dropped() -> None:
     received, provider = await serve(hello(), peer=b"\x12\x20" + bytes(32))
     assert received == []
     assert provider._traffic.rejected == {"peer-id": 1}
-    assert provider.peers == frozenset()
+    assert provider.doorkeeper.peers == frozenset()
 
 
 async def test_a_disk_failure_is_told_as_a_refusal() -> None:
@@ -131,7 +131,7 @@ async def test_a_requester_that_never_acknowledges_loses_its_place() -> None:
 
     received, provider = await serve(hello(), GetChunks((Digest(bytes(32)),)), handler=answer)
     assert [type(message) for message in received] == [Hello, ChunkReply]
-    assert provider.peers == frozenset()
+    assert provider.doorkeeper.peers == frozenset()
     received, provider = await serve(hello(), GetChunks((Digest(bytes(32)),)), GetHead(), handler=answer)
     assert provider._traffic.rejected == {"unexpected-message": 1}
 
@@ -354,7 +354,7 @@ async def test_closing_ends_streams_that_are_being_served() -> None:
     conversation = asyncio.create_task(converse(provider, hello(), GetHead()))
     await asyncio.wait_for(started.wait(), 5)
     await provider.close()
-    assert provider.peers == frozenset()
+    assert provider.doorkeeper.peers == frozenset()
     conversation.cancel()
 
 
@@ -425,4 +425,4 @@ async def test_fifty_peers_that_send_a_byte_now_and_then_are_dropped_and_hold_no
         received = await converse(provider, hello(), *[GetHead()] * 100)
         assert received == [hello(), *[HeadReply(None)] * 100]
     assert ends == [*["answered"] * 100, *["dropped"] * 50]
-    assert provider.peers == frozenset()
+    assert provider.doorkeeper.peers == frozenset()

@@ -60,7 +60,7 @@ async def test_a_request_gets_its_reply_and_streams_are_reused(make_node: Any) -
         assert await a.transport.request(b.peer_id, PushHead(b"x"), 5) == [PushReply(True, "")]
         assert seen == [a.peer_id] * 6
         assert a.transport.traffic.streams_opened["outbound"] == 1
-        assert b.transport.inbound_peers == {a.peer_id}
+        assert b.transport._provider.doorkeeper.peers == {a.peer_id}
         links = await a.transport.connected_peers()
         assert [link.peer_id for link in links] == [b.peer_id]
         assert links[0].outbound

@@ -84,13 +84,11 @@ def follow(reader: Inferencer, manifests: list[Any]) -> None:
 def test_a_mirror_follows_a_publisher_bit_by_bit(node: Any, kit: Any, reader: Inferencer) -> None:
     model = kit.Model()
     assert reader.mirror.held is None
-    assert reader.mirror.table is None
     for _ in range(5):
         follow(reader, [node.publish(model)])
         assert np.array_equal(reader.bytes, model.bytes)
         assert reader.mirror.held.version == node.version
         model.step()
-    assert reader.mirror.table == kit.TABLE
     assert reader.mirror.last_times.changed_count > 0
     assert reader.mirror.verify()
 
