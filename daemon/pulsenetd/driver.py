@@ -104,6 +104,7 @@ class Driver:
         self._monotonic = monotonic
         self._wall_ms = wall_ms
         self._queue: asyncio.Queue[tuple[_Seat | None, Event | Turn, asyncio.Future[None] | None]] = asyncio.Queue()
+        self._is_over = False
 
     def post(self, event: Event) -> None:
         """Queue an event for every machine."""
@@ -122,19 +123,26 @@ class Driver:
         """Queue an event for every machine and wait until all have taken it in and its effects have started.
 
         Raises:
-            UnavailableError: the driver ends before that.
+            UnavailableError: the driver ends before that, or has ended.
         """
-        taken = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait((None, event, taken))
-        await taken
+        await self._take_in(None, event)
 
     async def settle(self, name: str) -> None:
-        """Wait until a machine has taken in what was queued for it so far, and what it ordered has begun."""
-        taken = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait((self._seats[name], _do_nothing, taken))
-        await taken
+        """Wait until a machine has taken in what was queued for it so far, and what it ordered has begun.
+
+        Raises:
+            UnavailableError: as :meth:`show`.
+        """
+        await self._take_in(self._seats[name], lambda now, now_ms: [])
         # The last turn's handlers start when the loop turns.
         await asyncio.sleep(0)
+
+    async def _take_in(self, seat: _Seat | None, event: Event | Turn) -> None:
+        taken = asyncio.get_running_loop().create_future()
+        self._queue.put_nowait((seat, event, taken))
+        if self._is_over:
+            self._end()
+        await taken
 
     async def run(self) -> None:
         """Drive until cancelled; an error nobody expected ends it."""
@@ -153,6 +161,7 @@ class Driver:
 
     def _end(self) -> None:
         """Wake nobody any more, and let nobody wait for machines that are gone."""
+        self._is_over = True
         for seat in self._seats.values():
             if seat.timer is not None:
                 seat.timer.cancel()
@@ -191,7 +200,3 @@ class Driver:
             seat.timer.cancel()
         delay = max(0.0, at - self._monotonic())
         seat.timer = asyncio.get_running_loop().call_later(delay, self._queue.put_nowait, (seat, TimerFired(), None))
-
-
-def _do_nothing(now: float, now_ms: int) -> list[Effect]:
-    return []

@@ -144,6 +144,10 @@ async def test_nobody_waits_for_machines_that_are_gone() -> None:
     task.cancel()
     with pytest.raises(UnavailableError):
         await driver.show(HeadSeen(b"head", None))
+    # A peer's request may come between the end of the machines and the moment when nobody is answered any more.
+    for wait in (driver.show(HeadSeen(b"head", None)), driver.settle("one")):
+        with pytest.raises(UnavailableError):
+            await asyncio.wait_for(wait, 5)
 
 
 async def test_a_settled_machine_has_had_its_orders_begun() -> None:
