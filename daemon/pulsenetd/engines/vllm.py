@@ -75,7 +75,8 @@ class VllmRunner:
         self._stop.set()
         if self._client is not None:
             self._client.close()
-        self._thread.join(SHUTDOWN_SECONDS_MAX)
+        if self._thread.is_alive():  # not where the OpenAI port was taken: then nothing was started
+            self._thread.join(SHUTDOWN_SECONDS_MAX)
         self._server.stop()
 
     def find_upstream(self) -> Upstream:
