@@ -33,12 +33,16 @@ from pulsenetd.local.link import FRAME_SECONDS_MAX, Link, wait_readable
 from pulsenetd.local.mixing import MixingHook, MixingSession
 from pulsenetd.local.rounds import RoundsHook, RoundsSession
 from pulsenetd.local.tasks import TasksHook, answer_tasks
+from pulsenetd.logs import logger
 from pulsenetd.storage.disk import Disk, describe_os_error, make_directory
 from pulsenetd.storage.parts import PartQueue
 from pulsenetd.storage.staging import StagedUpdate
 
 CONNECTIONS_MAX: Final = 64
 """Training ranks, engines and commands at one time."""
+
+ACCEPT_PAUSE_SECONDS: Final = 1.0
+"""Until the next try where the system refuses a connection."""
 
 WAIT_SECONDS_MAX: Final = 300.0
 """Longest wait a request may ask for; the caller asks again."""
@@ -148,10 +152,17 @@ class LocalServer:
             async with asyncio.TaskGroup() as connections:
                 while True:
                     await wait_readable(listener)
-                    with suppress(BlockingIOError, ConnectionAbortedError):
+                    try:
                         connection, _ = listener.accept()
-                        connection.setblocking(False)
-                        connections.create_task(self._serve_connection(connection))
+                    except (BlockingIOError, ConnectionAbortedError):
+                        continue
+                    except OSError as error:
+                        # Too many files are open: whoever is attached goes on, and whoever waits comes in later.
+                        logger.warning("no further process can attach at the moment: %s", error.strerror)
+                        await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
+                        continue
+                    connection.setblocking(False)
+                    connections.create_task(self._serve_connection(connection))
         finally:
             listener.close()
             self._listener = None

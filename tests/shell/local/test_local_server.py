@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -947,6 +948,20 @@ def test_a_connection_that_only_opens_and_closes_is_no_offence(daemon: Daemon) -
     assert talk(daemon, b"") == b""
     assert talk(daemon, ATTACH)[6:] == encode_value(protocol.Attached(protocol.PROTOCOL_VERSION, "trainer"))
     assert daemon.server.refused_count == 0
+
+
+def test_a_server_that_may_open_no_more_files_goes_on(daemon: Daemon, monkeypatch: Any) -> None:
+    accept, refusals = socket.socket.accept, [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+
+    def refuse_first(listener: socket.socket) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(local_server, "ACCEPT_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(socket.socket, "accept", refuse_first)
+    Client.connect(daemon.directory).close()
+    assert not refusals
 
 
 def test_a_process_that_stops_in_the_middle_is_let_go(daemon: Daemon, monkeypatch: Any) -> None:
