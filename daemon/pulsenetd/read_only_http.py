@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
+from pulsenet.errors import PulsenetError
 from pulsenetd.errors import AddressInUseError
 from pulsenetd.http_hosts import find_family, is_loopback_host, join_host, takes_host
 from pulsenetd.logs import logger
@@ -213,7 +214,11 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             self._send(400, TEXT, b"too many fields\n")
             return
-        self._send(*route(Request(fields, is_loopback_host(str(self.client_address[0])))))
+        try:
+            answer = route(Request(fields, is_loopback_host(str(self.client_address[0]))))
+        except PulsenetError as error:
+            answer = 503, TEXT, f"{error}\n".encode()  # a disk that fails, and whoever asks wants to know it
+        self._send(*answer)
 
     do_HEAD = do_GET
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from pulsenet.errors import StorageError
 from pulsenetd.read_only_http import REQUEST_SIZE_BYTES_MAX, SAFETY_HEADERS, Answer, Request, Server
 
 HOST = b"Host: localhost\r\n"
@@ -22,7 +23,10 @@ def serve(*, seconds_max: float = 5.0, connections_max: int = 8) -> Iterator[Ser
     def slow(_: Request) -> Answer:
         return 200, "text/plain", bytes(64 << 20)
 
-    server = Server("127.0.0.1", 0, {"/echo": echo, "/much": slow}, seconds_max=seconds_max)
+    def fail(_: Request) -> Answer:
+        raise StorageError("database store.sqlite: disk I/O error", "io")
+
+    server = Server("127.0.0.1", 0, {"/echo": echo, "/much": slow, "/failing": fail}, seconds_max=seconds_max)
     server._places = threading.BoundedSemaphore(connections_max)
     server.start()
     try:
@@ -63,6 +67,13 @@ def test_a_page_may_load_nothing_from_elsewhere_and_be_framed_by_nobody() -> Non
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert b"Python" not in head
+
+
+def test_what_keeps_the_node_from_answering_is_said() -> None:
+    with serve() as server:
+        head, _, body = ask(server, b"GET /failing HTTP/1.1\r\n" + HOST + b"\r\n").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503")
+    assert body == b"database store.sqlite: disk I/O error\n"
 
 
 def test_the_head_alone_is_as_long_and_has_no_body() -> None:
