@@ -10,9 +10,11 @@ from typing import Final
 
 from pulsenet.chain.records import Aggregate, Contribution, StateAnchor
 from pulsenet.chain.signing import decode_signed
+from pulsenet.errors import RemoteProtocolError, StorageError
 from pulsenet.ids import Digest
 from pulsenet.wire.messages import GetChunks
 from pulsenet.wire.schema import decode_value
+from pulsenetd.logs import logger
 from pulsenetd.storage.store import Store
 
 LOOK_SECONDS: Final = 2.0
@@ -36,13 +38,18 @@ class BlobKinds:
         self._looked_at = float("-inf")
 
     async def find(self, request: GetChunks) -> str:
-        """Return ``patch``, ``skip``, ``anchor``, ``contribution``, ``slice``, ``state``, or ``other``."""
+        """Return ``patch``, ``skip``, ``anchor``, ``contribution``, ``slice``, ``state``, or ``other``.
+
+        Where the disk fails, or holds what is no record, it is ``other``: no transfer ends for not being counted.
+        """
         if request.blob_id is None:
             return "other"
         if request.blob_id not in self._kinds and self._monotonic() >= self._looked_at + LOOK_SECONDS:
             self._looked_at = self._monotonic()
-            found = await asyncio.get_running_loop().run_in_executor(self._threads, self._read)
-            self._kinds = found
+            try:
+                self._kinds = await asyncio.get_running_loop().run_in_executor(self._threads, self._read)
+            except (StorageError, RemoteProtocolError) as error:
+                logger.debug("which blob is of which kind cannot be told: %s", error)
         return self._kinds.get(request.blob_id, "other")
 
     def _read(self) -> dict[Digest, str]:

@@ -29,3 +29,10 @@ async def test_a_blob_is_of_the_kind_its_record_says(store: Store, run: Any) -> 
         now += LOOK_SECONDS
         kind = str(decode_value(Manifest, news.manifest.payload).kind)
         assert await kinds.find(GetChunks(CHUNKS, blob_id)) == kind
+
+
+async def test_a_disk_that_fails_ends_no_transfer(store: Store) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        kinds = BlobKinds(store, threads)
+        store.close()
+        assert await kinds.find(GetChunks(CHUNKS, Digest(bytes(32)))) == "other"
