@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -148,15 +149,18 @@ class Mirror:
         with self._mutex:
             if self._preparation is not None and self._preparation.manifest != manifest:
                 self._end_preparation()
-            was_held = self.held is not None
+            old = self._weights
             try:
                 if manifest.kind is Kind.ANCHOR:
                     self._load(manifest)
                 else:
                     self._patch(manifest)
             except PulsenetError as error:
-                if was_held and self._weights is None:
-                    self._rebuild()
+                if old is not None and self._weights is None:
+                    # Lost half written: its memory goes before as much is taken again.
+                    old.region.close()
+                    with suppress(StorageError):
+                        self._rebuild()
                 held = self.held
                 return HopFailed(manifest.version, _reason(error), None if held is None else held.version)
             return HopApplied(manifest.version, manifest.root)
@@ -206,7 +210,7 @@ class Mirror:
             target = HeldVersion.decode(data)
             self._weights = rebuild(self._store, target, name=MEMORY_NAME, run_blocks=self._run_blocks)
         except UnavailableError:
-            self._weights = None
+            pass  # no way there is left
 
     def _load(self, manifest: Manifest) -> None:
         old = self._weights
@@ -297,7 +301,6 @@ class Mirror:
                 self._weights = weights
             else:
                 # The old weights were not what their root said: a flipped bit, or somebody else wrote.
-                weights.region.close()
                 self._spools.clear()
             assert weights.held == before
             raise

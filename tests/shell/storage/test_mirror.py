@@ -292,6 +292,42 @@ def test_a_mirror_that_cannot_be_rebuilt_is_lost_and_starts_again_from_an_anchor
     follow(reader, [first, second])
 
 
+def count_memories() -> int:
+    """Return how many descriptors of mirrors in memory this process has open."""
+    opened = Path("/proc/self/fd").iterdir()
+    return sum(mirror_module.MEMORY_NAME in os.readlink(path) for path in opened if path.is_symlink())
+
+
+def test_a_mirror_that_was_lost_half_way_gives_its_memory_back(
+    node: Any, kit: Any, reader: Inferencer, monkeypatch: Any
+) -> None:
+    (first,) = publish(node, kit.Model(), 1)
+    follow(reader, [first])
+    before = count_memories()
+
+    def fail(*_: object, **__: object) -> None:
+        raise StorageError("a chunk went since it was looked at", "damaged")
+
+    monkeypatch.setattr(mirror_module, "load_anchor", fail)
+    assert reader.hop(first) == HopFailed(Version(0, 1), "damaged", Version(0, 1))
+    assert count_memories() == before > 0
+
+
+def test_a_mirror_for_which_there_is_no_memory_any_more_is_lost_and_the_node_goes_on(
+    node: Any, kit: Any, reader: Inferencer, monkeypatch: Any
+) -> None:
+    first, second = publish(node, kit.Model(), 2)
+    follow(reader, [first])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise StorageError("cannot make shared memory", "memory")
+
+    monkeypatch.setattr(mirror_module, "rebuild", refuse)
+    kit.TABLE.view(reader.bytes, 0)[11_999] ^= 1
+    assert reader.hop(second) == HopFailed(Version(0, 2), "root_mismatch", None)
+    assert count_memories() == 0
+
+
 def test_doubt_about_foreign_writes_ends_in_a_check(node: Any, kit: Any, reader: Inferencer) -> None:
     follow(reader, publish(node, kit.Model(), 2))
     kit.TABLE.view(reader.bytes, 1)[3] ^= 1
