@@ -115,6 +115,21 @@ class BlobTraffic:
         if self.blobs.made_size_bytes(blob_id) != size_bytes:
             raise RemoteProtocolError("not-found", f"no blob of {size_bytes} bytes with this id was put")
 
+    async def let_go(self) -> None:
+        """A round is over: delete what nobody named."""
+        await self._delete(self.blobs.let_go)
+
+    async def close(self) -> None:
+        """The process is gone: give up the blob in work."""
+        await self._delete(self.blobs.close)
+
+    async def _delete(self, work: Callable[[], None]) -> None:
+        try:
+            await self.run(work)
+        except StorageError as error:
+            # What stays takes room and harms nothing; the next start of the node deletes it.
+            logger.warning("blobs that the training process left could not be deleted: %s", error)
+
     async def run(self, work: Callable[[], Result]) -> Result:
         """Do work that blocks."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -59,7 +59,7 @@ class MixingSession(OuterSession[MixingHook]):
                 found = await self._link.unless_closed(desk.refuse_state(reason, seconds))
             case local.WantRound(round_index):
                 found = await self._link.unless_closed(desk.want_round(round_index, seconds))
-                await traffic.run(traffic.blobs.let_go)
+                await traffic.let_go()
             case local.AwaitMix(round_index, job):
                 found = await self._link.unless_closed(desk.await_mix(round_index, as_job(job), seconds))
         await self._link.send(rounds.NoOrder() if found is None else found)

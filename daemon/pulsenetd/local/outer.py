@@ -106,7 +106,7 @@ class OuterSession(ABC, Generic[Hook]):
         if traffic is None:
             return
         self._hook.desk.close(self)
-        await traffic.run(traffic.blobs.close)
+        await traffic.close()
         logger.info("the training process takes part no more")
 
     async def _open(self, message: rounds.OpenRounds | OpenMixing) -> None:

@@ -72,7 +72,7 @@ class RoundsSession(OuterSession[RoundsHook]):
                 desk.refuse_sum(message)
             case local.Stepped():
                 desk.finish_step(message)
-                await traffic.run(traffic.blobs.let_go)
+                await traffic.let_go()
             case local.StepFailed():
                 desk.fail_step(message)
             case local.Restored():

@@ -106,8 +106,8 @@ class RoundBlobs:
     def close(self) -> None:
         """Give up the blob in work, and leave those that are whole to the next process."""
         with self._mutex:
-            self._abandon()
             self._left.update(self._made, self._made_before)
+            self._abandon()
 
     def _abandon(self) -> None:
         writer, self._writer, self._size_bytes = self._writer, None, 0

@@ -452,6 +452,29 @@ def test_a_slice_counts_as_stored_only_if_it_was_put(daemon: Daemon, process: Pr
     assert reply.code == "not-found"
 
 
+def test_a_disk_that_deletes_nothing_costs_neither_the_process_nor_the_node_anything(
+    daemon: Daemon, process: Process, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    process.open()
+    process.put(bytes(1 << 20) + b"amid a blob", is_last=False)
+
+    def refuse(*_: object) -> None:
+        raise StorageError("cannot delete: Read-only file system", "readonly")
+
+    monkeypatch.setattr(daemon.store._chunks, "remove", refuse)
+    process.close()
+    with closing(Process(daemon)) as another:
+        wait_until(lambda: "could not be deleted" in caplog.text)
+        another.open()
+        monkeypatch.setattr(RoundBlobs, "let_go", refuse)
+        daemon.ledger._finals[0] = SimpleNamespace(  # type: ignore[assignment]
+            receipt=SimpleNamespace(base_state_root=ROOT, members=(), rejected=())
+        )
+        daemon.order(ApplyAggregate(0, (), Fate.MISSED))
+        assert isinstance(another.ask(local.AwaitOrder(5_000)), local.StepOrder)
+        assert another.ask(local.Stepped(1, compute_digest(b"state 1"))) == local.Waiting()
+
+
 def test_what_begins_like_a_contribution_and_is_none_is_refused(daemon: Daemon, process: Process) -> None:
     process.open()
     reply = process.put(b"PLSC but nothing of the kind")
