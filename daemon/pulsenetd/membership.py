@@ -5,6 +5,7 @@ That is descriptor revisions, and epochs that the owners themselves opened.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -80,14 +81,15 @@ class Membership:
         """Only what owners signed: other epochs come with the heads that name them, to the machine that may judge."""
         try:
             reply = await ask(peer_id, GetEpochs(self._trust.epoch + 1))
-            taken = [self._take_epoch(decode_signed(record)) for record in reply.records]
+            epochs = [decode_signed(record) for record in reply.records]
+            taken = [await asyncio.to_thread(self._take_epoch, signed) for signed in epochs]
         except (UnavailableError, RemoteProtocolError) as error:
             logger.debug("no epochs: %s", error)
             return False
         return any(taken)
 
     def _take_epoch(self, signed: SignedRecord) -> bool:
-        """Take an epoch record that enough owners signed; return whether it is news."""
+        """Take an epoch record that enough owners signed; return whether it is news. Blocks on the disk."""
         descriptor = self._trust.descriptor
         if descriptor is None or signed.type != EpochRecord.TYPE or not is_owners_word(descriptor, signed.signers):
             return False  # of authorities, or still waiting for other owners
@@ -121,7 +123,7 @@ class Membership:
             if not self._accept(signed):
                 return taken
             if self._trust.next_revision > due:
-                self._store.put_record(signed)
+                await asyncio.to_thread(self._store.put_record, signed)
                 taken = True
         return taken
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,20 @@ def test_revisions_of_a_peer_are_kept_and_reach_the_directory(node: Node, run: A
     assert node.told == [2]
     assert node.in_directory() == chain
     assert check_for_newcomer(run, node.membership.encoded()) == 2
+
+
+def test_a_slow_disk_does_not_hold_the_loop_up(node: Node, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_record, threads = node.store.put_record, []
+
+    def note_thread(signed: SignedRecord) -> Any:
+        threads.append(threading.current_thread())
+        return put_record(signed)
+
+    monkeypatch.setattr(node.store, "put_record", note_thread)
+    assert node.ask(encode_signed(run.genesis))
+    assert node.ask(epochs=[encode_signed(open_epoch(run, 2))])
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
 
 
 def test_everything_is_still_known_after_a_restart(node: Node, run: Any, tmp_path: Path) -> None:
