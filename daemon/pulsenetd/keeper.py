@@ -56,12 +56,14 @@ def keep(
     """
     child: Child | None = None
     stopping: list[int] = []
+    is_pausing = False
 
     def pass_on(number: int, frame: object) -> None:
         stopping.append(number)
-        if child is None:
+        if child is not None:
+            child.send_signal(number)
+        elif is_pausing:
             raise InterruptedError  # ends the pause at once
-        child.send_signal(number)
 
     previous = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     pause_seconds = PAUSE_SECONDS_MIN
@@ -69,15 +71,21 @@ def keep(
         while True:
             started = monotonic()
             child = start([sys.executable, "-m", "pulsenetd.cli", *arguments, "--no-supervise"])
+            if stopping:  # before there was anybody to pass it on to
+                child.send_signal(stopping[0])
             status = child.wait()
+            child = None
             if stopping or (status >= 0 and status not in PASSING_CODES):
                 return status if status >= 0 else 128 - status
             if monotonic() - started >= HEALTHY_SECONDS:
                 pause_seconds = PAUSE_SECONDS_MIN
             what = f"signal {-status}" if status < 0 else f"exit code {status}"
             logger.warning("the node ended with %s: starting it again in %.0f s", what, pause_seconds)
-            child = None
+            is_pausing = True
+            if stopping:  # since it was looked at last
+                return 128 + stopping[0]
             sleep(pause_seconds)
+            is_pausing = False
             pause_seconds = min(2 * pause_seconds, PAUSE_SECONDS_MAX)
     except InterruptedError:
         if not stopping:

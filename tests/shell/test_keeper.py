@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 
+import pytest
+
 from pulsenetd import keeper
 
 
@@ -83,6 +85,24 @@ def test_a_signal_during_the_pause_ends_the_loop() -> None:
 
     code = keeper.keep(["join"], start=node.start, sleep=pause, monotonic=lambda: node.now)
     assert code == 130
+
+
+def test_a_signal_while_the_node_is_being_started_is_passed_on_to_it() -> None:
+    node = Scripted(-15)
+
+    def start_slowly(command: list[str]) -> Scripted:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return node.start(command)
+
+    assert keeper.keep(["join"], start=start_slowly, sleep=node.pauses.append, monotonic=lambda: node.now) == 143
+    assert node.signals == [signal.SIGTERM]
+
+
+def test_a_signal_between_a_death_and_the_pause_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Scripted(1)
+    monkeypatch.setattr(keeper.logger, "warning", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    assert node.run() == 143
+    assert (node.signals, node.pauses) == ([], [])
 
 
 def test_a_real_pause_ends_with_the_signal() -> None:
