@@ -259,13 +259,12 @@ class RolloutInbox:
                 continue
             chosen.append(entry)
             batches.append(SignedBatch(entry.peer_id, entry.sequence, number_min, payload))
-        for entry in (*chosen, *lost):
-            self._queue.remove(entry)
-            self._size_bytes -= entry.size_bytes
-        self._given.update((entry.name, entry) for entry in chosen)
         if lost:
+            self._dequeue(lost)
             self._metrics.count("rollouts", "lost", len(lost))
             await self._remove(lost)
+        self._dequeue(chosen)
+        self._given.update((entry.name, entry) for entry in chosen)
         self._show()
         return tuple(batches)
 
@@ -275,12 +274,16 @@ class RolloutInbox:
         stale = [entry for entry in self._queue if entry.version_number < number_min]
         if not stale:
             return
+        self._dequeue(stale)
         for entry in stale:
-            self._queue.remove(entry)
-            self._size_bytes -= entry.size_bytes
             self._counts_of(entry.peer_id).stale += 1
         self._metrics.count("rollouts", "stale", len(stale))
         await self._remove(stale)
+
+    def _dequeue(self, entries: Sequence[ShelfEntry]) -> None:
+        for entry in entries:
+            self._queue.remove(entry)
+            self._size_bytes -= entry.size_bytes
 
     async def _remove(self, entries: Sequence[ShelfEntry]) -> None:
         try:

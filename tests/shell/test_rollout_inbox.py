@@ -315,6 +315,23 @@ def test_a_batch_that_cannot_be_read_any_more_is_counted_and_passed_over(receive
     assert count(receiver.metrics, "lost") == 1
 
 
+def test_a_process_that_goes_away_meanwhile_costs_no_other_batch(
+    receiver: Receiver, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver.take(1)
+    receiver.take(2)
+    receiver.shelf.remove([(run.inferencer.peer_id, 1)])
+
+    async def go_away(_: Any) -> None:
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(receiver.inbox, "_remove", go_away)
+        with pytest.raises(asyncio.CancelledError):
+            receiver.give()
+    assert receiver.numbers() == [2]
+
+
 def test_the_memory_of_keys_is_bounded(open_receiver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout_inbox, "WINDOWS_MAX", 2)
     monkeypatch.setattr(rollout_inbox, "KEYS_COUNTED_MAX", 2)
