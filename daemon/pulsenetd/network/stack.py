@@ -219,7 +219,10 @@ class Network:
 
     async def _watch(self) -> Loss:
         while True:
-            process = self.transport.p2pd
+            async with self._replacing:
+                if not self.transport.is_open:
+                    return Loss("failed", "p2pd was to be replaced, which did not come to its end")
+                process = self.transport.p2pd
             loss = await watch_process(process)
             async with self._replacing:
                 if self.transport.is_open and self.transport.p2pd is not process:

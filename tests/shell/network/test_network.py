@@ -189,6 +189,26 @@ async def test_a_directory_that_could_not_be_opened_again_is_opened_by_the_next_
         await network.close()
 
 
+async def test_a_replacement_that_did_not_come_to_its_end_is_made_up_for(tmp_path: Path) -> None:
+    """The machines of a node may be built anew at any moment, and the watch with them."""
+    network = make_network(tmp_path, "node")
+    await network.open([])
+    try:
+        await network.directory.close(p2pd_is_alive=False)
+        await network.transport.close()
+        watch = asyncio.create_task(network.run())
+        for _ in range(600):
+            if network.transport.is_open and network.supervisor.restarts["failed"]:
+                break
+            await asyncio.sleep(0.05)
+        assert not watch.done()
+        assert network.transport.is_open
+        assert network.directory.is_open
+        watch.cancel()
+    finally:
+        await network.close()
+
+
 async def test_a_bootstrap_itself_may_be_the_first_one_up(tmp_path: Path) -> None:
     node = make_network(tmp_path, "node", listen_addresses=(f"/ip4/127.0.0.1/tcp/{find_free_port()}",))
     own = join_address("/ip4/127.0.0.1/tcp/1", load_or_create(tmp_path / "node.key").peer_id)
