@@ -41,8 +41,7 @@ from pulsenetd.network import addresses
 from pulsenetd.outer.mixing import MixingPart
 from pulsenetd.outer.pace import Meters, find_link
 from pulsenetd.outer.rounds import RoundsPart
-from pulsenetd.rollout_inbox import RolloutInbox
-from pulsenetd.rollout_outbox import RolloutOutbox
+from pulsenetd.rollouts import Rollouts
 from pulsenetd.startup import Settled
 from pulsenetd.storage.disk import free_size_bytes
 from pulsenetd.storage.lookup import StoreLookup, find_lacking, find_stored
@@ -54,22 +53,23 @@ from pulsenetd.storage.store import Store
 STORE_SHARE_DEFAULT = 0.2
 """Share of the free disk that blobs may take unless the operator says otherwise."""
 
+FindStatus = Callable[[], Mapping[str, Any]]
+TakeUp = Callable[[], Awaitable[bool]]
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What every role is built from."""
+    """What every role is built from, and outlasts it."""
 
     config: Config
     settled: Settled
     store: Store
     trust: Trust
-    mesh: Mesh
     ledger: Ledger
     metrics: Metrics
     work_threads: ThreadPoolExecutor
     block_threads: ThreadPoolExecutor
     monotonic: Callable[[], float]
-    rounds: RoundsPart | MixingPart
 
 
 class Role(ABC):
@@ -84,8 +84,8 @@ class Role(ABC):
     engine: DiskEngine | VllmEngine | None = None
     """The engine this node runs itself."""
 
-    def __init__(self, parts: Parts) -> None:
-        self.mesh, self.rounds = parts.mesh, parts.rounds
+    def __init__(self, mesh: Mesh, rounds: RoundsPart | MixingPart) -> None:
+        self.mesh, self.rounds = mesh, rounds
         self._post: Callable[[Event], None] = _unbound
 
     def bind(self, post: Callable[[Event], None]) -> None:
@@ -97,14 +97,7 @@ class Role(ABC):
         """Return what this node can serve now."""
 
     @abstractmethod
-    def hooks(
-        self,
-        *,
-        inbox: RolloutInbox,
-        outbox: RolloutOutbox,
-        status: Callable[[], Mapping[str, Any]],
-        take_up_rounds: Callable[[], Awaitable[bool]],
-    ) -> LocalHooks:
+    def hooks(self, rollouts: Rollouts, status: FindStatus, take_up_rounds: TakeUp) -> LocalHooks:
         """Return what local processes may ask."""
 
     def start_engine(self) -> None:
@@ -126,52 +119,45 @@ class Role(ABC):
         """Let go of memory."""
 
 
-async def build_role(
-    config: Config,
-    settled: Settled,
-    *,
-    store: Store,
-    trust: Trust,
-    addresses: tuple[str, ...],
-    ledger: Ledger,
-    metrics: Metrics,
-    work_threads: ThreadPoolExecutor,
-    block_threads: ThreadPoolExecutor,
-    monotonic: Callable[[], float],
-    meters: Meters,
-) -> Role:
-    """Build the machine of the configured role, with the state of its last run."""
-    mesh = _build_mesh(config, settled, store, trust, addresses)
+async def build_role(parts: Parts, own_addresses: tuple[str, ...], meters: Meters) -> Role:
+    """Build the machine of the configured role, with the state of its last run.
+
+    Args:
+        parts: What it is built from.
+        own_addresses: Where others can dial this node.
+        meters: Of this node's link.
+    """
+    config, trust = parts.config, parts.trust
+    mesh = _build_mesh(parts, own_addresses)
 
     def build() -> Role:
         mixes = trust.descriptor is not None and trust.descriptor.algorithm == GOSSIP
         rounds = (MixingPart if mixes else RoundsPart)(
-            store,
+            parts.store,
             trust,
-            settled.identity,
+            parts.settled.identity,
             role=config.role,
-            metrics=metrics,
-            threads=work_threads,
-            note=ledger.note,
+            metrics=parts.metrics,
+            threads=parts.work_threads,
+            note=parts.ledger.note,
             find_link=partial(find_link, config.upload_limit, config.download_limit, meters),
-            run_blocks=block_threads.map,
-            monotonic=monotonic,
+            run_blocks=parts.block_threads.map,
+            monotonic=parts.monotonic,
         )
-        threads = (work_threads, block_threads)
-        parts = Parts(config, settled, store, trust, mesh, ledger, metrics, *threads, monotonic, rounds)
-        return TrainerRole(parts) if config.role == "trainer" else FollowerRole(parts)
+        return (TrainerRole if config.role == "trainer" else FollowerRole)(parts, mesh, rounds)
 
-    return await asyncio.get_running_loop().run_in_executor(work_threads, build)
+    return await asyncio.get_running_loop().run_in_executor(parts.work_threads, build)
 
 
-def _build_mesh(config: Config, settled: Settled, store: Store, trust: Trust, own: tuple[str, ...]) -> Mesh:
+def _build_mesh(parts: Parts, own: tuple[str, ...]) -> Mesh:
+    config, settled = parts.config, parts.settled
     bootstraps: dict[Any, list[str]] = {}
     for text in (*config.bootstrap, *settled.token.bootstraps):
         address, peer_id = addresses.split_address(text)
         bootstraps.setdefault(peer_id, []).append(address)
     make = partial(
         Mesh,
-        trust,
+        parts.trust,
         settled.identity.peer_id,
         settled.identity.sign,
         secrets.randbelow,
@@ -180,7 +166,7 @@ def _build_mesh(config: Config, settled: Settled, store: Store, trust: Trust, ow
         bootstraps=[PeerAddress(peer_id, tuple(known)) for peer_id, known in bootstraps.items()],
     )
     try:
-        return make(saved=store.state(BOOK_KEY))
+        return make(saved=parts.store.state(BOOK_KEY))
     except StorageError as error:
         logger.warning("the remembered peers cannot be used (%s): starting from the bootstraps", error)
         return make(saved=None)
@@ -189,8 +175,8 @@ def _build_mesh(config: Config, settled: Settled, store: Store, trust: Trust, ow
 class TrainerRole(Role):
     """Publishes what the training process hands over, and queues rollouts for it."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
+    def __init__(self, parts: Parts, mesh: Mesh, rounds: RoundsPart | MixingPart) -> None:
+        super().__init__(mesh, rounds)
         self._publisher = Publisher(
             parts.store,
             parts.settled.data_directory / "spools",
@@ -208,7 +194,7 @@ class TrainerRole(Role):
             secrets.randbelow,
             verify=verify,
             state=parts.store.state(STATE_KEY),
-            leadership=parts.rounds.coordinator,
+            leadership=rounds.coordinator,
         )
         self.helpers = {
             "mender": Mender(
@@ -216,7 +202,7 @@ class TrainerRole(Role):
                 secrets.randbelow,
                 StoreLookup(parts.store),
                 find_state=lambda: self.machine.state,
-                have_of=parts.mesh.have_of,
+                have_of=mesh.have_of,
                 lacking=find_lacking(parts.store),
             )
         }
@@ -228,7 +214,7 @@ class TrainerRole(Role):
             parts.metrics,
             parts.monotonic,
             find_refusal=lambda snapshot: self.machine.find_refusal(snapshot, parts.monotonic()),
-            takes_turns=bool(parts.rounds.shape),
+            takes_turns=bool(rounds.shape),
         )
         self.handlers = self._publishing.table()
 
@@ -239,24 +225,18 @@ class TrainerRole(Role):
             return Holdings()
         return Holdings(state.version.epoch, *state.patch_range, state.anchor_numbers)
 
-    def hooks(
-        self,
-        *,
-        inbox: RolloutInbox,
-        outbox: RolloutOutbox,
-        status: Callable[[], Mapping[str, Any]],
-        take_up_rounds: Callable[[], Awaitable[bool]],
-    ) -> LocalHooks:
+    def hooks(self, rollouts: Rollouts, status: FindStatus, take_up_rounds: TakeUp) -> LocalHooks:
         """Serve a training process; engines have nothing to ask here."""
         return LocalHooks(
             on_snapshot=self._publishing.offer,
             on_engine_request=_no_update,
             on_confirm=_ignore_confirmation,
             on_rollouts=_refuse_rollouts,
-            on_take_rollouts=inbox.give,
-            on_rollouts_settled=inbox.settle,
-            on_checks=inbox.note_checks,
+            on_take_rollouts=rollouts.inbox.give,
+            on_rollouts_settled=rollouts.inbox.settle,
+            on_checks=rollouts.inbox.note_checks,
             on_status=_threaded(status),
+            tasks=rollouts.tasks,
             rounds=self.rounds.hook(take_up_rounds),
         )
 
@@ -268,8 +248,8 @@ class TrainerRole(Role):
 class FollowerRole(Role):
     """Keeps a mirror and engines current, or as a seed stores and serves blobs."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
+    def __init__(self, parts: Parts, mesh: Mesh, rounds: RoundsPart | MixingPart) -> None:
+        super().__init__(mesh, rounds)
         config = parts.config
         self._parts = parts
         self._mirror = Mirror(parts.store, parts.settled.data_directory / "spools", run_blocks=parts.block_threads.map)
@@ -287,7 +267,7 @@ class FollowerRole(Role):
             held=None if held is None else (held.version, held.root),
             stored=find_stored(parts.store),
             retention_limits=RetentionLimits(size_bytes_max=_choose_store_limit(config, parts.store)),
-            have_of=parts.mesh.have_of,
+            have_of=mesh.have_of,
         )
         self._following = FollowerHandlers(
             self._mirror,
@@ -303,24 +283,18 @@ class FollowerRole(Role):
         """Return what is stored whole here."""
         return self.machine.holdings
 
-    def hooks(
-        self,
-        *,
-        inbox: RolloutInbox,
-        outbox: RolloutOutbox,
-        status: Callable[[], Mapping[str, Any]],
-        take_up_rounds: Callable[[], Awaitable[bool]],
-    ) -> LocalHooks:
+    def hooks(self, rollouts: Rollouts, status: FindStatus, take_up_rounds: TakeUp) -> LocalHooks:
         """Serve engines, and take their rollouts; a training process is told that this node may not publish."""
         return LocalHooks(
             on_snapshot=_refuse_snapshot,
             on_engine_request=self._following.serve_engine,
             on_confirm=self._following.confirm,
-            on_rollouts=outbox.take,
+            on_rollouts=rollouts.outbox.take,
             on_take_rollouts=_no_rollouts,
             on_rollouts_settled=_ignore_settled,
             on_checks=_ignore_checks,
             on_status=_threaded(status),
+            tasks=rollouts.tasks,
         )
 
     def _make_engine(self) -> DiskEngine | VllmEngine | None:
@@ -346,7 +320,7 @@ def _unbound(event: Event) -> None:
     raise AssertionError("the role was not bound to its machine")
 
 
-def _threaded(status: Callable[[], Mapping[str, Any]]) -> Callable[[], Awaitable[Mapping[str, Any]]]:
+def _threaded(status: FindStatus) -> Callable[[], Awaitable[Mapping[str, Any]]]:
     async def ask() -> Mapping[str, Any]:
         return await asyncio.to_thread(status)
 

@@ -88,19 +88,18 @@ class Node:
         return self.settled.identity.peer_id
 
     async def build(self) -> None:
-        self.role = await roles.build_role(
-            self.config,
-            self.settled,
+        parts = roles.Parts(
+            config=self.config,
+            settled=self.settled,
             store=self.store,
             trust=self.trust,
-            addresses=(HERE,),
             ledger=self.ledger,
             metrics=self.metrics,
             work_threads=self.threads,
             block_threads=self.threads,
             monotonic=lambda: self.now,
-            meters=Traffic().meters,
         )
+        self.role = await roles.build_role(parts, (HERE,), Traffic().meters)
         self.role.bind(self.post)
         store = StoreHandlers(self.store, self.threads, lambda: self.now)
         self.handlers: dict[Any, Any] = {**store.table(), **self.ledger.table(), **self.role.handlers}
@@ -141,12 +140,7 @@ class Node:
                 self.metrics,
                 lambda: self.now,
             )
-        hooks: LocalHooks = self.role.hooks(
-            inbox=self.rollouts.inbox,
-            outbox=self.rollouts.outbox,
-            status=lambda: {"role": self.config.role},
-            take_up_rounds=refuse_rounds,
-        )
+        hooks: LocalHooks = self.role.hooks(self.rollouts, lambda: {"role": self.config.role}, refuse_rounds)
         return hooks
 
     async def publish(self, model: Any, generation: int = 1) -> PublishDone:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pulsenet.ids import PeerId
+from pulsenet.node.mesh import Mesh
+from pulsenetd.network.transport import PeerLink
 from pulsenetd.status.history import History
-from pulsenetd.status.peers import DIRECTIONS, PeerMeter
+from pulsenetd.status.peers import DIRECTIONS, PeerMeter, list_peers
 
 ROUNDS_MAX: Final = 20
 
@@ -49,12 +51,11 @@ class RoundLog:
 
 
 class Observer:
-    """What the last looks found. The owner of the timer calls :meth:`look`; may be read from any thread."""
+    """What the last looks found. Whoever owns the timer looks; may be read from any thread."""
 
     def __init__(self) -> None:
         self.history = History()
-        self.peers: list[dict[str, Any]] = []
-        """As the owner described them at the last look."""
+        self._peers: list[dict[str, Any]] = []
         self._peer_meter = PeerMeter()
         self._rounds = RoundLog()
         self._before: tuple[float, dict[str, int]] | None = None
@@ -81,14 +82,16 @@ class Observer:
         self._rounds.look(now_ms, fields)
         self.history.add(now_ms, {**fields, **self._rates})
 
-    def measure_peers(self, now: float, counted: Mapping[PeerId, Mapping[str, int]]) -> dict[PeerId, dict[str, float]]:
-        """Return bytes per second by peer and direction since the last call."""
-        return self._peer_meter.measure(now, counted)
+    def look_at_peers(
+        self, now: float, links: Sequence[PeerLink], mesh: Mesh, counted: Mapping[PeerId, Mapping[str, int]]
+    ) -> None:
+        """Describe the peers anew; arguments as of :func:`pulsenetd.status.peers.list_peers`."""
+        self._peers = list_peers(links, mesh, counted, self._peer_meter.measure(now, counted))
 
     def status(self) -> dict[str, Any]:
         """Return what ``/status`` shows of the looks."""
         return {
             **{f"{name}_bytes_per_second": self._rates.get(f"{name}_bytes_per_second") for name in DIRECTIONS},
-            "peer_list": list(self.peers),
+            "peer_list": list(self._peers),
             "rounds_recent": self._rounds.newest_first(),
         }

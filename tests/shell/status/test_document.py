@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-APP = ROOT / "daemon" / "pulsenetd" / "app.py"
+REPORT = ROOT / "daemon" / "pulsenetd" / "status" / "report.py"
 
 
 def documented() -> set[str]:
@@ -34,7 +34,7 @@ def reported() -> Iterator[str]:
 
 def shown() -> Iterator[str]:
     """Yield the names that the node itself adds."""
-    for node in ast.walk(ast.parse(APP.read_text())):
+    for node in ast.walk(ast.parse(REPORT.read_text())):
         if isinstance(node, ast.FunctionDef) and node.name == "status":
             for one in ast.walk(node):
                 if isinstance(one, ast.Dict):
