@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from pulsenet.errors import UnavailableError
@@ -14,6 +14,9 @@ from pulsenet.local.sockets import receive_part
 
 FRAME_SECONDS_MAX: Final = 30.0
 """A frame that began has to be whole by then, and a reply taken."""
+
+WAIT_SECONDS_MAX: Final = 300.0
+"""Longest wait a process may ask for; it asks again."""
 
 Result = TypeVar("Result")
 
@@ -70,6 +73,14 @@ class Link:
                     data = data[sent:]
         except TimeoutError as error:
             raise UnavailableError("the process did not read its reply") from error
+
+    async def wait_for(self, ask: Callable[[float], Coroutine[Any, Any, Result]], timeout_ms: int) -> Result:
+        """Ask, for so many seconds at most, for what the process waits for; cancelled if it goes away.
+
+        Raises:
+            UnavailableError: as :meth:`unless_closed`.
+        """
+        return await self.unless_closed(ask(min(timeout_ms / 1000, WAIT_SECONDS_MAX)))
 
     async def unless_closed(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run work for a process that waits in silence; the work is cancelled if the process goes away.

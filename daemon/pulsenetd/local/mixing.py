@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.local import mixing_protocol as local
 from pulsenet.local import rounds_protocol as rounds
-from pulsenet.local.framing import Frame
 from pulsenet.local.protocol import LocalMessage
-from pulsenet.outer.floats import fp32_from_bits
 from pulsenetd.handlers.mixing import MixingDesk, as_job
 from pulsenetd.local.blobs import BlobTraffic
-from pulsenetd.local.outer import OuterHook, OuterSession
-
-WAIT_SECONDS_MAX: Final = 120.0
-"""Longest wait an answer may be asked for with; the process asks again."""
+from pulsenetd.local.outer import OuterHook, OuterSession, read_real
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,35 +31,20 @@ class MixingSession(OuterSession[MixingHook]):
     foreign = (rounds.OpenRounds,)
     refusal = ("no-rounds", "this run mixes: use pulsenet.join_mixing()")
 
-    async def _answer(self, frame: Frame, traffic: BlobTraffic) -> None:
-        message = frame.message
-        if isinstance(message, local.Locate | local.RefuseState | local.WantRound | local.AwaitMix):
-            await self._wait_for(message, traffic)
-        else:
-            await self._take(message, traffic)
-            await self._link.send(rounds.Waiting())
-
-    async def _wait_for(
-        self, message: local.Locate | local.RefuseState | local.WantRound | local.AwaitMix, traffic: BlobTraffic
-    ) -> None:
+    async def _take(self, message: LocalMessage, traffic: BlobTraffic) -> LocalMessage | None:
         desk = self._hook.desk
-        seconds = min(message.timeout_ms / 1000, WAIT_SECONDS_MAX)
-        found: local.Begin | local.RoundOpened | local.MixDone | None
         match message:
-            case local.Locate(round_index, open_round_index):
-                found = await self._link.unless_closed(desk.locate(round_index, open_round_index, seconds))
+            case local.Locate(at, open_round_index):
+                return await self._wait(lambda most: desk.locate(at, open_round_index, most), message.timeout_ms)
             case local.RefuseState(reason):
-                found = await self._link.unless_closed(desk.refuse_state(reason, seconds))
-            case local.WantRound(round_index):
-                found = await self._link.unless_closed(desk.want_round(round_index, seconds))
+                return await self._wait(lambda most: desk.refuse_state(reason, most), message.timeout_ms)
+            case local.WantRound(wanted):
+                opened = await self._wait(lambda most: desk.want_round(wanted, most), message.timeout_ms)
                 await traffic.let_go()
-            case local.AwaitMix(round_index, job):
-                found = await self._link.unless_closed(desk.await_mix(round_index, as_job(job), seconds))
-        await self._link.send(rounds.NoOrder() if found is None else found)
-
-    async def _take(self, message: LocalMessage, traffic: BlobTraffic) -> None:
-        desk = self._hook.desk
-        match message:
+                return opened
+            case local.AwaitMix(index, number):
+                job = as_job(number)
+                return await self._wait(lambda most: desk.await_mix(index, job, most), message.timeout_ms)
             case local.StorePart():
                 await self._keep(traffic, message.slices)
                 desk.store_part(message)
@@ -82,6 +60,7 @@ class MixingSession(OuterSession[MixingHook]):
                 self._hook.on_round(message)
             case _:
                 raise RemoteProtocolError("message-unexpected", type(message).__name__)
+        return None
 
     async def _keep(self, traffic: BlobTraffic, parts: tuple[local.PartBlob, ...]) -> None:
         """Let the machine decide how long the blobs of a vector stay."""
@@ -95,5 +74,5 @@ def _check_reals(message: local.TellRound) -> None:
     bits = [message.inner_seconds_bits, message.blocked_seconds_bits, message.utilization_bits]
     bits += [message.delta_norm_bits, message.distance_bits or 0, message.start_square_bits or 0]
     bits += [message.end_square_bits or 0, message.noise_square_bits or 0]
-    if any(one >= 1 << 32 or not 0.0 <= fp32_from_bits(one) < math.inf for one in bits):
-        raise RemoteProtocolError("schema", "a number that is not finite")
+    for one in bits:
+        read_real(one)

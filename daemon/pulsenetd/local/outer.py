@@ -5,8 +5,9 @@ Rounds (:mod:`pulsenetd.local.rounds`) and mixing (:mod:`pulsenetd.local.mixing`
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
@@ -17,6 +18,8 @@ from pulsenet.ids import Digest
 from pulsenet.local import rounds_protocol as rounds
 from pulsenet.local.framing import Frame
 from pulsenet.local.mixing_protocol import MixingOpened, OpenMixing
+from pulsenet.local.protocol import LocalMessage
+from pulsenet.outer.floats import fp32_from_bits
 from pulsenet.outer.inner_state import compute_slots_size_max
 from pulsenet.tensors.params import ParameterTable
 from pulsenetd.handlers.mixing import MixingDesk
@@ -47,6 +50,7 @@ class OuterHook:
 
 
 Hook = TypeVar("Hook", bound=OuterHook)
+Reply = TypeVar("Reply", bound=LocalMessage)
 
 
 class OuterSession(ABC, Generic[Hook]):
@@ -98,7 +102,8 @@ class OuterSession(ABC, Generic[Hook]):
         elif isinstance(message, rounds.FetchBlobPart):
             await traffic.fetch(message)
         else:
-            await self._answer(frame, traffic)
+            reply = await self._take(message, traffic)
+            await self._link.send(rounds.Waiting() if reply is None else reply)
 
     async def close(self) -> None:
         """The connection is gone: so is the process, as far as its part goes."""
@@ -128,8 +133,25 @@ class OuterSession(ABC, Generic[Hook]):
         await self._link.send(self.opened)
 
     @abstractmethod
-    async def _answer(self, frame: Frame, traffic: BlobTraffic) -> None:
-        """Answer a message of a process that takes part."""
+    async def _take(self, message: LocalMessage, traffic: BlobTraffic) -> LocalMessage | None:
+        """Take a message of a process that takes part; return the reply if it is more than that it was taken."""
+
+    async def _wait(self, ask: Callable[[float], Coroutine[Any, Any, Reply | None]], timeout_ms: int) -> LocalMessage:
+        """Return what the process waits for; it asks again if that does not come in time."""
+        found = await self._link.wait_for(ask, timeout_ms)
+        return rounds.NoOrder() if found is None else found
+
+
+def read_real(bits: int) -> float:
+    """Return the FP32 value of bits that a process told, finite and not negative.
+
+    Raises:
+        RemoteProtocolError: ``schema``.
+    """
+    value = float(fp32_from_bits(bits)) if bits < 1 << 32 else -1.0
+    if not 0.0 <= value < math.inf:
+        raise RemoteProtocolError("schema", f"a size of bits {bits:#x}")
+    return value
 
 
 def _compute_blob_size_bytes_max(table: ParameterTable, algorithm: str) -> int:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.local import rounds_protocol as local
-from pulsenet.local.framing import Frame
 from pulsenet.local.mixing_protocol import MIXING_MESSAGE_TYPES
 from pulsenet.local.protocol import LocalMessage
 from pulsenet.node.events import ContributionStored
-from pulsenet.outer.floats import fp32_from_bits
 from pulsenetd.handlers.training import TrainingDesk
 from pulsenetd.local.blobs import BlobTraffic
-from pulsenetd.local.outer import OuterHook, OuterSession
-
-WAIT_SECONDS_MAX: Final = 300.0
-"""Longest wait an order may be asked for with; the process asks again."""
+from pulsenetd.local.outer import OuterHook, OuterSession, read_real
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +32,11 @@ class RoundsSession(OuterSession[RoundsHook]):
     foreign = MIXING_MESSAGE_TYPES
     refusal = ("no-mixing", "this run closes rounds: use pulsenet.join_rounds()")
 
-    async def _answer(self, frame: Frame, traffic: BlobTraffic) -> None:
-        if isinstance(frame.message, local.AwaitOrder):
-            seconds = min(max(frame.message.timeout_ms, 0) / 1000, WAIT_SECONDS_MAX)
-            order = await self._link.unless_closed(self._hook.desk.next_order(seconds))
-            await self._link.send(local.NoOrder() if order is None else order)
-        else:
-            await self._take(frame.message, traffic)
-            await self._link.send(local.Waiting())
-
-    async def _take(self, message: LocalMessage, traffic: BlobTraffic) -> None:
+    async def _take(self, message: LocalMessage, traffic: BlobTraffic) -> LocalMessage | None:
         desk = self._hook.desk
         match message:
+            case local.AwaitOrder(timeout_ms):
+                return await self._wait(desk.next_order, timeout_ms)
             case local.HoldState(round_index, state_root):
                 if (round_index is None) != (state_root is None) or (round_index or 0) < 0:
                     raise RemoteProtocolError("schema", "a state has both a round and a root")
@@ -85,12 +71,10 @@ class RoundsSession(OuterSession[RoundsHook]):
             case local.AnchorRefused():
                 desk.refuse_anchor(message)
             case local.TellResidual(norm_bits):
-                norm = fp32_from_bits(norm_bits) if norm_bits < 1 << 32 else -1.0
-                if not 0.0 <= norm < math.inf:
-                    raise RemoteProtocolError("schema", f"a norm of bits {norm_bits:#x}")
-                self._hook.on_residual(float(norm))
+                self._hook.on_residual(read_real(norm_bits))
             case _:
                 raise RemoteProtocolError("message-unexpected", type(message).__name__)
+        return None
 
 
 def _as_stored(offer: local.OfferContribution) -> ContributionStored:

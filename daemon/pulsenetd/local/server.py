@@ -14,6 +14,7 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,9 +44,6 @@ CONNECTIONS_MAX: Final = 64
 
 ACCEPT_PAUSE_SECONDS: Final = 1.0
 """Until the next try where the system refuses a connection."""
-
-WAIT_SECONDS_MAX: Final = 300.0
-"""Longest wait a request may ask for; the caller asks again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +252,7 @@ class _Session:
                 self._hooks.on_checks(told.peer_id, told.checked_count, told.mismatched_count)
                 await self._link.send(protocol.ChecksNoted())
             case protocol.SendTasks() | protocol.TakeTasks() as asked:
-                await answer_tasks(self._hooks.tasks, self._link, asked, WAIT_SECONDS_MAX)
+                await answer_tasks(self._hooks.tasks, self._link, asked)
             case protocol.GetStatus():
                 status = dict(await self._hooks.on_status())
                 await self._link.send(protocol.StatusReply(json.dumps(status, default=str)))
@@ -313,8 +311,8 @@ class _Session:
 
     async def _send_update(self, request: protocol.RequestUpdate) -> None:
         await self._give_back("superseded")
-        seconds = min(request.timeout_ms / 1000, WAIT_SECONDS_MAX)
-        staged = await self._link.unless_closed(self._hooks.on_engine_request(request.engine_version, seconds))
+        ask = partial(self._hooks.on_engine_request, request.engine_version)
+        staged = await self._link.wait_for(ask, request.timeout_ms)
         if staged is None:
             await self._link.send(protocol.NoUpdate())
             return
@@ -345,8 +343,8 @@ class _Session:
         await self._link.send(protocol.Confirmed(accepted, "" if accepted else reason))
 
     async def _give_rollouts(self, request: protocol.TakeRollouts) -> None:
-        seconds = min(request.timeout_ms / 1000, WAIT_SECONDS_MAX)
-        batches = await self._link.unless_closed(self._hooks.on_take_rollouts(request.count_max, seconds))
+        ask = partial(self._hooks.on_take_rollouts, request.count_max)
+        batches = await self._link.wait_for(ask, request.timeout_ms)
         is_delivered = False
         try:
             await self._link.send(protocol.RolloutsReply(batches))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.local import protocol
@@ -17,13 +18,11 @@ class TasksHook(Protocol):
     async def send(self, contents: Sequence[str], lease_ms: int) -> TasksQueued:
         """Queue tasks for the inferencers, all or none."""
 
-    async def take(self, count_max: int, wait_seconds: float) -> tuple[GivenTask, ...]:
+    def take(self, count_max: int, wait_seconds: float) -> Coroutine[Any, Any, tuple[GivenTask, ...]]:
         """Get tasks from a trainer, waiting so long for the first; cancelled if the process goes."""
 
 
-async def answer_tasks(
-    hook: TasksHook | None, link: Link, message: protocol.SendTasks | protocol.TakeTasks, wait_seconds_max: float
-) -> None:
+async def answer_tasks(hook: TasksHook | None, link: Link, message: protocol.SendTasks | protocol.TakeTasks) -> None:
     """Answer one request.
 
     Raises:
@@ -34,5 +33,5 @@ async def answer_tasks(
     if isinstance(message, protocol.SendTasks):
         await link.send(await hook.send(message.contents, message.lease_ms))
         return
-    seconds = min(message.timeout_ms / 1000, wait_seconds_max)
-    await link.send(protocol.TasksGiven(await link.unless_closed(hook.take(message.count_max, seconds))))
+    given = await link.wait_for(partial(hook.take, message.count_max), message.timeout_ms)
+    await link.send(protocol.TasksGiven(given))
