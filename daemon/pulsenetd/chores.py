@@ -68,26 +68,19 @@ class LinkWatch:
 
     async def look(self) -> None:
         """Compare the connections with those of the last look, and tell what changed."""
+        reason = "closed"
         try:
             links = await self._network.transport.connected_peers()
         except UnavailableError:
-            self.lose_all("p2pd is being restarted")
-            return
+            links, reason = [], "p2pd is being restarted"
         now = {link.peer_id: link for link in links}
         for peer_id in now.keys() - self.connected:
             link = now[peer_id]
             self._broadcast(PeerConnected(peer_id, link.addresses, link.outbound))
         for peer_id in self.connected - now.keys():
-            self._broadcast(PeerLost(peer_id, "closed"))
+            self._broadcast(PeerLost(peer_id, reason))
         self.connected = frozenset(now)
         self.links = tuple(links)
-
-    def lose_all(self, reason: str) -> None:
-        """Every connection went with p2pd."""
-        for peer_id in self.connected:
-            self._broadcast(PeerLost(peer_id, reason))
-        self.connected = frozenset()
-        self.links = ()
 
 
 class DirectoryReader:

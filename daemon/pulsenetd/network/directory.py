@@ -12,7 +12,7 @@ import hashlib
 import importlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from pulsenet import limits
@@ -25,6 +25,7 @@ from pulsenetd.identity import to_libp2p_bytes
 from pulsenetd.network import hivemind_repairs
 from pulsenetd.network.clock_offset import ClockOffset
 from pulsenetd.network.directory_keys import DirectoryKeys, get_read_slots, get_shard, get_slot
+from pulsenetd.network.p2pd import deadline
 from pulsenetd.network.validator import RecordValidator, get_expiry
 
 logger: Final = logging.getLogger("pulsenet.directory")
@@ -38,6 +39,7 @@ RANK_KNOWN: Final = 1
 """Of keys the run lists, and of those whose record was here in the last time slot; anybody else has 0."""
 
 CACHED_KEYS_MAX: Final = 256
+_CALL_SECONDS: Final = limits.DIRECTORY_CALL_SECONDS_MAX
 _PING_SECONDS: Final = 5.0
 _CLOSE_SECONDS: Final = 2.0
 
@@ -106,7 +108,7 @@ class Directory:
         hivemind_repairs.set_clock(self.now)
         node_module = importlib.import_module("hivemind.dht.node")
         node_id = node_module.DHTID.from_bytes(hashlib.sha1(self._peer_id, usedforsecurity=False).digest())
-        async with _deadline("joining the directory"):
+        async with deadline(_CALL_SECONDS, "joining the directory"):
             hivemind_repairs.separate_directory(self._keys.get_directory_name())
             node = await node_module.DHTNode.create(
                 p2p=hivemind_p2p,
@@ -184,7 +186,7 @@ class Directory:
         answered = tuple(peer_id for peer_id, answer in zip(known, answers, strict=True) if answer)
         if answered:
             with contextlib.suppress(UnavailableError):
-                async with _deadline("looking for near nodes"):
+                async with deadline(_CALL_SECONDS, "looking for near nodes"):
                     await node.find_nearest_nodes([node.node_id])
         return answered
 
@@ -337,7 +339,7 @@ class Directory:
             # At once, so that of two announcements at a time the older one is dropped.
             self._announced_expiry[record.type] = expiry
             try:
-                async with _deadline(f"announcing a {record.type}"):
+                async with deadline(_CALL_SECONDS, f"announcing a {record.type}"):
                     await node.store(key, data, expiry, subkey=subkey)
             except UnavailableError:
                 if self._overdue.get(record.type) is record:
@@ -354,18 +356,6 @@ class Directory:
         node = self._get_node()
         if not keys:
             return []
-        async with _deadline("reading from the directory"):
+        async with deadline(_CALL_SECONDS, "reading from the directory"):
             found = await node.get_many(list(keys), sufficient_expiration_time=float("inf"))
         return [entry.value for entry in found.values() if entry is not None]
-
-
-@contextlib.asynccontextmanager
-async def _deadline(waited_for: str) -> AsyncIterator[None]:
-    limit = asyncio.timeout(limits.DIRECTORY_CALL_SECONDS_MAX)
-    try:
-        async with limit:
-            yield
-    except TimeoutError as error:
-        if not limit.expired():
-            raise
-        raise UnavailableError(f"timed out: {waited_for}") from error

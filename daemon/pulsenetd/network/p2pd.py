@@ -179,7 +179,7 @@ class P2pd:
             type=protocol.Request.STREAM_OPEN,
             streamOpen=protocol.StreamOpenRequest(peer=to_libp2p_bytes(peer_id), proto=[name]),
         )
-        async with self._call_slots, _deadline(timeout_seconds, "opening a stream"):
+        async with self._call_slots, deadline(timeout_seconds, "opening a stream"):
             reader, writer = await self._open_control()
             try:
                 await _exchange(reader, writer, request)
@@ -198,7 +198,7 @@ class P2pd:
         async def serve_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             info = _control_protocol().StreamInfo()
             try:
-                async with _deadline(_STREAM_INFO_SECONDS, "p2pd's word on an incoming stream"):
+                async with deadline(_STREAM_INFO_SECONDS, "p2pd's word on an incoming stream"):
                     await _read_control_message(reader, info)
             except UnavailableError as error:
                 logger.debug("incoming stream without a sender: %s", error)
@@ -256,7 +256,7 @@ class P2pd:
             remove_sockets(self._socket_directory)
 
     async def _call(self, request: Any, timeout_seconds: float) -> Any:
-        async with self._call_slots, _deadline(timeout_seconds, "p2pd"):
+        async with self._call_slots, deadline(timeout_seconds, "p2pd"):
             reader, writer = await self._open_control()
             try:
                 return await _exchange(reader, writer, request)
@@ -425,7 +425,8 @@ async def _read_control_message(reader: asyncio.StreamReader, message: Any) -> N
 
 
 @contextlib.asynccontextmanager
-async def _deadline(seconds: float, waited_for: str) -> AsyncIterator[None]:
+async def deadline(seconds: float, waited_for: str) -> AsyncIterator[None]:
+    """Limit the block to ``seconds``; UnavailableError beyond."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgpack
@@ -33,13 +32,6 @@ class DhtRecord(Protocol):
     expiration_time: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """What may be stored under one key: an authority's head, or (``None``) have records."""
-
-    authority: PeerId | None
-
-
 class RecordValidator:
     """Judges each record that is stored here or read from others; hivemind calls :meth:`validate`.
 
@@ -59,7 +51,8 @@ class RecordValidator:
         self._verify = verify
         self._now = now
         self._authorities: tuple[PeerId, ...] = ()
-        self._places: dict[bytes, _Place] = {}
+        self._places: dict[bytes, PeerId | None] = {}
+        """By key: the authority whose head may be stored there, or ``None`` for have records."""
         self._places_slot = -1
         self._shards_before: dict[bytes, bytes] = {}
         self._judged: OrderedDict[Digest, str | None] = OrderedDict()
@@ -86,7 +79,7 @@ class RecordValidator:
 
     def get_key_before(self, key_id: bytes) -> bytes | None:
         """Return the place of the same shard's have records in the time slot before; ``None`` for another place."""
-        self._get_place(key_id, self._now())  # of the time slot it is now
+        self._update_places(self._now())
         return self._shards_before.get(key_id)
 
     def judge(self, record: DhtRecord) -> str | None:
@@ -97,12 +90,12 @@ class RecordValidator:
         # Asked so that NaN, which compares as false with every number, is refused too.
         if not record.expiration_time <= now + limits.DHT_EXPIRY_SECONDS_MAX:
             return "expiry"
-        place = self._get_place(record.key, now)
-        if place is None:
+        self._update_places(now)
+        if record.key not in self._places:
             return "unknown-key"
         identity = compute_digest(record.key + record.subkey + repr(record.expiration_time).encode() + record.value)
         if identity not in self._judged:
-            self._judged[identity] = self._judge_content(record, place)
+            self._judged[identity] = self._judge_content(record, self._places[record.key])
             if len(self._judged) > _REMEMBERED_MAX:
                 self._judged.popitem(last=False)
         return self._judged[identity]
@@ -115,13 +108,13 @@ class RecordValidator:
         """Return the value unchanged."""
         return record.value
 
-    def _judge_content(self, record: DhtRecord, place: _Place) -> str | None:
+    def _judge_content(self, record: DhtRecord, authority: PeerId | None) -> str | None:
         try:
             data = unpack_value(record.value)
-            if place.authority is None:
+            if authority is None:
                 issued_at_ms = self._open_have(data, record.subkey)
             else:
-                issued_at_ms = self._open_head(data, record.subkey, place.authority)
+                issued_at_ms = self._open_head(data, record.subkey, authority)
         except (RemoteProtocolError, TrustError) as error:
             return error.code
         if not abs(record.expiration_time - get_expiry(issued_at_ms)) <= _EXPIRY_TOLERANCE_SECONDS:
@@ -143,23 +136,20 @@ class RecordValidator:
             raise TrustError("untrusted", "a have record under another node's name")
         return open_record(Have, signed, self._verify, run_id=self._keys.run_id).issued_at_ms
 
-    def _get_place(self, key_id: bytes, now: float) -> _Place | None:
+    def _update_places(self, now: float) -> None:
+        """Learn which keys are accepted in the time slot it is now."""
         slot = get_slot(now)
-        if slot != self._places_slot:
-            self._places = {}
-            for accepted in get_accepted_slots(now):
-                for shard in range(limits.HAVE_SHARDS):
-                    self._places[get_key_id(self._keys.get_have_key(shard, accepted))] = _Place(None)
-                for authority in self._authorities:
-                    self._places[get_key_id(self._keys.get_head_key(authority, accepted))] = _Place(authority)
-            self._places_slot = slot
-            self._shards_before = {
-                get_key_id(self._keys.get_have_key(shard, one)): get_key_id(self._keys.get_have_key(shard, one - 1))
-                for shard in range(limits.HAVE_SHARDS)
-                for one in get_accepted_slots(now)
-                if one > 0
-            }
-        return self._places.get(key_id)
+        if slot == self._places_slot:
+            return
+        self._places, self._places_slot, self._shards_before = {}, slot, {}
+        for accepted in get_accepted_slots(now):
+            for authority in self._authorities:
+                self._places[get_key_id(self._keys.get_head_key(authority, accepted))] = authority
+            for shard in range(limits.HAVE_SHARDS):
+                key_id = get_key_id(self._keys.get_have_key(shard, accepted))
+                self._places[key_id] = None
+                if accepted > 0:
+                    self._shards_before[key_id] = get_key_id(self._keys.get_have_key(shard, accepted - 1))
 
 
 def get_expiry(issued_at_ms: int) -> float:
