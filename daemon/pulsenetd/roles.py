@@ -15,7 +15,7 @@ from typing import Any
 from pulsenet.chain.retention import RetentionLimits
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import StorageError
-from pulsenet.ids import PeerId, Version
+from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.local.protocol import PublishDone, PublishStatus, RolloutsTaken, SignedBatch, SubmitRollouts
 from pulsenet.node.effects import Effect
 from pulsenet.node.events import Event
@@ -44,7 +44,6 @@ from pulsenetd.outer.rounds import RoundsPart
 from pulsenetd.rollouts import Rollouts
 from pulsenetd.startup import Settled
 from pulsenetd.storage.disk import free_size_bytes
-from pulsenetd.storage.lookup import StoreLookup, find_lacking, find_stored
 from pulsenetd.storage.mirror import Mirror
 from pulsenetd.storage.publishing import Publisher
 from pulsenetd.storage.staging import StagedUpdate
@@ -200,10 +199,10 @@ class TrainerRole(Role):
             "mender": Mender(
                 parts.settled.identity.peer_id,
                 secrets.randbelow,
-                StoreLookup(parts.store),
+                parts.store,
                 find_state=lambda: self.machine.state,
                 have_of=mesh.have_of,
-                lacking=find_lacking(parts.store),
+                lacking=_find_lacking(parts.store),
             )
         }
         self._publishing = PublisherHandlers(
@@ -262,10 +261,10 @@ class FollowerRole(Role):
             parts.trust,
             parts.settled.identity.peer_id,
             secrets.randbelow,
-            StoreLookup(parts.store),
+            parts.store,
             role=config.role,
             held=None if held is None else (held.version, held.root),
-            stored=find_stored(parts.store),
+            stored=parts.store.whole_manifests(),
             retention_limits=RetentionLimits(size_bytes_max=_choose_store_limit(config, parts.store)),
             have_of=mesh.have_of,
         )
@@ -308,6 +307,11 @@ class FollowerRole(Role):
     def close(self) -> None:
         """Let go of the mirror."""
         self._mirror.close()
+
+
+def _find_lacking(store: Store) -> list[Digest]:
+    """Return the blobs that a stored manifest names and that are not whole."""
+    return [manifest.blob_id for _, manifest in store.manifests() if not store.is_complete(manifest.blob_id)]
 
 
 def _choose_store_limit(config: Config, store: Store) -> int:

@@ -112,7 +112,7 @@ class NodeView:
 
     def chunk_list(self, blob_id: Digest) -> bytes | None:
         """Return a blob's chunk list and keep the blob while it is being read, unless it was released."""
-        data = self._store.chunk_list_bytes(blob_id)
+        data = self._store.chunk_list(blob_id)
         if data is not None:
             self._store.lease_kept(blob_id, self._monotonic() + LEASE_SECONDS)
         return data

@@ -120,7 +120,7 @@ class Bench:
 
     def follow(self, manifest: Manifest, *, bytes_per_second: float, is_streamed: bool) -> tuple[float, float]:
         """Receive a version at this rate; return the seconds to holding it, and of the transfer alone."""
-        data = self.upstream.chunk_list_bytes(manifest.blob_id)
+        data = self.upstream.chunk_list(manifest.blob_id)
         assert data is not None
         self.store.put_chunk_list(manifest.blob_id, data)
         self.store.put_record(seal(manifest, lambda _: bytes(64), PeerId(bytes(32))))

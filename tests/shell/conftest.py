@@ -215,7 +215,7 @@ def execute(table: Any, effect: Any) -> list[Event]:
 
 def copy_blob(source: Store, target: Store, blob_id: Digest) -> None:
     """Do what a fetch does."""
-    data = source.chunk_list_bytes(blob_id)
+    data = source.chunk_list(blob_id)
     assert data is not None
     target.put_chunk_list(blob_id, data)
     for _, digest in target.missing_chunks(blob_id):

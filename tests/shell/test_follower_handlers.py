@@ -178,7 +178,7 @@ async def test_a_hop_is_prepared_while_it_arrives_unless_it_is_dropped(follower:
     first, second, third = follower.upstream.manifests
     await follower.hop(first)
     for manifest, is_dropped in ((second, False), (third, True)):
-        data = follower.upstream.store.chunk_list_bytes(manifest.blob_id)
+        data = follower.upstream.store.chunk_list(manifest.blob_id)
         assert data is not None
         follower.store.put_chunk_list(manifest.blob_id, data)
         await follower.table[PrepareHop](PrepareHop(manifest), follower.posted.append)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import replace
 
 from pulsenet.codec.patch import RunBlocks
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError, StorageError
@@ -20,6 +21,7 @@ from pulsenet.outer.mixing.payload import (
     NO_BASE,
     JobTable,
     MixingHeader,
+    PartContent,
     combine_parts,
     inspect_part,
     make_job_table,
@@ -99,18 +101,7 @@ class MixingMeans:
             if bad:
                 return CombineFailed(effect.number, "refused", tuple(bad))
             blob_id, size_bytes = self._write(effect, job_table, header)
-            mean_header = MixingHeader(
-                header.table_digest,
-                header.job,
-                header.round_index,
-                header.base_root,
-                header.slice_index,
-                header.slice_count,
-                len(effect.parts),
-            )
-            content = inspect_part(
-                self._store.read_blob(blob_id), job_table, header=mean_header, norm_max=self._settings.norm_max
-            )
+            content = self._inspect(blob_id, job_table, replace(header, contributor_count=len(effect.parts)))
         except StorageError as error:
             logger.warning("a mean of round %d could not be made: %s", effect.round_index, error)
             return CombineFailed(effect.number, error.reason)
@@ -169,23 +160,21 @@ class MixingMeans:
         Raises:
             StorageError: it cannot be read.
         """
-        content = inspect_part(
-            self._store.read_blob(part.blob_id), job_table, header=header, norm_max=self._settings.norm_max
-        )
+        content = self._inspect(part.blob_id, job_table, header)
         if content.reason:
             return content.reason
         return "" if fp32_to_bits(content.norm) == part.norm_bits else "norm"
 
+    def _inspect(self, blob_id: Digest, job_table: JobTable, header: MixingHeader) -> PartContent:
+        pieces = self._store.read_blob(blob_id)
+        return inspect_part(pieces, job_table, header=header, norm_max=self._settings.norm_max)
+
     def _write(self, effect: CombineParts, job_table: JobTable, header: MixingHeader) -> tuple[Digest, int]:
         parts = {bytes(part.peer_id): self._store.read_blob(part.part.blob_id) for part in effect.parts}
         self._store.require_space(sum(part.part.encoded_size_bytes for part in effect.parts) // len(effect.parts))
-        writer = self._store.begin_blob(BlobCutter())
-        try:
+        with self._store.writing_blob(BlobCutter()) as writer:
             for piece in combine_parts(parts, job_table, header=header, run_blocks=self._run_blocks):
                 writer.feed(piece)
             chunk_list = writer.finish()
-        except BaseException:
-            writer.abandon()
-            raise
         self._store.keep_blob(chunk_list.blob_id)
         return chunk_list.blob_id, chunk_list.size_bytes

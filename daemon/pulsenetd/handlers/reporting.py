@@ -17,30 +17,30 @@ from pulsenetd.metrics import Metrics
 _LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 _GAUGES: Final = {
-    # gauge: (reported field, value while the field is unknown)
-    "applied_version": ("applied_version", -1.0),
-    "mirror_version": ("mirror_version", -1.0),
-    "latest_seen_version": ("latest_seen_version", -1.0),
-    "version_lag": ("version_lag", math.nan),
-    "version_age_seconds": ("version_age_seconds", math.nan),
-    "publisher_last_seen_timestamp_seconds": ("publisher_last_seen_timestamp_seconds", 0.0),
-    "publisher_seen": ("publisher_seen", 0.0),
-    "stale": ("stale", 0.0),
-    "fork": ("fork", 0.0),
-    "round_index": ("round_index", -1.0),
-    "round_contributors": ("round_contributors", 0.0),
-    "rounds_behind": ("rounds_behind", 0.0),
-    "round_stuck": ("round_stuck", 0.0),
-    "residual_norm": ("residual_norm", math.nan),
-    "disagreement": ("disagreement", math.nan),
-    "disagreement_l2_start": ("disagreement_l2_start", math.nan),
-    "disagreement_l2_end": ("disagreement_l2_end", math.nan),
-    "disagreement_l2_bound": ("disagreement_l2_bound", math.nan),
-    "mixing_subset_ratio": ("mixing_subset_ratio", math.nan),
-    "consensus": ("consensus", math.nan),
-    "utilization_ratio": ("utilization_ratio", math.nan),
-    "utilization_predicted_ratio": ("utilization_predicted_ratio", math.nan),
+    "applied_version": -1.0,
+    "mirror_version": -1.0,
+    "latest_seen_version": -1.0,
+    "version_lag": math.nan,
+    "version_age_seconds": math.nan,
+    "publisher_last_seen_timestamp_seconds": 0.0,
+    "publisher_seen": 0.0,
+    "stale": 0.0,
+    "fork": 0.0,
+    "round_index": -1.0,
+    "round_contributors": 0.0,
+    "rounds_behind": 0.0,
+    "round_stuck": 0.0,
+    "residual_norm": math.nan,
+    "disagreement": math.nan,
+    "disagreement_l2_start": math.nan,
+    "disagreement_l2_end": math.nan,
+    "disagreement_l2_bound": math.nan,
+    "mixing_subset_ratio": math.nan,
+    "consensus": math.nan,
+    "utilization_ratio": math.nan,
+    "utilization_predicted_ratio": math.nan,
 }
+"""Gauges of reported fields of the same name, and what they are while the field is unknown."""
 
 VERSIONS_REMEMBERED: Final = 128
 """Versions whose facts and times are kept for status."""
@@ -76,7 +76,7 @@ class Ledger:
         self._monotonic = monotonic
         self._seen_at: OrderedDict[int, float] = OrderedDict()
         self._said: OrderedDict[str, _Said] = OrderedDict()
-        for gauge, (_, unknown) in _GAUGES.items():
+        for gauge, unknown in _GAUGES.items():
             metrics.set(gauge, unknown)
 
     def table(self) -> dict[type[Effect], Handler]:
@@ -142,8 +142,8 @@ class Ledger:
         logger.log(level, "%s%s", effect.text, more)
 
     def _show(self) -> None:
-        for gauge, (name, unknown) in _GAUGES.items():
-            value = self.fields.get(name)
+        for gauge, unknown in _GAUGES.items():
+            value = self.fields.get(gauge)
             self._metrics.set(gauge, unknown if value is None else float(value))
         for kind in PEER_KINDS:
             count = self.fields.get(f"peers_{kind}")

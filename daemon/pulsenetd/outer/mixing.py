@@ -31,7 +31,6 @@ from pulsenetd.handlers.mixing import MixingDesk
 from pulsenetd.local.mixing import MixingHook
 from pulsenetd.logs import logger
 from pulsenetd.outer.part import BUSY, OuterPart
-from pulsenetd.storage.lookup import StoreLookup
 
 ROUNDS_REMEMBERED: Final = 16
 """Rounds that the shown utilisation is the mean of."""
@@ -64,10 +63,10 @@ class MixingPart(OuterPart):
         machine = (self._seat, self.rosters, self.settings)
         if self._is_trainer:
             try:
-                self.mixing = Mixing(*machine, StoreLookup(self._store), journal=self._store.state(MIXING_KEY))
+                self.mixing = Mixing(*machine, self._store, journal=self._store.state(MIXING_KEY))
             except StorageError as error:
                 logger.warning("%s: what was agreed to before is forgotten", error)
-                self.mixing = Mixing(*machine, StoreLookup(self._store))
+                self.mixing = Mixing(*machine, self._store)
             self.machines[self.name] = self.mixing
         self.coordinator = self._add_voter(lambda ballot: Convener(*machine, ballot=ballot))
         self._add_listener()

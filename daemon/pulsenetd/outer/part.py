@@ -38,7 +38,6 @@ from pulsenetd.driver import Driver, Handler
 from pulsenetd.identity import Identity, to_libp2p_text
 from pulsenetd.logs import logger
 from pulsenetd.metrics import Metrics
-from pulsenetd.storage.lookup import StoreLookup
 from pulsenetd.storage.round_blobs import RoundBlobs
 from pulsenetd.storage.store import Store
 
@@ -148,8 +147,7 @@ class OuterPart(ABC):
     def _add_listener(self) -> None:
         """Add the machine of an authority that trains."""
         if self._is_trainer and "coordinator" in self.machines:
-            index = StoreLookup(self._store)
-            self.machines["listener"] = Listener(self._trust, self._peer_id, secrets.randbelow, index)
+            self.machines["listener"] = Listener(self._trust, self._peer_id, secrets.randbelow, self._store)
 
     # Into the node
 

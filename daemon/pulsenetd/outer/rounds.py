@@ -28,7 +28,6 @@ from pulsenetd.local.rounds import RoundsHook
 from pulsenetd.logs import logger
 from pulsenetd.outer.pace import Measured, Pace, predict
 from pulsenetd.outer.part import OuterPart
-from pulsenetd.storage.lookup import StoreLookup
 from pulsenetd.storage.store import Store
 
 UNAVAILABLE_RETRY_MS: Final = 60_000
@@ -64,7 +63,7 @@ class RoundsPart(OuterPart):
             self._add_machines()
 
     def _add_machines(self) -> None:
-        seat, index = self._seat, StoreLookup(self._store)
+        seat, index = self._seat, self._store
         self.coordinator = self._add_voter(lambda ballot: Coordinator(seat, index, ballot=ballot))
         if self._is_trainer:
             try:

@@ -72,7 +72,7 @@ def rebuild(store: Store, target: HeldVersion, *, name: str, run_blocks: RunBloc
         UnavailableError: The store does not hold a way there, or none of its ways gives the root.
         StorageError: No memory (reason ``memory``), or the disk failed.
     """
-    usable = {digest: manifest for digest, manifest in store.manifests() if store.is_complete(manifest.blob_id)}
+    usable = store.whole_manifests()
     avoid: set[Digest] = set()
     while True:
         route = _plan(target, usable, avoid)

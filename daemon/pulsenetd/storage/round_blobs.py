@@ -138,7 +138,7 @@ class RoundBlobs:
         known = self._last_list
         if known is not None and known[0] == blob_id:
             return known[1]
-        chunk_list = self._store.chunk_list(blob_id)
+        chunk_list = self._store.read_list(blob_id)
         if chunk_list is None:
             raise StorageError("no such blob is held", "not-found")
         self._last_list = (blob_id, chunk_list)

@@ -80,7 +80,7 @@ def measure_rounds(store: Store) -> int:
     """Return the bytes of blobs that rounds keep; chunks that several name count for each."""
     of_rounds = [kind.TYPE for kind in NAMING if kind is not Manifest]
     records = (decode_signed(data) for name in of_rounds for data in store.records_of_type(name))
-    lists = (store.chunk_list(blob_id) for blob_id in {one for record in records for one in find_blobs_of(record)})
+    lists = (store.read_list(blob_id) for blob_id in {one for record in records for one in find_blobs_of(record)})
     return sum(held.size_bytes for held in lists if held is not None)
 
 

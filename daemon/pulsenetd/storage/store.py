@@ -68,7 +68,10 @@ class Usage:
 
 
 class Store:
-    """The durable side of one node; open it with :meth:`open`."""
+    """The durable side of one node; open it with :meth:`open`.
+
+    Core machines look things up in it, as :class:`pulsenet.node.fetch.StoreIndex` says.
+    """
 
     def __init__(self, directory: Path, disk: Disk, lock: DirectoryLock | None) -> None:
         self.directory = directory
@@ -157,6 +160,10 @@ class Store:
             found.append((record_digest(record), decode_value(Manifest, record.payload)))
         return found
 
+    def whole_manifests(self) -> dict[Digest, Manifest]:
+        """Return the manifests whose blobs are whole here."""
+        return {digest: manifest for digest, manifest in self.manifests() if self.is_complete(manifest.blob_id)}
+
     def save_state(self, key: str, value: bytes) -> None:
         """Replace a named value, durable on return."""
         self.commit([], [(key, value)])
@@ -179,7 +186,7 @@ class Store:
             raise IntegrityError(f"chunk list of blob {short(blob_id)} has digest {short(chunk_list.blob_id)}")
         self._keep_list(chunk_list, made_here=False)
 
-    def chunk_list_bytes(self, blob_id: Digest) -> bytes | None:
+    def chunk_list(self, blob_id: Digest) -> bytes | None:
         """Return the encoded chunk list of a blob, or ``None``."""
         return self._database.fetch_value("SELECT chunk_list FROM blobs WHERE blob_id = ?", blob_id)
 
@@ -187,9 +194,9 @@ class Store:
         """Return the size of a blob's encoded chunk list and a slice of it, or ``None``; reads the slice alone."""
         return list_parts.read_slice(self._database, blob_id, offset, size_bytes)
 
-    def chunk_list(self, blob_id: Digest) -> ChunkList | None:
-        """Return the chunk list of a blob, or ``None``."""
-        data = self.chunk_list_bytes(blob_id)
+    def read_list(self, blob_id: Digest) -> ChunkList | None:
+        """Return the chunk list of a blob decoded, or ``None``."""
+        data = self.chunk_list(blob_id)
         return None if data is None else ChunkList.decode(data)
 
     def put_chunks(self, chunks: Mapping[Digest, bytes]) -> dict[Digest, StorageError]:
@@ -230,7 +237,7 @@ class Store:
 
     def is_complete(self, blob_id: Digest) -> bool:
         """Return whether the blob's list and all its chunks are held."""
-        chunk_list = self.chunk_list(blob_id)
+        chunk_list = self.read_list(blob_id)
         return chunk_list is not None and all(digest in self._chunks for _, digest in chunk_list.entries)
 
     def read_blob(self, blob_id: Digest) -> Iterator[bytes]:
@@ -277,9 +284,9 @@ class Store:
         self._chunks.wake()
 
     @contextmanager
-    def writing_blob(self) -> Iterator[BlobWriter]:
-        """Cut, keep and name a blob made here; on an exception its chunks are deleted again."""
-        writer = self.begin_blob()
+    def writing_blob(self, cutter: BlobCutter | None = None) -> Iterator[BlobWriter]:
+        """Cut, keep and name a blob made here; on an exception its chunks are deleted again. See :meth:`begin_blob`."""
+        writer = self.begin_blob(cutter)
         try:
             yield writer
         except Exception:
@@ -315,7 +322,7 @@ class Store:
     def take_damaged_blobs(self) -> list[Digest]:
         """Return the blobs that lost a chunk to damage since the last call."""
         lost = self._chunks.take_damaged()
-        lists = ((blob_id, self.chunk_list(blob_id)) for blob_id in self.blob_ids()) if lost else ()
+        lists = ((blob_id, self.read_list(blob_id)) for blob_id in self.blob_ids()) if lost else ()
         return [blob_id for blob_id, held in lists if held is not None and not lost.isdisjoint(held.digests)]
 
     def discard_blob(self, blob_id: Digest) -> None:
@@ -391,7 +398,7 @@ class Store:
     def _keep_list(self, chunk_list: ChunkList, *, made_here: bool) -> None:
         blob_id = chunk_list.blob_id
         with self._mutex:
-            is_new = self.chunk_list_bytes(blob_id) is None
+            is_new = self.chunk_list(blob_id) is None
             with self._database.transaction() as database:
                 list_parts.keep_list(database, blob_id, chunk_list.encode(), made_here=made_here)
             if is_new:
@@ -432,7 +439,7 @@ class Store:
                 self._chunks.get(digest)
 
     def _delete_blobs(self, blob_ids: Sequence[Digest]) -> None:
-        lists = [chunk_list for blob_id in blob_ids if (chunk_list := self.chunk_list(blob_id)) is not None]
+        lists = [chunk_list for blob_id in blob_ids if (chunk_list := self.read_list(blob_id)) is not None]
         # Rows first: a crash in between leaves chunks without a list, which the next start deletes.
         self._delete_rows(blob_ids)
         for chunk_list in lists:
@@ -459,7 +466,7 @@ class Store:
         return self._leases.protect(blob_id, lambda: [digest for _, digest in self._require_list(blob_id).entries], now)
 
     def _require_list(self, blob_id: Digest) -> ChunkList:
-        chunk_list = self.chunk_list(blob_id)
+        chunk_list = self.read_list(blob_id)
         if chunk_list is None:
             raise StorageError(f"blob {short(blob_id)} is not held", "damaged")
         return chunk_list

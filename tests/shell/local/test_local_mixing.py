@@ -634,7 +634,7 @@ def test_blobs_that_were_never_named_go_and_those_of_vectors_stay(
             process.ask(local.WantRound(round_index, 10))
     assert store.is_complete(kept.blob_id)
     assert forgotten.blob_id is not None
-    assert store.chunk_list(forgotten.blob_id) is None
+    assert store.read_list(forgotten.blob_id) is None
 
 
 # Means
@@ -683,7 +683,7 @@ def test_parts_that_break_the_rules_are_named_with_their_senders(
     assert daemon.means.check(CheckMean(2, 0, Job.MIX1, 0, 1, (), 3, as_slice)).reason == "mixing-header"
     assert daemon.means.check(CheckMean(2, 0, Job.MIX1, 0, 1, (), 2, gone)).reason == "damaged"
     store.release([good.blob_id], (), 0.0)
-    assert store.chunk_list(good.blob_id) is None, "kept blobs go when they are released"
+    assert store.read_list(good.blob_id) is None, "kept blobs go when they are released"
 
 
 def test_without_masters_nothing_is_combined(make_daemon: Callable[..., Daemon]) -> None:

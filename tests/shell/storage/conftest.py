@@ -282,7 +282,7 @@ def copy_blob(source: Store, target: Store, manifest: Manifest) -> None:
     """Do what a fetch does."""
     record = sign_manifest(manifest)
     target.put_record(record)
-    data = source.chunk_list_bytes(manifest.blob_id)
+    data = source.chunk_list(manifest.blob_id)
     assert data is not None
     target.put_chunk_list(manifest.blob_id, data)
     for _, digest in target.missing_chunks(manifest.blob_id):

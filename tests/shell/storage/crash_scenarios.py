@@ -106,7 +106,7 @@ def look_at_store(root: Path) -> str:
         named = {manifest.version.number: manifest.blob_id for _, manifest in store.manifests()}
         assert number in named, (number, sorted(named))
         assert b"".join(store.read_blob(named[number])) == noise(MEBIBYTE + (5 if number == 1 else 9), number)
-        chunk_lists = [store.chunk_list(blob_id) for blob_id in named.values()]
+        chunk_lists = [store.read_list(blob_id) for blob_id in named.values()]
         held = {digest for chunk_list in chunk_lists if chunk_list for digest in chunk_list.digests}
         assert store.usage().chunk_count == len(held), "orphans stayed"
         assert not list(root.rglob("*.partial"))

@@ -49,7 +49,7 @@ def test_a_slice_reads_no_more_of_the_disk_than_its_size_wherever_it_lies(
         # Two parts that are cut, the pages of the tree, and what /proc itself says.
         assert cost <= len(found[1]) + 2 * PART_SIZE_BYTES + 64 * 4_096, offset
     before = read_bytes_of_process()
-    assert store.chunk_list_bytes(blob_id) == encoded
+    assert store.chunk_list(blob_id) == encoded
     assert read_bytes_of_process() - before >= len(encoded)  # so that the count counts
     store.close()
 

@@ -96,7 +96,7 @@ def test_a_mirror_follows_a_publisher_bit_by_bit(node: Any, kit: Any, reader: In
 def arrive(reader: Inferencer, node: Any, kit: Any, manifest: Any) -> None:
     """Prepare a hop, then let its chunks in."""
     reader.store.put_record(kit.sign_manifest(manifest))
-    reader.store.put_chunk_list(manifest.blob_id, node.store.chunk_list_bytes(manifest.blob_id))
+    reader.store.put_chunk_list(manifest.blob_id, node.store.chunk_list(manifest.blob_id))
     reader.mirror.prepare(manifest)
     for _, digest in reader.store.missing_chunks(manifest.blob_id):
         reader.store.put_chunks({digest: node.store.chunk(digest)})
@@ -423,7 +423,7 @@ def test_a_restart_takes_another_way_when_a_chunk_is_damaged(node: Any, kit: Any
     follow(reader, [first, second, third])
     kit.copy_blob(node.store, reader.store, skip)
     before = reader.bytes.copy()
-    (_, digest), *_ = reader.store.chunk_list(third.blob_id).entries  # type: ignore[union-attr]
+    (_, digest), *_ = reader.store.read_list(third.blob_id).entries  # type: ignore[union-attr]
     path = next((reader.directory / "chunks").glob(f"*/{digest.hex()}"))
     path.write_bytes(bytes(path.stat().st_size))
     assert reader.restart() == Version(0, 3)

@@ -37,7 +37,7 @@ class Arrival:
         self.weights: Weights = load_anchor(self.store, anchor, name="test")
         self.spool_directory = directory / "spools"
         self.spools = SpoolDirectory(self.spool_directory)
-        self.store.put_chunk_list(self.patch.blob_id, node.store.chunk_list_bytes(self.patch.blob_id))
+        self.store.put_chunk_list(self.patch.blob_id, node.store.chunk_list(self.patch.blob_id))
         self.missing = self.store.missing_chunks(self.patch.blob_id)
 
     def prepare(self) -> Preparation:

@@ -58,8 +58,8 @@ def test_an_anchor_starts_a_chunk_at_every_tensor_so_that_anchors_share_chunks(n
     first = node.publish(model)
     model.table.view(model.bytes, 0)[0] ^= 1
     second = node.publish(model, Kind.ANCHOR)
-    old = set(node.store.chunk_list(first.blob_id).digests)
-    new = set(node.store.chunk_list(second.blob_id).digests)
+    old = set(node.store.read_list(first.blob_id).digests)
+    new = set(node.store.read_list(second.blob_id).digests)
     assert len(new - old) == 1
 
 
@@ -104,7 +104,7 @@ def test_after_a_restart_the_next_patch_is_against_the_committed_version(tmp_pat
     node.close()
 
     node = kit.Node(tmp_path)
-    assert node.store.chunk_list(orphan.blob_id) is None
+    assert node.store.read_list(orphan.blob_id) is None
     assert node.version is None
     assert node.publisher.restore() == last.version
     assert node.publisher.committed.root == last.root
@@ -538,7 +538,7 @@ def test_a_baseline_that_cannot_follow_its_commit_is_given_up_but_the_commit_sta
         table_digest=model.table.digest,
         blob_id=event.blob_id,
     )
-    digest = node.store.chunk_list(event.blob_id).digests[0]
+    digest = node.store.read_list(event.blob_id).digests[0]
     node.store._chunks._path(digest).write_bytes(b"damaged")
     node.commit(manifest, event.generation)
     assert node.version is None

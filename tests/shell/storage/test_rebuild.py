@@ -44,7 +44,7 @@ def publish(node: Any, model: Any, count: int) -> list[Any]:
 
 
 def damage(store: Store, manifest: Any) -> None:
-    (_, digest), *_ = store.chunk_list(manifest.blob_id).entries  # type: ignore[union-attr]
+    (_, digest), *_ = store.read_list(manifest.blob_id).entries  # type: ignore[union-attr]
     path = next((store.directory / "chunks").glob(f"*/{digest.hex()}"))
     path.write_bytes(bytes(path.stat().st_size))
 

@@ -96,7 +96,7 @@ def test_damage_is_found_in_all_of_a_blob_and_no_memory_is_left_open(store: Stor
     """A-DSK-2: one fetch mends the blob, not one a chunk."""
     blobs = RoundBlobs(store)
     blob_id = put(blobs, noise(4 * MEBIBYTE))
-    chunk_list = store.chunk_list(blob_id)
+    chunk_list = store.read_list(blob_id)
     assert chunk_list is not None
     for position in (1, 3):
         name = chunk_list.entries[position][1].hex()

@@ -132,7 +132,7 @@ def test_a_boundary_starts_a_new_chunk(store: Store) -> None:
 
 def test_an_unknown_blob_is_not_complete_and_cannot_be_read(store: Store) -> None:
     blob_id = compute_digest(b"unknown")
-    assert store.chunk_list(blob_id) is None
+    assert store.read_list(blob_id) is None
     assert not store.is_complete(blob_id)
     with pytest.raises(StorageError, match="not held"):
         store.missing_chunks(blob_id)
@@ -150,7 +150,7 @@ def test_a_damaged_chunk_is_found_on_reading_and_can_be_fetched_again(store: Sto
     """A-DSK-2: damage is caught by digest; the blob is then incomplete, not wrong."""
     data = noise(MEBIBYTE + 5)
     blob_id = write_blob(store, data)
-    (_, first), _ = store.chunk_list(blob_id).entries  # type: ignore[union-attr]
+    (_, first), _ = store.read_list(blob_id).entries  # type: ignore[union-attr]
     chunk_file(store, first).write_bytes(bytes(MEBIBYTE))
     with pytest.raises(StorageError, match="missing or damaged") as caught:
         list(store.read_blob(blob_id))
@@ -165,7 +165,7 @@ def test_damage_is_found_in_all_of_a_blob_at_once(store: Store) -> None:
     """A-DSK-2: else every further chunk would cost one more fetch and one more failed hop."""
     data = noise(3 * MEBIBYTE)
     blob_id = write_blob(store, data)
-    entries = store.chunk_list(blob_id).entries  # type: ignore[union-attr]
+    entries = store.read_list(blob_id).entries  # type: ignore[union-attr]
     for read in (store.read_blob(blob_id), store.read_arriving_blob(blob_id, lambda: True)):
         for position in (0, 2):
             store.put_chunks({entries[position][1]: data[position * MEBIBYTE : (position + 1) * MEBIBYTE]})
@@ -234,7 +234,7 @@ def test_released_blobs_go_and_shared_chunks_stay(store: Store, kit: Any) -> Non
     first, second = write_blob(store, shared + own), write_blob(store, shared)
     record = commit_manifest(store, kit, first, 1)
     store.release([first], [record], now=0.0)
-    assert store.chunk_list(first) is None
+    assert store.read_list(first) is None
     assert store.record(record) is None
     assert b"".join(store.read_blob(second)) == shared
     assert store.usage().chunk_count == 1
@@ -245,7 +245,7 @@ def test_released_blobs_go_and_shared_chunks_stay(store: Store, kit: Any) -> Non
 
 def test_a_lease_on_the_blob_or_one_of_its_chunks_delays_the_release(store: Store) -> None:
     blob_id = write_blob(store, noise(MEBIBYTE + 1))
-    (_, chunk), _ = store.chunk_list(blob_id).entries  # type: ignore[union-attr]
+    (_, chunk), _ = store.read_list(blob_id).entries  # type: ignore[union-attr]
     store.lease(blob_id, until=10.0)
     store.lease(blob_id, until=5.0)
     store.lease(chunk, until=20.0)
@@ -259,11 +259,11 @@ def test_a_lease_on_the_blob_or_one_of_its_chunks_delays_the_release(store: Stor
 
 def test_a_released_blob_is_not_kept_for_ever_by_who_comes_back_every_minute(store: Store) -> None:
     blob_id = write_blob(store, noise(100))
-    ((_, chunk),) = store.chunk_list(blob_id).entries  # type: ignore[union-attr]
+    ((_, chunk),) = store.read_list(blob_id).entries  # type: ignore[union-attr]
     store.lease(chunk, until=60.0)
     store.release([blob_id], [], now=0.0)
     now = 0.0
-    while store.chunk_list(blob_id) is not None:
+    while store.read_list(blob_id) is not None:
         now += 30.0
         store.lease(chunk, until=now + 60.0)
         store.sweep(now)
@@ -350,7 +350,7 @@ def test_only_a_blob_without_a_manifest_is_discarded(store: Store, kit: Any) -> 
     store.discard_blob(kept)
     store.discard_blob(dropped)
     assert store.is_complete(kept)
-    assert store.chunk_list(dropped) is None
+    assert store.read_list(dropped) is None
 
 
 # Crashes
@@ -369,7 +369,7 @@ def test_what_was_encoded_but_never_committed_is_gone_at_the_next_start(tmp_path
     again = Store.open(tmp_path)
     assert again.is_complete(committed)
     assert again.is_complete(fetched.blob_id)
-    assert again.chunk_list(orphan) is None
+    assert again.read_list(orphan) is None
     assert again.usage().chunk_count == 2
     again.close()
 
@@ -413,7 +413,7 @@ def publish_once(store: Store, kit: Any) -> None:
     blob_id = write_blob(store, data)
     manifest = kit.make_manifest(version=Version(0, 2), blob_id=blob_id)
     store.commit([kit.sign_manifest(manifest)], [("version", b"2")])
-    store.release([write_id for write_id in [old_blob_id()] if store.chunk_list(write_id)], [], now=0.0)
+    store.release([write_id for write_id in [old_blob_id()] if store.read_list(write_id)], [], now=0.0)
 
 
 def old_blob_id() -> Digest:
@@ -470,7 +470,7 @@ def test_a_power_cut_at_any_step_leaves_the_old_version_or_the_new(tmp_path: Pat
         else:
             assert version == b"2"
             assert b"".join(again.read_blob(named[2])) == noise(MEBIBYTE + 9)
-        held = {digest for blob in named.values() for _, digest in (again.chunk_list(blob) or ChunkList(())).entries}
+        held = {digest for blob in named.values() for _, digest in (again.read_list(blob) or ChunkList(())).entries}
         assert again.usage().chunk_count == len(held), "orphans stayed"
         assert not list(directory.rglob("*.partial"))
         again.close()
