@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from typing import Any, Final
+from typing import Final
 
 logger: Final = logging.getLogger("pulsenet")
 """The daemon's logger."""
@@ -32,20 +32,14 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
-class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
+class _Handler(logging.Handler):
     """Writes to what standard error is at that moment: while a bar is drawn, lines go above it."""
 
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> Any:
-        """Standard error."""
-        return sys.stderr
-
-    @stream.setter
-    def stream(self, value: Any) -> None:
-        raise AttributeError("it is always standard error")
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
 
 
 def printable(text: str) -> str:

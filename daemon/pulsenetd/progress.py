@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColum
 from rich.table import Column
 
 from pulsenetd.logs import printable
-from pulsenetd.words import say_seconds
+from pulsenetd.words import ETA_SECONDS_MAX, say_seconds
 
 QUIET_SECONDS: Final = 2.0
 """Work that is done by then never was long."""
@@ -23,8 +23,6 @@ RATE_SECONDS: Final = 15.0
 """What came within this time decides the rate; what came before says nothing of what is left."""
 RATE_LOOKS_MAX: Final = 64
 BAR_COLUMNS: Final = 14
-ETA_SECONDS_MAX: Final = 86_400.0
-"""What would take longer has stopped."""
 
 
 class Meter:

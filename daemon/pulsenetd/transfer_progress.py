@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Mapping
-from typing import IO, Any
+from typing import Any
 
 from pulsenetd.logs import logger
 from pulsenetd.progress import Reporter, open_reporter
-from pulsenetd.words import say_size
+from pulsenetd.words import say_size, say_version
 
 
 class TransferProgress:
@@ -56,7 +55,7 @@ def describe_fetch(fields: Mapping[str, Any]) -> str:
     """Return what is being fetched, in few words: a bar and its figures stand on the same line."""
     if not fields.get("fetch_wanted_bytes"):
         return f"fetching round {fields.get('round_index', '?')}"
-    newest = f"{fields.get('latest_seen_epoch') or 0}.{fields.get('latest_seen_version')}"
+    newest = say_version(fields, "latest_seen")
     held = fields.get("applied_version")
     held = fields.get("mirror_version") if held is None else held
     if held is None:
@@ -64,14 +63,12 @@ def describe_fetch(fields: Mapping[str, Any]) -> str:
     return f"catching up, {fields.get('applied_epoch') or 0}.{held} to {newest}"
 
 
-def _open(label: str, *, is_quiet: bool, stream: IO[str] | None = None) -> Reporter:
+def _open(label: str, *, is_quiet: bool) -> Reporter:
     """Draw a bar below the log, or write lines into it."""
-    is_quiet = is_quiet or not logger.isEnabledFor(logging.INFO)
     return open_reporter(
         label,
         format_amount=say_size,
-        is_quiet=is_quiet,
-        stream=stream or sys.stderr,
+        is_quiet=is_quiet or not logger.isEnabledFor(logging.INFO),
         say=lambda text: logger.info("%s", text),
         says_end=False,
     )

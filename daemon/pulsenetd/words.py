@@ -1,6 +1,23 @@
-"""Quantities as people read them: at most three figures and a unit."""
+"""Quantities and versions as people read them: at most three figures and a unit."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+ETA_SECONDS_MAX: Final = 86_400.0
+"""What would take longer has stopped."""
+
+
+def say_version(status: Mapping[str, Any], which: str = "applied") -> str:
+    """Return a version of a node's status as people read it, ``epoch.number``; empty if there is none.
+
+    Args:
+        status: Fields of ``/status``.
+        which: ``applied``, or ``latest_seen``.
+    """
+    number = status.get(f"{which}_version")
+    return "" if number is None else f"{status.get(f'{which}_epoch') or 0}.{number}"
 
 
 def say_size(size_bytes: float) -> str:

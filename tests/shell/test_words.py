@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pulsenetd.words import say_rate, say_seconds, say_size
+from pulsenetd.words import say_rate, say_seconds, say_size, say_version
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,9 @@ def test_a_rate_that_nobody_knows_is_empty() -> None:
 )
 def test_times_have_two_units_at_most(seconds: float, text: str) -> None:
     assert say_seconds(seconds) == text
+
+
+def test_a_version_is_said_with_its_epoch_and_nothing_where_there_is_none() -> None:
+    assert say_version({"applied_epoch": 2, "applied_version": 7}) == "2.7"
+    assert say_version({"latest_seen_version": 7}, "latest_seen") == "0.7"
+    assert say_version({"applied_version": None}) == ""

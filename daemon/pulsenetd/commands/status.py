@@ -15,6 +15,7 @@ from pulsenet.errors import UnavailableError
 from pulsenet.local.directories import data_home, list_nodes
 from pulsenetd.logs import printable
 from pulsenetd.node_file import NODE_FILE, read_metrics_url
+from pulsenetd.words import say_version
 
 ANSWER_SECONDS_MAX: Final = 5.0
 ANSWER_SIZE_BYTES_MAX: Final = 4 << 20
@@ -108,8 +109,7 @@ def node_directories(arguments: argparse.Namespace) -> list[Path]:
 
 
 def _line(node: dict[str, Any]) -> str:
-    number = node.get("applied_version")
-    version = "-" if number is None else f"{node.get('applied_epoch', 0)}.{number}"
+    version = say_version(node) or "-"
     lag = node.get("version_lag")
     role, name = str(node.get("role", "?")), Path(str(node.get("data_dir", ""))).name
     # The second inferencer of a run lives in inferencer-2; a directory somebody chose may be called anything.

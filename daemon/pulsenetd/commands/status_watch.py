@@ -16,7 +16,7 @@ from rich.text import Text
 
 from pulsenetd.logs import printable
 from pulsenetd.status.transfers import list_transfers
-from pulsenetd.words import say_rate, say_seconds, say_size
+from pulsenetd.words import say_rate, say_seconds, say_size, say_version
 
 INTERVAL_SECONDS: Final = 2.0
 
@@ -70,14 +70,14 @@ class Rates:
 
 def make_row(node: dict[str, Any], rates: dict[str, float]) -> Row:
     """Return what a node's status says in a few words."""
-    number, lag = node.get("applied_version"), node.get("version_lag")
+    lag = node.get("version_lag")
     name = Path(str(node.get("data_dir", ""))).name or str(node.get("role", "?"))
     round_index, phase = node.get("round_index"), node.get("rounds_phase")
     reason = node.get("rounds_reason") or ""
     return Row(
         node=printable(f"{node.get('run', '?')}/{name}"),
         state=printable(str(node.get("state", ""))),
-        version="-" if number is None else f"{node.get('applied_epoch', 0)}.{number}",
+        version=say_version(node) or "-",
         lag="?" if lag is None else str(lag),
         peers=str(node.get("peers", 0)),
         received=say_rate(rates.get("received")),

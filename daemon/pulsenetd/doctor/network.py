@@ -7,8 +7,9 @@ import errno
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from pulsenet import limits
 from pulsenet.errors import UnavailableError, UsageError
 from pulsenetd.commands.status import read_status
 from pulsenetd.doctor.findings import SECONDS_MAX, Finding, Subject, fail, ok, warn
@@ -16,8 +17,6 @@ from pulsenetd.network import addresses
 from pulsenetd.network.dial_back import GREETING
 from pulsenetd.network.knock import CLOSED, knock
 from pulsenetd.node_file import NODE_FILE
-
-OFFSET_WARN_SECONDS: Final = 3.0
 
 Ask = Callable[[Path], dict[str, Any]]
 
@@ -126,7 +125,7 @@ def _judge_node(node: Path, status: dict[str, Any]) -> list[Finding]:
         text, _, step = str(reachability.get("advice", "")).partition(". ")
         found.append(ok(f"{name}: {text}") if reachability["reachable"] else warn(f"{name}: {text}", step))
     offset = status.get("clock_offset_seconds")
-    if isinstance(offset, int | float) and abs(offset) > OFFSET_WARN_SECONDS:
+    if isinstance(offset, int | float) and abs(offset) > limits.CLOCK_OFFSET_SECONDS_MAX:
         way = "ahead of" if offset > 0 else "behind"
         found.append(
             warn(f"{name}: the clock is {abs(offset):.1f} s {way} its peers", "run 'timedatectl set-ntp true'")

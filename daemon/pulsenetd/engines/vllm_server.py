@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -288,16 +289,10 @@ def make_server(
     if not serve:
         return AttachedServer(url)
     arguments = ServerArguments((*serve, "--middleware", MIDDLEWARE) if states_versions else serve)
-
     log = data_directory / LOG_NAME
-
-    def start_process(built: object) -> ServerProcess:
-        assert isinstance(built, list)
-        return ServerProcess(built, python=python, log=log)
-
     return SupervisedServer(
         arguments,
-        start or start_process,
+        start or partial(ServerProcess, python=python, log=log),
         data_directory / PROCESS_NAME,
         log,
         lambda: write_checkpoint(data_directory, arguments.model),

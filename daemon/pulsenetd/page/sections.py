@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element
 from pulsenetd.page.charts import Chart, Line, draw_chart
 from pulsenetd.page.markup import tag
 from pulsenetd.status.log_tail import FILTER_SIZE_MAX
-from pulsenetd.words import say_rate, say_seconds, say_size
+from pulsenetd.words import say_rate, say_seconds, say_size, say_version
 
 Status = Mapping[str, Any]
 
@@ -101,8 +101,7 @@ DISAGREEMENT: Final = Chart(
 
 def version_words(status: Status) -> str:
     """Return the version in use."""
-    number = status.get("applied_version")
-    return "none" if number is None else f"{status.get('applied_epoch') or 0}.{number}"
+    return say_version(status) or "none"
 
 
 def draw_conditions(status: Status) -> list[Element]:
@@ -124,13 +123,13 @@ def say_warnings(status: Status) -> str:
 def draw_figures(status: Status) -> list[Element]:
     """Return the figures people look for first."""
     lag, age = status.get("version_lag"), status.get("version_age_seconds")
-    newest = status.get("latest_seen_version")
+    newest = say_version(status, "latest_seen")
     free = status.get("disk_free_bytes")
     figures = [
         (
             "Version in use",
             version_words(status),
-            "" if newest is None else f"newest heard of {status.get('latest_seen_epoch') or 0}.{newest}",
+            f"newest heard of {newest}" if newest else "",
         ),
         (
             "Lag",

@@ -7,16 +7,14 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from pulsenet import limits
 from pulsenetd.metrics import DISK_REASONS
-from pulsenetd.words import say_seconds, say_size
+from pulsenetd.words import say_seconds, say_size, say_version
 
 Status = Mapping[str, Any]
 
 DISK_LOW_BYTES: Final = 1 << 30
 """``pulsenet doctor`` lets no node start with less."""
-
-CLOCK_SECONDS_MAX: Final = 3.0
-"""Beyond, records expire at the wrong time."""
 
 LONELY_SECONDS: Final = 30.0
 """A node that has just started looks for peers."""
@@ -107,10 +105,12 @@ def _is_waiting(found: list[Condition]) -> bool:
 
 
 def _fine(status: Status) -> Condition:
-    number = status.get("applied_version")
-    text = "It is connected and has nothing to catch up."
-    if number is not None:
-        text = f"It holds version {status.get('applied_epoch') or 0}.{number}, the newest there is."
+    version = say_version(status)
+    text = (
+        f"It holds version {version}, the newest there is."
+        if version
+        else "It is connected and has nothing to catch up."
+    )
     return Condition("ready", Level.OK, "Ready", text, "Nothing to do.")
 
 
@@ -188,7 +188,7 @@ def _look_at_network(status: Status) -> Iterator[Condition]:
         cause = "Peers that were asked could not dial back. It works by the connections it opens itself."
         yield Condition("unreachable", level, "Nobody can dial this node", cause, advice)
     offset = status.get("clock_offset_seconds")
-    if offset is not None and abs(offset) > CLOCK_SECONDS_MAX:
+    if offset is not None and abs(offset) > limits.CLOCK_OFFSET_SECONDS_MAX:
         yield Condition(
             "clock",
             Level.WARNING,
@@ -250,7 +250,7 @@ def _look_at_version(status: Status) -> Iterator[Condition]:
         cause = f"What peers offer leads to no newer version ({reason or 'no reason given'})."
         yield Condition("stalled", Level.WARNING, "No way to the newest version", cause, "Wait for the next anchor.")
     if lag and not status.get("fork"):
-        text = f"The newest is {status.get('latest_seen_epoch') or 0}.{status.get('latest_seen_version')}."
+        text = f"The newest is {say_version(status, 'latest_seen')}."
         title = f"{lag} version{'s' if lag > 1 else ''} behind"
         yield Condition("behind", Level.NOTE, title, text, "Nothing to do while the transfer below moves.")
     shortfall = _SHORTFALLS.get(str(status.get("fetch_shortfall") or ""))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
-ETA_SECONDS_MAX: Final = 86_400.0
-"""What would take longer has stopped."""
+from pulsenetd.words import ETA_SECONDS_MAX, say_version
 
 
 def list_transfers(status: Mapping[str, Any], received_bytes_per_second: float | None) -> list[dict[str, Any]]:
@@ -20,11 +19,10 @@ def list_transfers(status: Mapping[str, Any], received_bytes_per_second: float |
         For each ``kind`` (``version`` or ``round``), ``name``, ``wanted_bytes``, ``held_bytes``, ``eta_seconds``
         (``None`` while nothing arrives), ``source_count`` and ``reason``, a code why nothing moves.
     """
-    epoch, number = status.get("latest_seen_epoch") or 0, status.get("latest_seen_version")
     candidates: tuple[dict[str, Any], ...] = (
         {
             "kind": "version",
-            "name": "version" if number is None else f"version {epoch}.{number}",
+            "name": f"version {say_version(status, 'latest_seen')}".rstrip(),
             "wanted_bytes": status.get("fetch_wanted_bytes") or 0,
             "held_bytes": status.get("fetch_held_bytes") or 0,
             "source_count": status.get("fetch_sources"),
