@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from pulsenetd.logs import printable
-from pulsenetd.status.transfers import list_transfers
 from pulsenetd.words import say_rate, say_seconds, say_size, say_version
 
 INTERVAL_SECONDS: Final = 2.0
@@ -46,29 +45,7 @@ class Row:
         return replace(self, received="", sent="", fetching="")
 
 
-class Rates:
-    """Bytes per second of every node and direction, between one look and the next."""
-
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
-        self._before: dict[tuple[str, int], tuple[float, dict[str, float]]] = {}
-
-    def measure(self, node: dict[str, Any]) -> dict[str, float]:
-        """Return the rates by direction; nothing at the first look at a process."""
-        key = (str(node.get("data_dir", "")), int(node.get("pid", 0)))
-        now, counted = self._monotonic(), node.get("bytes") or {}
-        totals = {
-            direction: float(sum(size for name, size in counted.items() if name.startswith(direction)))
-            for direction in ("received", "sent")
-        }
-        before = self._before.get(key)
-        self._before[key] = (now, totals)
-        if before is None or now <= before[0]:
-            return {}
-        return {name: (total - before[1][name]) / (now - before[0]) for name, total in totals.items()}
-
-
-def make_row(node: dict[str, Any], rates: dict[str, float]) -> Row:
+def make_row(node: dict[str, Any]) -> Row:
     """Return what a node's status says in a few words."""
     lag = node.get("version_lag")
     name = Path(str(node.get("data_dir", ""))).name or str(node.get("role", "?"))
@@ -80,9 +57,9 @@ def make_row(node: dict[str, Any], rates: dict[str, float]) -> Row:
         version=say_version(node) or "-",
         lag="?" if lag is None else str(lag),
         peers=str(node.get("peers", 0)),
-        received=say_rate(rates.get("received")),
-        sent=say_rate(rates.get("sent")),
-        fetching=_progress(node, rates.get("received", 0.0)),
+        received=say_rate(node.get("received_bytes_per_second")),
+        sent=say_rate(node.get("sent_bytes_per_second")),
+        fetching=_progress(node),
         round="" if phase is None else printable(f"{round_index} {phase}{f' ({reason})' if reason else ''}"),
     )
 
@@ -111,7 +88,6 @@ def watch(
     as_json: bool,
     console: Console | None = None,
     sleep: Callable[[float], object] = time.sleep,
-    monotonic: Callable[[], float] = time.monotonic,
 ) -> None:
     """Show the nodes until the caller interrupts.
 
@@ -120,10 +96,8 @@ def watch(
         as_json: Print an object for every look, on a line of its own.
         console: Where to; a terminal gets the table, anything else a line whenever a node changed.
         sleep: Waits so many seconds; may raise to end.
-        monotonic: Monotonic seconds.
     """
     console = Console(highlight=False, soft_wrap=True) if console is None else console
-    rates = Rates(monotonic)
     if as_json:
         while True:
             nodes, problems = look()
@@ -134,7 +108,7 @@ def watch(
     with Live(console=console, auto_refresh=False, screen=False) as live:
         while True:
             nodes, problems = look()
-            rows = [make_row(node, rates.measure(node)) for node in nodes]
+            rows = [make_row(node) for node in nodes]
             live.update(make_table(rows, problems or ([] if rows else ["no node is running"])), refresh=True)
             sleep(INTERVAL_SECONDS)
 
@@ -143,16 +117,16 @@ def _print_changes(look: Look, console: Console, sleep: Callable[[float], object
     said: set[str] = set()
     while True:
         nodes, problems = look()
-        lines = {make_line(make_row(node, {}).settled) for node in nodes} | {printable(problem) for problem in problems}
+        lines = {make_line(make_row(node).settled) for node in nodes} | {printable(problem) for problem in problems}
         for line in sorted(lines - said) or ([] if said or lines else ["no node is running"]):
             print(f"{time.strftime('%H:%M:%S')} {line}", file=console.file, flush=True)
         said = lines or {""}
         sleep(INTERVAL_SECONDS)
 
 
-def _progress(node: dict[str, Any], bytes_per_second: float) -> str:
+def _progress(node: dict[str, Any]) -> str:
     """Return how much of what is being fetched is here, and when the rest will be."""
-    transfers = list_transfers(node, bytes_per_second)
+    transfers = node.get("transfers")
     if not transfers:
         return ""
     wanted, held = (sum(one[name] for one in transfers) for name in ("wanted_bytes", "held_bytes"))

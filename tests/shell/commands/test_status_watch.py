@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pulsenetd.commands.status_watch import INTERVAL_SECONDS, Rates, make_line, make_row, watch
+from pulsenetd.commands.status_watch import INTERVAL_SECONDS, make_line, make_row, watch
 
 NODE = {
     "data_dir": "/data/pulsenet/mine/inferencer-2",
@@ -27,8 +27,9 @@ NODE = {
     "version_lag": 0,
     "peers": 3,
     "state": "current",
-    "bytes": {"received_chunk": 1_000, "received_head": 24, "sent_chunk": 10},
+    "received_bytes_per_second": 0.0,
 }
+TRANSFER = {"wanted_bytes": 8_000_000, "held_bytes": 2_000_000, "eta_seconds": 6.0}
 
 
 class Interrupted(Exception):
@@ -40,7 +41,6 @@ class Scene:
 
     def __init__(self, *looks: tuple[Sequence[dict[str, Any]], Sequence[str]], terminal: bool) -> None:
         self._looks = list(looks)
-        self._seconds = 0.0
         self.file = io.StringIO()
         self.console = Console(file=self.file, force_terminal=terminal, width=140, _environ={"TERM": "xterm"})
 
@@ -49,19 +49,18 @@ class Scene:
 
     def _sleep(self, seconds: float) -> None:
         assert seconds == INTERVAL_SECONDS
-        self._seconds += seconds
         if not self._looks:
             raise Interrupted
 
     def play(self, *, as_json: bool = False) -> str:
         with pytest.raises(Interrupted):
-            watch(self._look, as_json=as_json, console=self.console, sleep=self._sleep, monotonic=lambda: self._seconds)
+            watch(self._look, as_json=as_json, console=self.console, sleep=self._sleep)
         return self.file.getvalue()
 
 
 def test_lines_are_printed_when_something_changed() -> None:
-    later = {**NODE, "applied_version": 8, "bytes": {"received_chunk": 9_000}}
-    busier = {**NODE, "bytes": {"received_chunk": 5_000}, "fetch_wanted_bytes": 10, "fetch_held_bytes": 2}
+    later = {**NODE, "applied_version": 8}
+    busier = {**NODE, "received_bytes_per_second": 5_000.0, "transfers": [TRANSFER]}
     printed = Scene(([NODE], []), ([busier], []), ([later], ["gone: no answer"]), terminal=False).play()
     assert [line.split(" ", 1)[1] for line in printed.splitlines()] == [
         "mine/inferencer-2: current, version 1.7, lag 0, peers 3",
@@ -83,9 +82,9 @@ def test_a_terminal_gets_a_table_with_rates_and_the_time_left() -> None:
     fetching = {
         **NODE,
         "state": "fetching",
-        "bytes": {"received_chunk": 2_001_000, "received_head": 24, "sent_chunk": 410},
-        "fetch_wanted_bytes": 8_000_000,
-        "fetch_held_bytes": 2_000_000,
+        "received_bytes_per_second": 1_000_000.0,
+        "sent_bytes_per_second": 200.0,
+        "transfers": [TRANSFER],
     }
     printed = Scene(([NODE], []), ([fetching], ["x: no answer"]), terminal=True).play()
     assert "\x1b" in printed
@@ -101,33 +100,19 @@ def test_every_look_is_an_object_on_a_line_of_its_own() -> None:
     ]
 
 
-def test_a_process_that_was_started_again_has_no_rate_from_before() -> None:
-    now = 0.0
-    rates = Rates(lambda: now)
-    assert rates.measure(NODE) == {}
-    now = 2.0
-    assert rates.measure({**NODE, "bytes": {"received_chunk": 3_024, "sent_head": 30}}) == {
-        "received": 1_000.0,
-        "sent": 10.0,
-    }
-    assert rates.measure({**NODE, "pid": 8}) == {}
-
-
 def test_what_is_not_known_is_not_claimed() -> None:
-    row = make_row({"role": "seed"}, {})
+    row = make_row({"role": "seed"})
     assert make_line(row) == "?/seed: , version -, lag ?, peers 0"
     assert (row.received, row.fetching, row.round) == ("", "", "")
 
 
 def test_what_has_stopped_has_no_time_left() -> None:
-    row = make_row(
-        {**NODE, "rounds_wanted_size_bytes": 4_000_000, "rounds_held_size_bytes": 1_000_000}, {"received": 0.0}
-    )
-    assert row.fetching == "25 % of 4.0 MB"
+    row = make_row({**NODE, "transfers": [TRANSFER, {**TRANSFER, "eta_seconds": None}]})
+    assert row.fetching == "25 % of 16.0 MB"
 
 
 def test_the_round_and_its_reason_are_shown_and_colour_nothing() -> None:
-    row = make_row({**NODE, "round_index": 4, "rounds_phase": "pending", "rounds_reason": "[red]\x1b[31m"}, {})
+    row = make_row({**NODE, "round_index": 4, "rounds_phase": "pending", "rounds_reason": "[red]\x1b[31m"})
     assert row.round == "4 pending ([red]\\x1b[31m)"
     assert make_line(row).endswith(", round 4 pending ([red]\\x1b[31m)")
 
