@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from pulsenet.ids import PeerId, RunId
 from pulsenet.local.directories import RUN_NAME_DEFAULT
 from pulsenet.wire.schema import decode_value
 from pulsenetd.config import check_run_name
-from pulsenetd.storage.disk import read_regular
+from pulsenetd.storage.disk import Disk, make_directory, read_regular, write_durably
 
 LOCAL_RUN: Final = RUN_NAME_DEFAULT
 """The run that opens by itself, on loopback, when nothing else is asked for."""
@@ -46,35 +45,19 @@ class RunFile:
     """Addresses of nodes of this machine that were live when the file was written."""
 
 
-def run_path(home: Path, name: str) -> Path:
-    """Return the directory of one run."""
-    return home / name
-
-
 def node_path(run: Path, role: str, index: int) -> Path:
     """Return the directory of the ``index``-th node of a role, counted from 1."""
     return run / (role if index == 1 else f"{role}-{index}")
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace a file atomically; it is readable by its owner only from its first byte.
+    """Replace a file atomically, and make its directory; it is readable by its owner only from its first byte.
 
     Raises:
         StorageError: The disk refused.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # What a crash, or somebody else, left under this name may be a link, or open to others.
-        temporary.unlink(missing_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}; check permissions and free space") from error
+    make_directory(Disk(), path.parent)
+    write_durably(Disk(), path, data)
 
 
 def write_run_file(path: Path, run: RunFile) -> None:

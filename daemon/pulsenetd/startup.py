@@ -90,7 +90,7 @@ def settle(
         StorageError: The directory cannot be used.
     """
     name, token = _choose_run(config)
-    path = runs.run_path(data_home(environment), name)
+    path = data_home(environment) / name
     is_local = name == runs.LOCAL_RUN and token is None
     if not is_local:
         token = token or _read_token(path, name)

@@ -112,7 +112,7 @@ def _make_subject(arguments: argparse.Namespace, on_progress: Callable[[int, int
     file = arguments.config or os.environ.get("PULSENET_CONFIG")
     chosen = config.resolve(flags, os.environ, Path(file) if file else None).config
     home = data_home(os.environ)
-    run = runs.run_path(home, chosen.run)
+    run = home / chosen.run
     nodes = [Path(chosen.data_dir)] if chosen.data_dir else list_nodes(home, chosen.run, "identity.key")
     bootstraps = list(chosen.bootstrap)
     if chosen.token:

@@ -93,7 +93,7 @@ def _common(parser: argparse.ArgumentParser, function: Callable[[argparse.Namesp
 
 def _run_path(name: str) -> Path:
     config.resolve({"run": name}, {}, None)  # refuses names that are not run names
-    return runs.run_path(data_home(os.environ), name)
+    return data_home(os.environ) / name
 
 
 def parse_key(text: str) -> PeerId:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import itertools
 import os
+import secrets
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -35,8 +35,6 @@ _REASONS = {
     errno.EPERM: "readonly",
     errno.ENOMEM: "memory",
 }
-
-_partial_numbers = itertools.count()
 
 
 def describe_os_error(action: str, path: Path, error: OSError) -> StorageError:
@@ -152,7 +150,8 @@ def write_whole(disk: Disk, path: Path, data: Data) -> None:
 
 
 def _write(disk: Disk, path: Path, data: Data, *, is_durable: bool) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}-{next(_partial_numbers)}{PARTIAL_SUFFIX}")
+    # By chance, not by number: one that was killed may have had this process id, as in containers all have.
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL_SUFFIX}")
     try:
         try:
             disk.write(partial, data)

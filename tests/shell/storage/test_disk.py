@@ -47,6 +47,13 @@ def test_a_written_file_has_its_bytes_and_no_partial_stays(tmp_path: Path) -> No
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
 
 
+def test_what_a_killed_process_of_the_same_id_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    for number in range(2_000):
+        (tmp_path / f"file.{os.getpid()}-{number}.partial").touch()
+    write_durably(Disk(), tmp_path / "file", b"abc")
+    assert (tmp_path / "file").read_bytes() == b"abc"
+
+
 @pytest.mark.parametrize(
     ("number", "reason"),
     [(errno.ENOSPC, "enospc"), (errno.EDQUOT, "enospc"), (errno.EROFS, "readonly"), (errno.EIO, "io")],
