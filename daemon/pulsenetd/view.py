@@ -16,8 +16,9 @@ from pulsenet.ids import Digest, PeerId
 from pulsenet.node.events import ForkProofSeen, HaveSeen, HeadSeen
 from pulsenet.node.holdings import Given
 from pulsenet.node.mesh import Mesh
-from pulsenet.node.mixing.respond import MixingRequest
+from pulsenet.node.mixing.respond import MIXING_REQUESTS, MixingRequest
 from pulsenet.node.respond import Push, respond
+from pulsenet.node.rounds_respond import ROUND_REQUESTS
 from pulsenet.node.verdicts import RoundPush
 from pulsenet.wire.messages import (
     ExchangeHave,
@@ -26,22 +27,14 @@ from pulsenet.wire.messages import (
     GetChunks,
     GetHoldings,
     GetRecords,
-    GetRoster,
     GetRounds,
-    GetShares,
     GetTasks,
     Message,
     PeerAddress,
-    PushContribution,
     PushForkProof,
     PushHead,
-    PushProbe,
-    PushReceipt,
     PushReply,
     PushRollouts,
-    PushShare,
-    PushTerm,
-    PushVote,
     Refusal,
     TasksReply,
 )
@@ -219,12 +212,10 @@ class Responder:
                 return [PushReply(accepted=not reason, reason=reason)]
             case GetTasks():
                 return [TasksReply(()) if self._give_tasks is None else await self._give_tasks(peer_id, request)]
-            case PushVote() | PushTerm() | PushContribution() | PushReceipt() | GetRounds() | GetAggregates():
+            case _ if isinstance(request, ROUND_REQUESTS):
                 return [await self._answer_round(peer_id, request)]
-            case GetRoster() | PushShare() | GetShares() | PushProbe():
+            case _ if isinstance(request, MIXING_REQUESTS):
                 return [await self._answer_round(peer_id, request)]
-            case _:
-                pass
         loop = asyncio.get_running_loop()
         if isinstance(request, GetHoldings):
             return [await loop.run_in_executor(self._threads, self._view.holdings, request.blob_id)]
