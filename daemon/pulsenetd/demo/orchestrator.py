@@ -29,7 +29,7 @@ from pulsenetd.demo.processes import Children, DemoError, run_together
 from pulsenetd.demo.progress import STAGES, VLLM_STAGES, Progress, Screen
 from pulsenetd.demo.reports import Applied, Compared, EngineFound, Finished, Loaded, Published, Report, Sampled
 from pulsenetd.demo.settings import SETTINGS, VLLM_START_SECONDS_MAX, DemoSettings
-from pulsenetd.demo.stage import Stopped, explain, open_workdir, stop_on_signals
+from pulsenetd.demo.stage import Stopped, explain, open_workdir, say, stop_on_signals
 from pulsenetd.demo.vllm_stage import VllmEngines, end_engines, prepare_vllm
 from pulsenetd.words import say_size
 
@@ -124,7 +124,7 @@ def run_demo(
         else:
             _print_summary(console, summary, comparisons)
         if directory.is_kept:
-            console.print(f"logs and weights are in {directory.path}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"logs and weights are in {directory.path}")
         return 0 if summary["identical"] else 1
 
 
@@ -388,8 +388,7 @@ def _print_summary(console: Console, summary: Mapping[str, Any], comparisons: Ma
         if engine["pauses"]:
             pauses += f" for {engine['pause_ms_median']:.0f} ms (median), {engine['pause_ms_max']:.0f} ms at most"
         lines.append(f"{'engine':<14} {engine['name']}; {pauses}; all weights compared in its memory")
-    for line in ["", *lines]:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    say(console, "", *lines)
 
 
 def _count(number: int, noun: str) -> str:

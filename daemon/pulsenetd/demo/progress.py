@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pulsenetd.demo.reports import Applied, Published
+from pulsenetd.demo.stage import say
 from pulsenetd.words import say_size
 
 STAGES: Final = ("fetch", "decode", "verify", "apply")
@@ -134,7 +135,7 @@ class Screen(AbstractContextManager["Screen"]):
         if self._live is not None:
             self._live.start()
         else:
-            self._console.print(f"{self._title}\n({CAPTION})", markup=False, highlight=False, soft_wrap=True)
+            say(self._console, f"{self._title}\n({CAPTION})")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -148,7 +149,7 @@ class Screen(AbstractContextManager["Screen"]):
             return
         if self._phase != self._progress.phase:
             self._phase = self._progress.phase
-            self._console.print(f"[{self._elapsed():6.1f} s] {self._phase}", markup=False, highlight=False)
+            say(self._console, f"[{self._elapsed():6.1f} s] {self._phase}")
         for number, row in sorted(self._progress.rows.items()):
             if number not in self._printed and (is_over or self._progress.is_complete(number)):
                 if not self._printed:
@@ -158,7 +159,7 @@ class Screen(AbstractContextManager["Screen"]):
 
     def _print_cells(self, cells: Sequence[str]) -> None:
         line = f"{cells[0]:<8}" + "".join(f"{cell:>9}" for cell in cells[1:])
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(self._console, line)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._started_at

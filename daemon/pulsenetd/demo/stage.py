@@ -34,14 +34,19 @@ class Workdir:
     is_kept: bool
 
 
+def say(console: Console, *lines: str) -> None:
+    """Print lines as they are, whatever brackets are in them and however long they are."""
+    for line in lines:
+        console.out(line, highlight=False)
+
+
 def explain(console: Console, error: DemoError, workdir: Path) -> None:
     """Print what went wrong, the end of the log that knows more, and where the rest is."""
     lines = [f"pulsenet demo: {error}"]
     if error.log is not None:
         lines += [f"the end of {error.log}:", *(f"  {line}" for line in read_tail(error.log))]
     lines.append(f"all logs are in {workdir / 'logs'}")
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    say(console, *lines)
 
 
 @contextmanager

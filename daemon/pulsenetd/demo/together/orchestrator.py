@@ -24,7 +24,7 @@ from pulsenetd.demo.comparison import Comparison, compare_weights, compute_root
 from pulsenetd.demo.node_status import NodeWatch
 from pulsenetd.demo.processes import Children, DemoError, run_together
 from pulsenetd.demo.reports import Finished, Report, Resumed, RoundDone, RoundMixed
-from pulsenetd.demo.stage import Stopped, explain, open_workdir, stop_on_signals
+from pulsenetd.demo.stage import Stopped, explain, open_workdir, say, stop_on_signals
 from pulsenetd.demo.together import mixing, progress
 from pulsenetd.demo.together.progress import MixedRow, RoundRow, format_line, ring_size_bytes
 from pulsenetd.demo.together.settings import (
@@ -101,7 +101,7 @@ class _Swarm:
     def say(self, text: str) -> None:
         """Print a line with the time."""
         seconds = time.monotonic() - self.started_at
-        self.console.print(f"[{seconds:6.1f} s] {text}", markup=False, highlight=False, soft_wrap=True)
+        say(self.console, f"[{seconds:6.1f} s] {text}")
 
     def node_directory(self, name: str) -> Path:
         """Return a trainer's data directory."""
@@ -167,12 +167,11 @@ def run_together_demo(
         if json_output:
             print(json.dumps(summary))
         elif swarm.mixes:
-            for line in ["", *mixing.describe(summary)]:
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(console, "", *mixing.describe(summary))
         else:
             _print_summary(swarm, summary, comparisons)
         if directory.is_kept:
-            console.print(f"logs and weights are in {directory.path}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"logs and weights are in {directory.path}")
         return 0 if is_good else 1
 
 
@@ -181,7 +180,7 @@ def _run_swarm(swarm: _Swarm) -> None:
     name = ALGORITHMS[swarm.algorithm]
     title = f"pulsenet demo: {swarm.settings.title}, {name}, {len(swarm.watches)} trainers, H = {INNER_STEPS}"
     caption = progress.MIXED_CAPTION if swarm.mixes else progress.CAPTION
-    swarm.console.print(f"{title}\n({caption})", markup=False, highlight=False, soft_wrap=True)
+    say(swarm.console, f"{title}\n({caption})")
     _create_run(swarm)
     (swarm.workdir / "weights").mkdir()
     (swarm.workdir / "checkpoints").mkdir()
@@ -334,10 +333,10 @@ def _print_rounds(swarm: _Swarm, *, is_over: bool = False) -> None:
             continue
         if not swarm.printed:
             columns = progress.MIXED_COLUMNS if swarm.mixes else progress.COLUMNS
-            swarm.console.print(format_line(columns), markup=False, highlight=False, soft_wrap=True)
+            say(swarm.console, format_line(columns))
         swarm.printed.add(index)
         line = format_line(row.cells(swarm.settings.element_count))
-        swarm.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(swarm.console, line)
 
 
 def _compare(swarm: _Swarm) -> tuple[dict[str, Comparison], str]:
@@ -412,8 +411,7 @@ def _print_summary(swarm: _Swarm, summary: Mapping[str, Any], comparisons: Mappi
         f"{'loss':<12} {rounds[0]['loss']:.4f} in the first round, {rounds[-1]['loss']:.4f} in the last",
         f"{'time':<12} {summary['seconds']:.0f} s",
     ]
-    for line in ["", *lines]:
-        swarm.console.print(line, markup=False, highlight=False, soft_wrap=True)
+    say(swarm.console, "", *lines)
 
 
 def _needed_size_bytes(settings: TogetherSettings, trainers: int) -> int:
