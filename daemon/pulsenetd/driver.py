@@ -14,51 +14,10 @@ from typing import Any, Final
 
 from pulsenet.errors import StorageError, UnavailableError
 from pulsenet.node.effects import EXECUTION_ORDER, Effect, SetTimer, ShowToMachines
-from pulsenet.node.events import (
-    BlobDamaged,
-    BlobLost,
-    ContributionSeen,
-    Event,
-    ForkProofSeen,
-    HaveSeen,
-    HeadSeen,
-    PeerConnected,
-    PeerLost,
-    ReceiptSeen,
-    RoomTaken,
-    StateLost,
-    StateReached,
-    StoreFailed,
-    TermSeen,
-    TimerFired,
-    VoteSeen,
-)
+from pulsenet.node.events import Event, StoreFailed, TimerFired
 from pulsenet.node.machine import Machine
-from pulsenet.node.mixing.events import PresenceEnded, PresenceSeen, ProbeSeen, RosterSeen, ShareSeen
 
 PERSIST_RANK: Final = 0
-BROADCAST: Final = (
-    HeadSeen,
-    HaveSeen,
-    ForkProofSeen,
-    PeerConnected,
-    PeerLost,
-    VoteSeen,
-    TermSeen,
-    ContributionSeen,
-    ReceiptSeen,
-    StateReached,
-    StateLost,
-    ShareSeen,
-    ProbeSeen,
-    RosterSeen,
-    PresenceSeen,
-    PresenceEnded,
-    BlobDamaged,
-    BlobLost,
-    RoomTaken,
-)
-"""Events that answer no order: every machine hears them."""
 
 Post = Callable[[Event], None]
 """Queues an event; given to a handler, it addresses the machine that ordered the effect."""
@@ -107,8 +66,7 @@ class Driver:
         self._is_over = False
 
     def post(self, event: Event) -> None:
-        """Queue an event for every machine."""
-        assert isinstance(event, BROADCAST)
+        """Queue an event for every machine: one that answers no order."""
         self._queue.put_nowait((None, event, None))
 
     def post_to(self, name: str, event: Event) -> None:

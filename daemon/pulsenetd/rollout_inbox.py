@@ -7,7 +7,7 @@ counts once. A full inbox takes nothing more, and the inferencers wait. Batches 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
@@ -23,6 +23,7 @@ from pulsenet.errors import RemoteProtocolError, StorageError, TrustError
 from pulsenet.ids import PeerId
 from pulsenet.local import protocol
 from pulsenet.local.protocol import SignedBatch
+from pulsenet.node.rate import RateCap
 from pulsenetd.identity import to_libp2p_text
 from pulsenetd.logs import logger
 from pulsenetd.metrics import Metrics
@@ -32,7 +33,7 @@ ADMITTED_SECONDS: Final = 600.0
 """An unlisted inferencer keeps its place this long after its last batch."""
 
 BATCHES_PER_SECOND: Final = 20.0
-BATCH_BURST: Final = 64.0
+BATCH_BURST: Final = 64
 """Batches of one key: refilled so fast, and so many at once."""
 
 WINDOWS_MAX: Final = 16_384
@@ -40,7 +41,7 @@ WINDOWS_MAX: Final = 16_384
 
 KEYS_COUNTED_MAX: Final = 2_048
 KEYS_SHOWN_MAX: Final = 64
-"""Keys whose batches are counted, and those of them a status shows."""
+"""Keys whose batches are counted and whose rate is kept, and those of them a status shows."""
 
 
 @dataclass(slots=True)
@@ -91,7 +92,7 @@ class RolloutInbox:
         self._size_bytes = sum(entry.size_bytes for entry in self._queue)
         self._given: dict[tuple[PeerId, int], ShelfEntry] = {}
         self._admitted: dict[PeerId, float] = {}
-        self._budgets: dict[PeerId, tuple[float, float]] = {}
+        self._rates: OrderedDict[PeerId, RateCap] = OrderedDict()
         self._counts: dict[PeerId, KeyCounts] = {}
         self._mutex = asyncio.Lock()
         self._arrived = asyncio.Condition()
@@ -313,12 +314,9 @@ class RolloutInbox:
         self._metrics.set("rollout_queue_batches", len(self._queue))
 
     def _spend(self, signer: PeerId, now: float) -> bool:
-        """Take one batch from the key's budget. Only keys that count get here, and full budgets are forgotten."""
-        full_seconds = BATCH_BURST / BATCHES_PER_SECOND
-        self._budgets = {key: spent for key, spent in self._budgets.items() if now - spent[1] < full_seconds}
-        budget, at = self._budgets.get(signer, (BATCH_BURST, now))
-        budget = min(BATCH_BURST, budget + (now - at) * BATCHES_PER_SECOND)
-        if budget < 1:
-            return False
-        self._budgets[signer] = (budget - 1, now)
-        return True
+        """Take one batch from the key's rate. Only keys that count get here."""
+        rate = self._rates.pop(signer, None) or RateCap(per_second=BATCHES_PER_SECOND, burst=BATCH_BURST)
+        self._rates[signer] = rate  # the one heard of last stands last
+        if len(self._rates) > KEYS_COUNTED_MAX:
+            self._rates.popitem(last=False)
+        return rate.take(now)

@@ -195,7 +195,7 @@ def test_bytes_and_signatures_that_do_not_hold_are_refused(receiver: Receiver, r
 
 def test_a_key_may_send_a_burst_and_then_a_steady_rate(receiver: Receiver) -> None:
     numbers = iter(range(1, 10_000))
-    assert [receiver.take(next(numbers)) for _ in range(int(BATCH_BURST))] == [""] * int(BATCH_BURST)
+    assert [receiver.take(next(numbers)) for _ in range(BATCH_BURST)] == [""] * BATCH_BURST
     late = next(numbers)
     assert receiver.take(late) == "rate"
     receiver.now += 1.5 / BATCHES_PER_SECOND
@@ -204,12 +204,15 @@ def test_a_key_may_send_a_burst_and_then_a_steady_rate(receiver: Receiver) -> No
     assert receiver.rejected("rate") == 2
 
 
-def test_keys_that_fell_silent_are_forgotten(open_receiver: Any) -> None:
+def test_the_rates_of_so_many_keys_are_kept_those_heard_of_last(
+    open_receiver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout_inbox, "KEYS_COUNTED_MAX", 2)
     receiver = open_receiver(open_inferencers_max=1)
     for index in range(5):
         assert receiver.take(index, receiver.run.key(f"passing-{index}")) == ""
         receiver.now += ADMITTED_SECONDS + 1
-    assert len(receiver.inbox._budgets) == 1
+    assert len(receiver.inbox._rates) == 2
 
 
 def test_an_open_run_admits_so_many_strangers_at_one_time(open_receiver: Any) -> None:

@@ -122,9 +122,9 @@ class TrainingDesk:
         self._given: _Order | None = None
         self._offer: _Offer | None = None
         self._steps_due: Post | None = None
+        """Answers the wish for inner steps of the round that is held."""
         self._steps_number: int | None = None
         """Of the order of inner steps that was taken last."""
-        """Answers the wish for inner steps of the round that is held."""
         self._has_orders = asyncio.Event()
 
     def table(self) -> dict[type[Effect], Handler]:
@@ -168,14 +168,11 @@ class TrainingDesk:
         self._steps_due = None
         await self._settle()
         self._drop_orders()
-        known = None if round_index is None or state_root is None else Held(round_index, state_root)
-        self.held, self._is_attached = known, True
+        self.held = None if round_index is None or state_root is None else Held(round_index, state_root)
+        self._is_attached = True
         self._pace.begin()
-        if known is None:
-            self._post(TrainingAttached(None, None, None))
-        else:
-            # A contribution that was offered and not sent died with whoever offered it; inner steps make another.
-            self._post(TrainingAttached(known.round_index, known.state_root, None))
+        # A contribution that was offered and not sent died with whoever offered it; inner steps make another.
+        self._post(TrainingAttached(round_index, state_root, None))
         await self._settle()
 
     def _drop_orders(self) -> None:
@@ -381,9 +378,8 @@ class TrainingDesk:
 
     def finish_sum(self, summed: local.Summed) -> None:
         """Take the blobs of slices; those to be stored are durable."""
-        order, post = self._take_given(local.SumOrder)
-        wanted = [each.slice_index for each in order.slices]
-        if summed.round_index != order.round_index or [each.slice_index for each in summed.slices] != wanted:
+        order, post = self._take_given(local.SumOrder, summed.round_index)
+        if [each.slice_index for each in summed.slices] != [each.slice_index for each in order.slices]:
             raise RemoteProtocolError("message-unexpected", "other slices than were ordered")
         names = tuple((each.slice_index, SliceName(each.blob_id, each.encoded_size_bytes)) for each in summed.slices)
         post(SlicesSummed(summed.round_index, names))
@@ -396,17 +392,13 @@ class TrainingDesk:
 
     def refuse_sum(self, refused: local.SumRefused) -> None:
         """Take why slices were not summed."""
-        order, post = self._take_given(local.SumOrder)
-        if refused.round_index != order.round_index:
-            raise RemoteProtocolError("message-unexpected", f"round {refused.round_index} was not ordered")
+        _, post = self._take_given(local.SumOrder, refused.round_index)
         self._metrics.count("rejected", refused.reason)
         post(SumFailed(refused.round_index, refused.reason))
 
     def finish_step(self, stepped: local.Stepped) -> None:
         """Take the state that an outer step led to."""
-        order, post = self._take_given(local.StepOrder)
-        if stepped.round_index != order.round_index + 1:
-            raise RemoteProtocolError("message-unexpected", f"round {order.round_index} led to {stepped.round_index}")
+        _, post = self._take_given(local.StepOrder, stepped.round_index - 1)
         self.held = Held(stepped.round_index, stepped.state_root)
         self._pace.begin()
         self._offer = self._steps_due = None
@@ -414,9 +406,7 @@ class TrainingDesk:
 
     def fail_step(self, failed: local.StepFailed) -> None:
         """Take why the outer step was not done."""
-        order, post = self._take_given(local.StepOrder)
-        if failed.round_index != order.round_index:
-            raise RemoteProtocolError("message-unexpected", f"round {failed.round_index} was not ordered")
+        _, post = self._take_given(local.StepOrder, failed.round_index)
         self._metrics.count("rejected", failed.reason)
         post(AggregateFailed(failed.round_index, failed.reason))
 
@@ -434,8 +424,8 @@ class TrainingDesk:
 
     def finish_anchor(self, stored: local.AnchorStored) -> None:
         """Take the blob of the outer state, which is durable."""
-        order, post = self._take_given(local.AnchorOrder)
-        if self.held != Held(order.round_index, stored.state_root) or stored.round_index != order.round_index:
+        _, post = self._take_given(local.AnchorOrder, stored.round_index)
+        if self.held != Held(stored.round_index, stored.state_root):
             raise RemoteProtocolError("message-unexpected", "the anchor of another state than the one held")
         post(StateAnchorStored(stored.round_index, stored.state_root, stored.blob_id, stored.encoded_size_bytes))
 
@@ -445,16 +435,18 @@ class TrainingDesk:
         self._metrics.count("rejected", refused.reason)
         logger.warning("no state anchor of round %d was written: %s", refused.round_index, refused.reason)
 
-    def _take_given(self, kind: type[Given]) -> tuple[Given, Post]:
-        """Return the order that is being answered.
+    def _take_given(self, kind: type[Given], round_index: int | None = None) -> tuple[Given, Post]:
+        """Return the order that is being answered, of this round if one is said.
 
         Raises:
-            RemoteProtocolError: ``message-unexpected``: none of this kind was given out.
+            RemoteProtocolError: ``message-unexpected``: none of this kind was given out, or of another round.
         """
         given = self._given
         if given is None or not isinstance(given.message, kind):
             raise RemoteProtocolError("message-unexpected", f"no {kind.__name__} was given out")
         self._given = None
+        if round_index is not None and given.message.round_index != round_index:
+            raise RemoteProtocolError("message-unexpected", f"round {round_index} was not ordered")
         return given.message, given.post
 
 

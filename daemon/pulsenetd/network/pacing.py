@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -110,8 +109,6 @@ class UploadDesk:
         self._clock = clock
         self._tickets = itertools.count()
         self._calls: dict[int, asyncio.Future[None]] = {}
-        self.turned_away: Counter[str] = Counter()
-        """Readers sent elsewhere, by kind of blob."""
 
     @property
     def serving_count(self) -> int:
@@ -129,9 +126,6 @@ class UploadDesk:
         await self._wait_for_slot(ticket, peer_id, kind)
         try:
             yield Upload(self, ticket)
-        except NoSlotError:
-            self.turned_away[kind] += 1
-            raise
         finally:
             self._uploads.end(ticket, self._clock())
             self._advance()
@@ -147,7 +141,6 @@ class UploadDesk:
 
     async def _wait_for_slot(self, ticket: int, peer_id: PeerId, kind: str) -> None:
         if not self._uploads.ask(ticket, peer_id, kind):
-            self.turned_away[kind] += 1
             raise NoSlotError
         called = self._calls[ticket] = asyncio.get_running_loop().create_future()
         self._advance()
@@ -156,7 +149,6 @@ class UploadDesk:
                 await called
         except TimeoutError:
             self._give_up(ticket, called)
-            self.turned_away[kind] += 1
             raise NoSlotError from None
         except asyncio.CancelledError:
             self._give_up(ticket, called)

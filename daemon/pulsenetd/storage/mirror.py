@@ -29,14 +29,13 @@ from pulsenet.errors import (
     RemoteProtocolError,
     StorageError,
     StructureError,
-    UnavailableError,
 )
 from pulsenet.ids import Version, short
 from pulsenet.local.protocol import UpdateKind
 from pulsenet.node.events import HopApplied, HopFailed
 from pulsenet.tensors.digest import compute_root
 from pulsenetd.storage.preparation import Preparation, can_prepare
-from pulsenetd.storage.rebuild import HeldVersion, Weights, check_anchor, hash_tensors, load_anchor, rebuild
+from pulsenetd.storage.rebuild import HeldVersion, Weights, check_anchor, hash_tensors, load_anchor, rebuild_last
 from pulsenetd.storage.spools import Point, Spool, SpoolDirectory, compose_spools, write_unnamed
 from pulsenetd.storage.staging import Loans, StagedUpdate
 from pulsenetd.storage.store import Store
@@ -49,13 +48,12 @@ MEMORY_NAME: Final = "pulsenet-mirror"
 
 @dataclass(frozen=True, slots=True)
 class HopTimes:
-    """Seconds the last hop took, by stage, and how much it changed."""
+    """Seconds the last hop took, by stage."""
 
     decode_seconds: float
     """What was left of decoding once the patch was whole."""
     apply_seconds: float
     verify_seconds: float
-    changed_count: int
 
 
 class _TooLargeError(PulsenetError):
@@ -203,14 +201,7 @@ class Mirror:
 
     def _rebuild(self) -> None:
         self._lose()
-        data = self._store.state(STATE_KEY)
-        if data is None:
-            return
-        try:
-            target = HeldVersion.decode(data)
-            self._weights = rebuild(self._store, target, name=MEMORY_NAME, run_blocks=self._run_blocks)
-        except UnavailableError:
-            pass  # no way there is left
+        self._weights = rebuild_last(self._store, STATE_KEY, name=MEMORY_NAME, run_blocks=self._run_blocks)
 
     def _load(self, manifest: Manifest) -> None:
         old = self._weights
@@ -227,7 +218,7 @@ class Mirror:
         self._weights = load_anchor(self._store, manifest, name=MEMORY_NAME, into=into)
         # Reading and hashing take turns chunk by chunk, so they are not told apart.
         seconds = self._monotonic() - started
-        self.last_times = HopTimes(0.0, seconds, 0.0, self._weights.table.element_count)
+        self.last_times = HopTimes(0.0, seconds, 0.0)
         self._spools.clear()
         self._store.save_state(STATE_KEY, self._weights.held.encode())
 
@@ -252,7 +243,6 @@ class Mirror:
             decode_seconds=decoded - started,
             apply_seconds=applied - started_writing,
             verify_seconds=self._monotonic() - applied,
-            changed_count=spool.changed_count,
         )
         size_bytes_max = int(weights.table.size_bytes * limits.SPOOL_RATIO_MAX)
         self._spools.keep(base, Point(manifest.version, manifest.root), spool, size_bytes_max=size_bytes_max)

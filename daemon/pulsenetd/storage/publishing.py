@@ -51,7 +51,7 @@ from pulsenetd.logs import logger
 from pulsenetd.snapshots import SPOOL_RATIO_PUBLISHER, CheckedSpool, Snapshot
 from pulsenetd.storage.filling import Filler, WholePart
 from pulsenetd.storage.parts import PartQueue, PublishFailedError
-from pulsenetd.storage.rebuild import HeldVersion, Weights, hash_tensors, load_anchor, rebuild, replay
+from pulsenetd.storage.rebuild import HeldVersion, Weights, hash_tensors, load_anchor, rebuild, rebuild_last, replay
 from pulsenetd.storage.spools import Point, SpoolDirectory, compose_spools
 from pulsenetd.storage.store import Store
 
@@ -110,16 +110,9 @@ class Publisher:
         Raises:
             StorageError: No memory, or the disk failed.
         """
-        data = self._store.state(STATE_KEY)
-        if data is None:
-            return None
         with self._mutex:
-            try:
-                target = HeldVersion.decode(data)
-                self._baseline = rebuild(self._store, target, name=MEMORY_NAME, run_blocks=self._run_blocks)
-            except UnavailableError:
-                return None
-            return target.version
+            self._baseline = rebuild_last(self._store, STATE_KEY, name=MEMORY_NAME, run_blocks=self._run_blocks)
+            return None if self._baseline is None else self._baseline.held.version
 
     def offer(self, generation: int, parts: PartQueue) -> None:
         """Take a snapshot over, to be encoded or dropped; its parts may come later, from the base it is told here."""

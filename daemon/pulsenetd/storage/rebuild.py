@@ -83,6 +83,21 @@ def rebuild(store: Store, target: HeldVersion, *, name: str, run_blocks: RunBloc
             avoid.add(route[error.position])
 
 
+def rebuild_last(store: Store, key: str, *, name: str, run_blocks: RunBlocks = map) -> Weights | None:
+    """Rebuild what the store's state ``key`` says was held last; ``None`` if nothing was, or no whole way leads there.
+
+    Raises:
+        StorageError: No memory, or the disk failed.
+    """
+    data = store.state(key)
+    if data is None:
+        return None
+    try:
+        return rebuild(store, HeldVersion.decode(data), name=name, run_blocks=run_blocks)
+    except UnavailableError:
+        return None
+
+
 def _plan(target: HeldVersion, usable: dict[Digest, Manifest], avoid: set[Digest]) -> list[Digest]:
     entries = tuple(
         CatalogueEntry(

@@ -45,10 +45,9 @@ class _Place:
 class Spool:
     """Finished records of one tensor after another, readable in any order and from several threads."""
 
-    def __init__(self, path: Path, table: ParameterTable, places: tuple[_Place, ...], changed_count: int) -> None:
+    def __init__(self, path: Path, table: ParameterTable, places: tuple[_Place, ...]) -> None:
         self.path = path
         self.table = table
-        self.changed_count = changed_count
         self.size_bytes = sum(place.size_bytes for place in places)
         self._places = places
         self._data = _map_file(path) if self.size_bytes else memoryview(b"")
@@ -95,7 +94,6 @@ class SpoolWriter:
         self._table = table
         self._places: list[_Place] = []
         self._end_bytes = 0
-        self._changed_count = 0
         try:
             self._file: BinaryIO = path.open("xb", buffering=1 << 20)
         except OSError as error:
@@ -119,7 +117,6 @@ class SpoolWriter:
             raise describe_os_error("write", self._path, error) from error
         self._places.append(_Place(changes.tensor_index, self._end_bytes, len(data)))
         self._end_bytes += len(data)
-        self._changed_count += len(changes)
 
     def finish(self) -> Spool:
         """Close the file and return it for reading.
@@ -131,7 +128,7 @@ class SpoolWriter:
             self._file.close()
         except OSError as error:
             raise describe_os_error("write", self._path, error) from error
-        return Spool(self._path, self._table, tuple(self._places), self._changed_count)
+        return Spool(self._path, self._table, tuple(self._places))
 
     def abandon(self) -> None:
         """Delete what was written."""

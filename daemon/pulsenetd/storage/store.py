@@ -59,8 +59,6 @@ FREE_SIZE_BYTES_MIN = 64 << 20
 class Usage:
     """What the store holds, for status and limits."""
 
-    blob_count: int
-    chunk_count: int
     chunk_size_bytes: int
     free_size_bytes: int
     damaged_count: int
@@ -378,8 +376,6 @@ class Store:
     def usage(self) -> Usage:
         """Return what the store holds now."""
         return Usage(
-            blob_count=int(self._database.fetch_all("SELECT count(*) FROM blobs")[0][0]),
-            chunk_count=len(self._chunks),
             chunk_size_bytes=self._chunks.total_size_bytes,
             free_size_bytes=free_size_bytes(self.directory),
             damaged_count=self._chunks.damaged_count,

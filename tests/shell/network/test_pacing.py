@@ -57,7 +57,6 @@ async def test_a_transfer_that_holds_its_slot_for_long_gives_it_up_to_one_that_w
             await hold_on()
         await asyncio.sleep(0)
         assert log[-1] == PEERS[50]
-        assert desk.turned_away == {"anchor": 1}
         release.set()
 
 
@@ -72,7 +71,6 @@ async def test_who_finds_no_slot_in_time_is_sent_elsewhere(monkeypatch: pytest.M
         with pytest.raises(NoSlotError):
             await hold(desk, PEERS[50], release, log)
         release.set()
-    assert desk.turned_away == {"patch": 1}
     await hold(desk, PEERS[50], release, log)
 
 

@@ -222,10 +222,10 @@ def test_a_base_that_is_no_more_when_the_encoder_begins_fails_the_publish(proces
     generation, queue = process.offer()
     process.put_parts(queue)
     publish(Process(process.node, process.model, OTHER))
-    before = process.node.store.usage().chunk_count
+    before = len(process.node.store.chunk_digests())
     answer = process.node.publisher.encode_snapshot(EncodeSnapshot(generation, Kind.PATCH))
     assert answer == EncodeFailed(generation, "other_base")
-    assert process.node.store.usage().chunk_count == before
+    assert len(process.node.store.chunk_digests()) == before
 
 
 @pytest.fixture
@@ -247,10 +247,10 @@ def test_a_process_that_lists_nonsense_fails_and_hands_over_whole_parts_next(
     process: Process, bad_parts: tuple[int, PartQueue], kind: Kind
 ) -> None:
     generation, _ = bad_parts
-    before = process.node.store.usage().chunk_count
+    before = len(process.node.store.chunk_digests())
     answer = process.node.publisher.encode_snapshot(EncodeSnapshot(generation, kind))
     assert answer == EncodeFailed(generation, "bad_changes")
-    assert process.node.store.usage().chunk_count == before
+    assert len(process.node.store.chunk_digests()) == before
     assert base_of(process) is None
     process.model.step()
     manifest = publish(process)

@@ -184,7 +184,7 @@ def test_a_failed_write_leaves_no_chunk_behind(store: Store) -> None:
     kept = write_blob(store, noise(MEBIBYTE))
     with pytest.raises(StorageError):
         fail()
-    assert store.usage().chunk_count == 1
+    assert len(store.chunk_digests()) == 1
     assert store.is_complete(kept)
 
 
@@ -237,10 +237,10 @@ def test_released_blobs_go_and_shared_chunks_stay(store: Store, kit: Any) -> Non
     assert store.read_list(first) is None
     assert store.record(record) is None
     assert b"".join(store.read_blob(second)) == shared
-    assert store.usage().chunk_count == 1
+    assert len(store.chunk_digests()) == 1
     store.release([second, compute_digest(b"unknown")], [], now=0.0)
-    assert store.usage().chunk_count == 0
-    assert store.usage().blob_count == 0
+    assert len(store.chunk_digests()) == 0
+    assert len(store.blob_ids()) == 0
 
 
 def test_a_lease_on_the_blob_or_one_of_its_chunks_delays_the_release(store: Store) -> None:
@@ -293,7 +293,7 @@ def test_a_release_that_a_lease_delayed_is_done_at_the_next_start(tmp_path: Path
     store.release([blob_id], [], now=0.0)
     store.close()
     again = Store.open(tmp_path)
-    assert again.usage().chunk_count == 0
+    assert len(again.chunk_digests()) == 0
     again.close()
 
 
@@ -304,7 +304,7 @@ def test_a_blob_wanted_again_before_it_went_stays(store: Store) -> None:
     write_blob(store, b"x")
     assert store.sweep(now=2.0) == 0
     store.release([blob_id], [], now=3.0)
-    assert store.usage().chunk_count == 0
+    assert len(store.chunk_digests()) == 0
 
 
 def round_records(blob_id: Digest) -> list[SignedRecord]:
@@ -329,7 +329,7 @@ def test_blobs_of_rounds_outlive_a_restart_by_the_records_that_name_them(tmp_pat
     again.release((kept,), (record_digest(record),), 0.0)
     again.close()
     last = Store.open(tmp_path)
-    assert last.usage().blob_count == 0
+    assert len(last.blob_ids()) == 0
     last.close()
 
 
@@ -370,7 +370,7 @@ def test_what_was_encoded_but_never_committed_is_gone_at_the_next_start(tmp_path
     assert again.is_complete(committed)
     assert again.is_complete(fetched.blob_id)
     assert again.read_list(orphan) is None
-    assert again.usage().chunk_count == 2
+    assert len(again.chunk_digests()) == 2
     again.close()
 
 
@@ -471,7 +471,7 @@ def test_a_power_cut_at_any_step_leaves_the_old_version_or_the_new(tmp_path: Pat
             assert version == b"2"
             assert b"".join(again.read_blob(named[2])) == noise(MEBIBYTE + 9)
         held = {digest for blob in named.values() for _, digest in (again.read_list(blob) or ChunkList(())).entries}
-        assert again.usage().chunk_count == len(held), "orphans stayed"
+        assert len(again.chunk_digests()) == len(held), "orphans stayed"
         assert not list(directory.rglob("*.partial"))
         again.close()
     assert seen == {b"1", b"2"}
