@@ -621,7 +621,7 @@ def test_a_daemon_that_dies_after_taking_a_snapshot_leaves_the_outcome_unknown(d
     results: list[Any] = []
     publish = threading.Thread(target=lambda: results.append(client.publish(TABLE, descriptor, 1, True)))
     publish.start()
-    wait_until(lambda: daemon.pending)
+    wait_until(lambda: daemon.pending and daemon.offers[0].parts.is_whole)
     daemon.stop()
     publish.join(10)
     assert results[0].status is PublishStatus.FAILED
