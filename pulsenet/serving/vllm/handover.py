@@ -67,9 +67,13 @@ def _write_records(update: RecordsUpdate) -> int:
     pieces = [encode_changes(changes) for changes in update.changes()]
     descriptor = create_memory("pulsenet-records", sum(map(len, pieces)))
     offset_bytes = 0
-    for piece in pieces:
-        write_at(descriptor, piece, offset_bytes)
-        offset_bytes += len(piece)
+    try:
+        for piece in pieces:
+            write_at(descriptor, piece, offset_bytes)
+            offset_bytes += len(piece)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

@@ -30,6 +30,7 @@ from pulsenet.local.shared_memory import create_memory, write_at
 from pulsenet.serving.engine import FullUpdate, RecordsUpdate, apply_update
 from pulsenet.serving.vllm import compare as compare_module
 from pulsenet.serving.vllm import engine as engine_module
+from pulsenet.serving.vllm import handover as handover_module
 from pulsenet.serving.vllm.compare import compare_engine
 from pulsenet.serving.vllm.engine import UpdateTimes, VllmEngine, _make_error
 from pulsenet.serving.vllm.exchange import PAUSED_NAME, State
@@ -649,6 +650,19 @@ def test_memory_shorter_than_announced_is_not_copied(swarm: Swarm) -> None:
         pass
     os.close(descriptor)
     assert not (swarm.path / "node" / "memory").exists()
+
+
+def test_records_that_find_no_memory_leave_no_descriptor(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise StorageError("no memory", "memory")
+
+    update = bad_records(swarm, [1])
+    monkeypatch.setattr(handover_module, "write_at", refuse)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(StorageError, match="no memory"), lend_memory(update, swarm.path / "node", must_copy=True):
+            pass
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def save_state(swarm: Swarm, number: int) -> Path:
