@@ -25,7 +25,8 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 LOOPS     := tests/unit/codec tests/unit/tensors tests/unit/outer
 MEASURED  := tests/model tests/shell tests/unit tests/property tests/vectors
 SIMULATED := tests/sim
-UNMEASURED := tests/e2e $(filter-out tests/e2e tests/__pycache__ $(MEASURED) $(SIMULATED),$(patsubst %/,%,$(wildcard tests/*/)) \
+WAITING   := tests/e2e tests/lab
+UNMEASURED := $(WAITING) $(filter-out $(WAITING) tests/__pycache__ $(MEASURED) $(SIMULATED),$(patsubst %/,%,$(wildcard tests/*/)) \
 	$(wildcard tests/test_*.py))
 # Each long run is a target of its own: make nightly-seeds.
 NIGHTLY   := seeds fuzz endurance lab two-ranks vllm trl rest demo
