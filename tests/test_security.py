@@ -194,5 +194,6 @@ def test_what_nobody_knows_is_named_beside_what_was_looked_up(audit: ModuleType)
 
 def test_the_gate_runs_the_look_up_and_tells_when_it_was_skipped() -> None:
     gate = (ROOT / ".ci" / "run").read_text()
-    assert re.search(r'may_skip "[^"]+" \S+ \.ci/audit\.py', gate)
+    assert re.search(r"^begin audit \S+ \.ci/audit\.py$", gate, re.MULTILINE)
+    assert re.search(r'^may_skip "[^"]+" finish audit$', gate, re.MULTILINE)
     assert 'step "done${skipped:+; skipped: $skipped}"' in gate
