@@ -57,11 +57,11 @@ def test_a_made_key_is_told_to_programs(shell: Shell, tmp_path: Path) -> None:
     assert told == {"peer_id": to_libp2p_text(key), "public_key": key.hex(), "file": str(path)}
 
 
-def test_a_key_is_never_overwritten(shell: Shell, tmp_path: Path) -> None:
+def test_a_key_is_never_overwritten_and_told_again(shell: Shell, tmp_path: Path) -> None:
     path = tmp_path / "identity.key"
-    shell.ok("keygen", path)
+    held = shell.ok("keygen", path).strip()
     data = path.read_bytes()
-    shell.fails(2, "never overwritten", "keygen", path)
+    shell.fails(2, f"holds {held} already; a key is never overwritten", "keygen", path)
     assert path.read_bytes() == data
 
 

@@ -26,7 +26,8 @@ def _keygen(arguments: argparse.Namespace) -> int:
 
     path = Path(arguments.file)
     if path.exists():
-        raise UsageError(f"{path} exists already; a key is never overwritten")
+        held = identity.to_libp2p_text(identity.load(path).peer_id)
+        raise UsageError(f"{path} holds {held} already; a key is never overwritten: use that one, or name another file")
     make_directory(Disk(), path.parent)
     made = identity.load_or_create(path)
     text = identity.to_libp2p_text(made.peer_id)
