@@ -119,6 +119,7 @@ def test_every_running_node_has_a_line(machine: Machine) -> None:
     trainer, inferencer = out.splitlines()
     assert trainer.split() == ["local/trainer", "version", "-", "lag", "?", "peers", "0", "starting"]
     assert inferencer.split() == ["mine/inferencer", "version", "0.7", "lag", "0", "peers", "3", "current"]
+    assert trainer.index("version") == inferencer.index("version")
     code, out, _ = machine.run("--run", "mine", "--json")
     assert json.loads(out) == {"nodes": [{"data_dir": str(machine.home / "mine" / "inferencer"), **STATUS}]}
 

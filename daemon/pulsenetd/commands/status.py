@@ -96,8 +96,9 @@ def _status(arguments: argparse.Namespace) -> int:
     if not nodes:
         print("no node is running; start one with 'pulsenet join --role trainer'")
         print("one of another user, in the directory DIR, is shown by 'pulsenet status --data-dir DIR'")
+    width = max((len(_name(node)) for node in nodes), default=0)
     for node in nodes:
-        print(_line(node))
+        print(_line(node, width))
     return 0
 
 
@@ -108,14 +109,17 @@ def node_directories(arguments: argparse.Namespace) -> list[Path]:
     return list_nodes(data_home(os.environ), arguments.run, NODE_FILE)
 
 
-def _line(node: dict[str, Any]) -> str:
-    version = say_version(node) or "-"
-    lag = node.get("version_lag")
+def _name(node: dict[str, Any]) -> str:
     role, name = str(node.get("role", "?")), Path(str(node.get("data_dir", ""))).name
     # The second inferencer of a run lives in inferencer-2; a directory somebody chose may be called anything.
-    label = name if name.startswith(role) else role
+    return f"{node.get('run', '?')}/{name if name.startswith(role) else role}"
+
+
+def _line(node: dict[str, Any], width: int) -> str:
+    version = say_version(node) or "-"
+    lag = node.get("version_lag")
     return (
-        f"{node.get('run', '?')}/{label:<13} version {version:<8} "
+        f"{_name(node):<{width}}  version {version:<8} "
         f"lag {lag if lag is not None else '?':<4} peers {node.get('peers', 0):<4} {node.get('state', '')}"
         f"{_round(node)}{_disagreement(node)}{_shortfall(node)}"
     )
