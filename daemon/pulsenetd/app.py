@@ -41,7 +41,7 @@ from pulsenetd.status.log_tail import LogTail, find_hidden
 from pulsenetd.status.report import NodeReport
 from pulsenetd.storage.store import Store
 from pulsenetd.transfer_progress import TransferProgress
-from pulsenetd.trust_state import open_trust
+from pulsenetd.trust_state import open_trust, refuse_other_run
 from pulsenetd.warm_up import warm_up_aloud
 from pulsenetd.watch import RoundWatch
 
@@ -106,6 +106,7 @@ class Node:
     async def _run_with_store(self, store: Store) -> None:
         config, settled, metrics = self._config, self._settled, Metrics()
         check_port(config.metrics_host, config.metrics_port)
+        refuse_other_run(store, settled.token)
         version_min = parse_version(config.version_min) if config.version_min else None
         parts = Parts(
             config=config,

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from pulsenet.errors import TrustError
+from pulsenet.errors import ConfigError, TrustError
 from pulsenet.ids import RunId, Version
 from pulsenet.node.news import TRUST_KEY
 from pulsenetd.identity import verify
 from pulsenetd.storage.store import Store
-from pulsenetd.trust_state import open_trust
+from pulsenetd.trust_state import open_trust, refuse_other_run
 
 
 def test_the_first_start_believes_the_token_and_nothing_else(store: Store, run: Any) -> None:
@@ -58,3 +58,12 @@ def test_the_operators_minimum_holds_with_and_without_a_saved_state(store: Store
     with pytest.raises(TrustError, match=r"0\.50 is known"):
         trust.accept_head(run.news(41).head, run.now_ms)
     trust.accept_head(run.news(51).head, run.now_ms)
+
+
+def test_a_directory_of_another_run_is_refused_by_name(store: Store, run: Any) -> None:
+    """It would go on with the other run's descriptors, and say that nothing leads to this one."""
+    refuse_other_run(store, run.token)
+    store.put_record(run.genesis)
+    refuse_other_run(store, run.token)
+    with pytest.raises(ConfigError, match="holds a node of another run"):
+        refuse_other_run(store, replace(run.token, run_id=RunId(b"x" * 32)))
