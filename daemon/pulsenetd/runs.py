@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -95,6 +96,18 @@ def read_run_file(path: Path) -> RunFile:
         return RunFile(name, decode_token(table["token"]), bootstraps)
     except (ValueError, KeyError, TypeError, RecursionError, PulsenetError) as error:
         raise ConfigError(f"{path} is not a run file ({error}); delete it, then join with --token again") from error
+
+
+def list_tokens(home: Path) -> dict[str, JoinToken]:
+    """Return the token of every run that this machine knows, by the name it has here.
+
+    A run that was joined by its token has two names where it was also created. What cannot be read is no run.
+    """
+    tokens = {}
+    for path in sorted(home.glob("*/run.json")):
+        with suppress(OSError, ConfigError):
+            tokens[path.parent.name] = read_run_file(path).token
+    return tokens
 
 
 def save_descriptor(run: Path, signed: SignedRecord) -> None:

@@ -30,7 +30,8 @@ def list_nodes(home: Path, run: str | None, file_name: str) -> list[Path]:
     A node that was told another directory leaves a link to it beside the run's others.
     """
     found = sorted(path.parent for path in home.glob(f"{run or '*'}/*/{file_name}"))
-    return [node.readlink() if node.is_symlink() else node for node in found]
+    # One that went from run to run has left a link beside each.
+    return list(dict.fromkeys(node.readlink() if node.is_symlink() else node for node in found))
 
 
 def find_data_directory(

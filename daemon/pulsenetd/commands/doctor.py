@@ -25,7 +25,7 @@ behind and chunks that are damaged, and then looks again. It leaves the stores o
 node is given belong here too, by --config, PULSENET_* or flags. Exit code 1 if anything fails, else 0.
 """
 _EXAMPLES = (
-    ("pulsenet doctor", "the machine, and the nodes of the run 'local'"),
+    ("pulsenet doctor", "the machine, and all its nodes"),
     ("pulsenet doctor --data-dir ~/node --listen /ip4/0.0.0.0/tcp/4001", "one node, and its port"),
     ("pulsenet doctor --token pulse1...", "before joining: do its bootstraps answer?"),
     ("pulsenet doctor --data-dir ~/node --read-all --repair", "read all it keeps, delete what is damaged"),
@@ -43,9 +43,9 @@ def add_parser(commands: Any) -> None:
     )
     add = parser.add_argument
     add("--config", metavar="FILE", help="TOML file of the node (env PULSENET_CONFIG)")
-    add("--run", metavar="NAME", help="run whose nodes and bootstraps are meant (default local)")
-    add("--data-dir", metavar="DIR", help="node directory, if not of that run")
-    add("--token", metavar="TOKEN", help="check the bootstraps of this join token")
+    add("--run", metavar="NAME", help="run whose nodes and bootstraps are meant (default: all nodes)")
+    add("--data-dir", metavar="DIR", help="only the node in this directory, and its run's bootstraps")
+    add("--token", metavar="TOKEN", help="check the bootstraps of this join token, and nodes of its run")
     add("--bootstrap", action="append", metavar="ADDR", help="check this bootstrap too")
     add("--listen", metavar="ADDR", help="check that a node can listen there")
     add("--metrics-port", metavar="PORT", help="check that this port of /metrics is free")
@@ -58,6 +58,9 @@ def add_parser(commands: Any) -> None:
     add("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run_command=_doctor)
 
+
+KEY_FILE = "identity.key"
+"""What every node's directory holds, whether it runs or not."""
 
 GIVEN = ("run", "data_dir", "token", "bootstrap", "listen", "metrics_port", "p2pd")
 """Options of ``join`` that the doctor understands; others of the file or the environment are only checked."""
@@ -104,28 +107,17 @@ def _describe(finding: Finding) -> str:
 
 
 def _make_subject(arguments: argparse.Namespace, on_progress: Callable[[int, int], None]) -> Subject:
-    from pulsenet.chain.token import decode_token
-    from pulsenetd import runs
     from pulsenetd.doctor.findings import Subject
 
     flags = {name: value for name in GIVEN if (value := getattr(arguments, name)) is not None}
     file = arguments.config or os.environ.get("PULSENET_CONFIG")
-    chosen = config.resolve(flags, os.environ, Path(file) if file else None).config
-    home = data_home(os.environ)
-    run = home / chosen.run
-    nodes = [Path(chosen.data_dir)] if chosen.data_dir else list_nodes(home, chosen.run, "identity.key")
-    bootstraps = list(chosen.bootstrap)
-    if chosen.token:
-        try:
-            bootstraps += decode_token(chosen.token).bootstraps
-        except RemoteProtocolError as error:
-            raise UsageError(f"--token: {error}") from error
-    elif (run / "run.json").exists():
-        bootstraps += runs.read_run_file(run / "run.json").token.bootstraps
+    resolved = config.resolve(flags, os.environ, Path(file) if file else None)
+    chosen, home = resolved.config, data_home(os.environ)
+    nodes, bootstraps = _choose_nodes(chosen, home, is_run_named=resolved.origins["run"] != "default")
     return Subject(
         home=home,
         nodes=tuple(nodes),
-        bootstraps=tuple(dict.fromkeys(bootstraps)),
+        bootstraps=tuple(dict.fromkeys([*chosen.bootstrap, *bootstraps])),
         listen=chosen.listen,
         p2pd=chosen.p2pd,
         metrics_host=chosen.metrics_host,
@@ -136,3 +128,33 @@ def _make_subject(arguments: argparse.Namespace, on_progress: Callable[[int, int
         reads_all=arguments.read_all,
         on_progress=on_progress,
     )
+
+
+def _choose_nodes(chosen: config.Config, home: Path, *, is_run_named: bool) -> tuple[list[Path], list[str]]:
+    """Return the nodes that are meant, and the bootstraps of their run.
+
+    A token, a run or a directory names them. Without any of these all nodes of the machine are meant, and no
+    bootstraps: those of a run that is long over answer no more.
+    """
+    from pulsenet.chain.token import decode_token
+    from pulsenetd import runs
+
+    known, names = runs.list_tokens(home), []
+    if chosen.token:
+        try:
+            tokens = [decode_token(chosen.token)]
+        except RemoteProtocolError as error:
+            raise UsageError(f"--token: {error}") from error
+        names = [name for name, token in known.items() if token.run_id == tokens[0].run_id]
+    else:
+        own = Path(chosen.data_dir).absolute() if chosen.data_dir else None
+        if is_run_named:
+            names = [chosen.run]
+        elif own is not None:
+            names = [name for name in known if own in list_nodes(home, name, KEY_FILE)]
+        tokens = [known[name] for name in names if name in known]
+    bootstraps = [address for token in tokens for address in token.bootstraps]
+    if chosen.data_dir:
+        return [Path(chosen.data_dir)], bootstraps
+    meant = names if chosen.token or is_run_named else [None]
+    return [node for name in meant for node in list_nodes(home, name, KEY_FILE)], bootstraps

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pulsenet.errors import ConfigError
-from pulsenet.local.directories import RUN_NAME_DEFAULT, data_home, list_nodes
+from pulsenet.local.directories import data_home, list_nodes
 from pulsenetd.commands.reporting import reporting
 from pulsenetd.errors import DirectoryLockedError
 
@@ -24,7 +24,7 @@ Exit code 0 if everything was whole, 6 if anything was damaged.
 """
 
 _EXAMPLES = (
-    ("pulsenet scrub", "all stopped nodes of the run 'local'"),
+    ("pulsenet scrub", "all stopped nodes of this machine"),
     ("pulsenet scrub --data-dir ~/node", "the node in this directory"),
 )
 
@@ -37,13 +37,13 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         examples=_EXAMPLES,
     )
-    parser.add_argument("--run", default=RUN_NAME_DEFAULT, metavar="NAME", help="all nodes of this run")
+    parser.add_argument("--run", default=None, metavar="NAME", help="only nodes of this run (default: of all)")
     parser.add_argument("--data-dir", default=None, metavar="DIR", help="only the node in this directory")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run_command=_scrub)
 
 
-def find_nodes(run: str, data_dir: str | None) -> list[Path]:
+def find_nodes(run: str | None, data_dir: str | None) -> list[Path]:
     """Return the directories that are meant.
 
     Raises:
@@ -56,7 +56,9 @@ def find_nodes(run: str, data_dir: str | None) -> list[Path]:
     else:
         nodes = list_nodes(data_home(os.environ), run, DATABASE_NAME)
     if not nodes:
-        raise ConfigError(f"no node keeps anything in {data_dir or f'run {run} on this machine'}")
+        raise ConfigError(
+            f"no node keeps anything in {data_dir or ('run ' + run if run else 'any run')} on this machine"
+        )
     return nodes
 
 

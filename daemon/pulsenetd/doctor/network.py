@@ -24,7 +24,9 @@ Ask = Callable[[Path], dict[str, Any]]
 def look_at_port(subject: Subject) -> Sequence[Finding]:
     """Say whether the ports a node is to listen on are free, and whether the one for peers stays the same."""
     found = []
-    if not subject.listen:
+    if not subject.listen and any((node / NODE_FILE).exists() for node in subject.nodes):
+        found.append(ok("none given to check; whether peers reach the nodes that run stands below"))
+    elif not subject.listen:
         found.append(
             warn(
                 "none chosen: a new one at each start, which no router can forward",
@@ -57,7 +59,8 @@ def _try_port(subject: Subject, host: str, port: int, flag: str) -> Finding:
 
 def _explain_bind(error: OSError, host: str, port: int, running: Sequence[Path], flag: str) -> Finding:
     if error.errno == errno.EADDRINUSE and running:
-        return warn(f"{port} is in use, perhaps by the node in {running[0]}", "fine if it is that one")
+        nodes = " or ".join(str(node) for node in running)
+        return warn(f"{port} is in use, perhaps by the node in {nodes}", "fine if it is that one")
     if error.errno == errno.EADDRINUSE:
         return fail(f"{port} is in use by another program", f"choose another with {flag}")
     if error.errno == errno.EACCES:
@@ -68,7 +71,7 @@ def _explain_bind(error: OSError, host: str, port: int, running: Sequence[Path],
 def look_at_bootstraps(subject: Subject) -> Sequence[Finding]:
     """Knock at each bootstrap; each has its own line."""
     if not subject.bootstraps:
-        return [ok("none given: nodes of this machine are enough, or give --token or --bootstrap to check some")]
+        return [ok("none given: nodes of this machine are enough, or give --run, --token or --bootstrap to check some")]
 
     async def knock_at_all() -> list[str | None]:
         return await asyncio.gather(*(_knock_at(text) for text in subject.bootstraps))

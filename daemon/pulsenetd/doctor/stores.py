@@ -29,7 +29,7 @@ def look_at_stores(subject: Subject) -> Sequence[Finding]:
     Running nodes are read beside their own work.
     """
     nodes = [node for node in subject.nodes if (node / DATABASE_NAME).exists()]
-    return [_judge(node, subject) for node in nodes] or [ok("no node of this run keeps anything yet")]
+    return [_judge(node, subject) for node in nodes] or [ok("no node keeps anything yet")]
 
 
 def _judge(node: Path, subject: Subject) -> Finding:

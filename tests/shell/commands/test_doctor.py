@@ -9,12 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from pulsenet.chain.records import JoinToken
+from pulsenet.chain.token import encode_token
 from pulsenet.errors import StorageError
-from pulsenetd import cli
+from pulsenet.ids import RunId
+from pulsenetd import cli, runs
 from pulsenetd.doctor import checks
 from pulsenetd.doctor.checks import CHECKS, examine, exit_code
 from pulsenetd.doctor.findings import Check, Finding, Subject, fail, ok, warn
 from pulsenetd.identity import load_or_create
+from pulsenetd.storage.store import Store
+
+KEY = "12D3KooWELH8s3aTF93abUfQZ7LbLzCayr9Qjv9A5P5AugqPN2cn"
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +76,36 @@ def test_nothing_is_changed_without_repair_and_everything_safe_with_it(
     assert (key.stat().st_mode & 0o777, (node / "node.json").exists()) == (0o600, False)
     assert cli.main(["doctor", "--repair", "--json"]) == code
     assert json.loads(capsys.readouterr().out)["repaired"] == []
+
+
+def test_a_run_a_token_or_a_directory_names_the_nodes_and_nothing_all(
+    capsys: pytest.CaptureFixture[str], home: Path, tmp_path: Path
+) -> None:
+    """Somebody whose nodes are of another run than 'local', or elsewhere, is told of them too."""
+    own = tmp_path / "own"
+    for node in (home / "local" / "seed", home / "mine" / "seed", home / "joined" / "seed", own):
+        Store.open(node).close()
+        load_or_create(node / "identity.key")
+    token = JoinToken(RunId(b"m" * 32), 0, ("/ip4/127.0.0.1/tcp/1/p2p/" + KEY,), b"", None)
+    for name in ("mine", "joined"):
+        runs.write_run_file(home / name / "run.json", runs.RunFile(name, token, ()))
+    (home / "local" / "run.json").write_text("damaged")
+    (home / "mine" / "own@0").symlink_to(own)
+    (home / "joined" / "own@0").symlink_to(own)
+
+    def looked_at(*words: str) -> tuple[set[Path], bool]:
+        cli.main(["doctor", "--read-all", *words])
+        out = capsys.readouterr().out
+        nodes = {Path(line.split()[2].rstrip(":")) for line in out.splitlines() if line.split()[1] == "stores"}
+        return nodes, "tcp/1/p2p" in out
+
+    mine = {home / "mine" / "seed", own}
+    every = mine | {home / "joined" / "seed", home / "local" / "seed"}
+    assert looked_at() == (every, False)
+    assert looked_at("--run", "mine") == (mine, True)
+    assert looked_at("--run", "local") == ({home / "local" / "seed"}, False)
+    assert looked_at("--token", encode_token(token)) == (every - {home / "local" / "seed"}, True)
+    assert looked_at("--data-dir", str(own)) == ({own}, True)
 
 
 def test_a_repair_that_fails_says_why() -> None:

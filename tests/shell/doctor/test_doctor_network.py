@@ -72,6 +72,7 @@ def test_a_port_that_is_free_taken_or_not_of_this_machine(tmp_path: Path) -> Non
         assert (finding.grade, finding.text) == (Grade.FAIL, f"{port} is in use by another program")
         (tmp_path / "node.json").touch()
         assert look_at_port(Subject(HERE, nodes=(tmp_path,), listen=address))[0].grade is Grade.WARN
+        assert look_at_port(Subject(HERE, nodes=(tmp_path,)))[0].grade is Grade.OK  # its own port is its own matter
     assert look_at_port(Subject(HERE, listen=address))[0].grade is Grade.OK
     assert look_at_port(Subject(HERE, listen="/ip4/192.0.2.1/tcp/4001"))[0].grade is Grade.FAIL
     assert look_at_port(Subject(HERE, listen="/ip4/0.0.0.0/tcp/0"))[0].grade is Grade.OK
