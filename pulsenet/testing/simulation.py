@@ -48,6 +48,8 @@ class Simulation(ABC, Generic[Node]):
         self.network = Network(self.chance.fork(), faults)
         self.nodes: dict[PeerId, Node] = {}
         self.event_count = 0
+        self.on_event: Callable[[], None] = lambda: None
+        """Called after every event and its check, for those who watch."""
         self._trace = blake3()
 
     @abstractmethod
@@ -103,6 +105,7 @@ class Simulation(ABC, Generic[Node]):
         if self.event_count > self.events_max:
             raise StuckError(self.seed, f"more than {self.events_max} events: {self.describe()}")
         self._check()
+        self.on_event()
         return True
 
     def later_on(self, node: Node, delay_seconds: float, action: Callable[[], None]) -> None:

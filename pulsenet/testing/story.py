@@ -260,10 +260,21 @@ class Story:
         self.troubles[kind] = self.troubles.get(kind, 0) + 1
 
 
-def play(plan: Plan, checkers: Sequence[Callable[[], Checker]] = ALL_CHECKERS) -> Outcome:
-    """Play a story and say what became of it; a broken rule is in the outcome and raises nothing."""
+def play(
+    plan: Plan,
+    checkers: Sequence[Callable[[], Checker]] = ALL_CHECKERS,
+    on_event: Callable[[World], None] = lambda _: None,
+) -> Outcome:
+    """Play a story and say what became of it; a broken rule is in the outcome and raises nothing.
+
+    Args:
+        plan: What decides it.
+        checkers: What is checked after every event.
+        on_event: Told of the world after every event; a large swarm takes minutes.
+    """
     story = Story(plan, checkers)
     world = story.world
+    world.on_event = lambda: on_event(world)
     outcome = Outcome(plan)
     try:
         story.play()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from pulsenet.node.fetch import Fetcher
 from pulsenetd.cli import main
+from pulsenetd.commands import sim
 
 SMALL = ("--nodes", "4", "--steps", "2")
 
@@ -41,6 +43,20 @@ def test_a_failure_exits_1_and_names_the_command(
     assert printed.startswith("seed 3: FAILED\n")
     assert "violation: ZeroDivisionError" in printed
     assert "again: pulsenet sim --seed 3 --nodes 4 --faults all --steps 2" in printed
+
+
+def test_a_long_story_is_told_while_it_is_played(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sim", "--seed", "3", "--json", *SMALL]) == 0
+    quick = capsys.readouterr()
+    assert quick.err == ""
+    monkeypatch.setattr(sim, "TELL_SECONDS", 0.0)
+    assert main(["sim", "--seed", "3", "--json", *SMALL]) == 0
+    told = capsys.readouterr()
+    assert told.out == quick.out
+    assert re.fullmatch(r"seed 3: \d of up to 3 versions, 1 events, \d virtual seconds", told.err.splitlines()[0])
+    assert len(told.err.splitlines()) == json.loads(told.out)["event_count"]
 
 
 def test_a_drawn_seed_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pulsenet.errors import UsageError
 
 if TYPE_CHECKING:
-    from pulsenet.testing.story import Outcome
+    from pulsenet.testing.story import Outcome, Plan
+    from pulsenet.testing.world import World
+
+TELL_SECONDS: Final = 5.0
+"""Between two lines about a story that is still being played."""
 
 _DESCRIPTION = """\
 Play a story of a swarm: one trainer publishes, inferencers and seeds follow over home lines, and the seed decides
@@ -63,10 +70,29 @@ def _sim(arguments: argparse.Namespace) -> int:
     bad_count = 0
     for seed in range(first, first + arguments.runs):
         plan = Plan(seed, arguments.nodes, faults, arguments.steps)
-        outcome = play(plan)
+        outcome = play(plan, on_event=_watch(plan))
         bad_count += not outcome.is_good
         print(json.dumps(_as_json(outcome)) if arguments.json else _as_text(outcome), flush=True)
     return 1 if bad_count else 0
+
+
+def _watch(plan: Plan, monotonic: Callable[[], float] = time.monotonic) -> Callable[[World], None]:
+    """Return what says every few seconds, on standard error, how far a story is."""
+    told_at = monotonic()
+
+    def tell(world: World) -> None:
+        nonlocal told_at
+        if monotonic() - told_at < TELL_SECONDS:
+            return
+        told_at = monotonic()
+        print(
+            f"seed {plan.seed}: {len(world.versions)} of up to {plan.steps + 1} versions, "
+            f"{world.event_count:,} events, {world.now:.0f} virtual seconds",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    return tell
 
 
 def _as_json(outcome: Outcome) -> dict[str, Any]:
