@@ -89,6 +89,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"pulsenet: the system refused: {printable(str(error))}; --debug shows where", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        # The library alone brings this command along, but not what a node needs.
+        if debug or error.name is None or error.name.startswith("pulsenet"):
+            raise
+        extra = "demo" if "demo" in given else "daemon"
+        package = error.name.split(".")[0]
+        print(f"pulsenet: this needs {package}, which is not installed; install pulsenet[{extra}]", file=sys.stderr)
+        return 1
 
 
 def _open_standard_streams() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from pulsenet.errors import ConfigError, IntegrityError, PulsenetError, StorageError, UnavailableError, UsageError
 from pulsenetd import cli
-from pulsenetd.commands import verify
+from pulsenetd.commands import demo, verify
 from pulsenetd.errors import AddressInUseError, DirectoryLockedError, NoBootstrapError, P2pdError
 
 
@@ -147,6 +147,31 @@ def test_what_the_system_refused_is_one_line_too(failing: Failing, capsys: pytes
     assert "Permission denied: '/root/x'" in printed
     with pytest.raises(PermissionError):
         failing.run(PermissionError(13, "Permission denied"), "--debug")
+
+
+@pytest.mark.parametrize(("words", "extra"), [((), "daemon"), (("demo",), "demo")])
+def test_what_the_library_alone_lacks_is_named_with_what_brings_it(
+    failing: Failing,
+    words: tuple[str, ...],
+    extra: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """``pip install`` without an extra brings the command, and not all that it imports."""
+
+    def lack(parsed: argparse.Namespace) -> int:
+        raise ModuleNotFoundError("No module named 'rich.console'", name="rich.console")
+
+    monkeypatch.setattr(demo, "_demo", lack)
+    error = ModuleNotFoundError("No module named 'rich.console'", name="rich.console")
+    assert (cli.main(list(words)) if words else failing.run(error)) == 1
+    assert capsys.readouterr().err == (
+        f"pulsenet: this needs rich, which is not installed; install pulsenet[{extra}]\n"
+    )
+    with pytest.raises(ModuleNotFoundError):
+        failing.run(error, "--debug")
+    with pytest.raises(ModuleNotFoundError):  # a bug of ours
+        failing.run(ModuleNotFoundError("No module named 'pulsenetd.x'", name="pulsenetd.x"))
 
 
 def test_an_interrupt_is_no_traceback(failing: Failing, capsys: pytest.CaptureFixture[str]) -> None:
