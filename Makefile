@@ -103,6 +103,7 @@ api: $(STAMP)
 ## make dist         wheel and sdist in dist/, checked as for a release; the wheel is used outside the checkout
 dist: $(STAMP)
 	@rm -rf dist && mkdir -p build
+	@echo "building in environments of their own, a minute or two; the log is build/dist.txt"
 	@$(BIN)/python -m build --outdir dist . > build/dist.txt 2>&1 || (tail -20 build/dist.txt; exit 1)
 	@$(BIN)/python .ci/dist.py $(CURDIR)/dist
 	@$(BIN)/python tests/wheel_smoke.py dist
