@@ -52,7 +52,7 @@ def hooks_of(on_snapshot: Any = _unused, rounds: Any = None) -> LocalHooks:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.005)

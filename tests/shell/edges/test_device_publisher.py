@@ -87,7 +87,7 @@ class Daemon:
         working.add_done_callback(finish)
 
     def _publish(self, offer: SnapshotOffer) -> PublishDone:
-        self.may_work.wait(10)
+        self.may_work.wait(60)
         held = self.pipeline.committed
         kind = Kind.ANCHOR if held is None or held.table_digest != offer.parts.table.digest else Kind.PATCH
         self._note_kinds(offer.parts)
@@ -231,7 +231,7 @@ def test_a_publish_replaced_while_it_waits_is_in_the_next(daemon: Daemon, publis
     # The first is in work, the last waits, those between are replaced: the daemon told both the same base.
     wait_until(lambda: daemon._waiting is not None and daemon._waiting[0].trainer_step == 5)
     daemon.may_work.set()
-    last.join(20)
+    last.join(120)
     assert [manifest.trainer_step for manifest in daemon.manifests] == [0, 1, 5]
     assert daemon.manifests[-1].root == model.root
     assert daemon.kinds == [{"whole"}, {"changed"}, {"changed"}]
@@ -277,7 +277,7 @@ def test_after_a_restart_of_the_daemon_whole_weights_are_handed_over_once(daemon
     daemon.start()
     for _ in range(2):
         model.step()
-        publish(publisher, model, timeout_seconds=20.0)
+        publish(publisher, model, timeout_seconds=120.0)
         assert daemon.manifests[-1].root == model.root
     assert daemon.kinds == [{"whole"}, {"whole"}, {"changed"}]
     assert [manifest.kind for manifest in daemon.manifests] == [Kind.ANCHOR, Kind.PATCH, Kind.PATCH]
@@ -346,19 +346,19 @@ def test_two_threads_publish_at_once(daemon: Daemon, publisher: Publisher) -> No
     def hold(progress: CopyProgress) -> None:
         if threading.current_thread() is first and not inside.is_set():
             inside.set()
-            go_on.wait(10)
+            go_on.wait(60)
 
     publisher._on_progress = hold
     model.step()
     first = threading.Thread(target=publish, args=(publisher, model))
     first.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     second = threading.Thread(target=publish, args=(publisher, model))
     second.start()
     wait_until(lambda: daemon._waiting is not None)
     go_on.set()
-    first.join(20)
-    second.join(20)
+    first.join(120)
+    second.join(120)
     for _ in range(2):
         model.step()
         publish(publisher, model)
