@@ -230,7 +230,7 @@ class Sharded(torch.Tensor):
 
 
 def test_other_ranks_gather_and_do_not_publish(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(publisher_module, "_rank", lambda: 1)
+    monkeypatch.setattr(publisher_module, "is_first_rank", lambda: False)
     state = {"a": torch.zeros(3).as_subclass(Sharded), "b": torch.zeros(2)}
     with attach_publisher(data_dir=tmp_path) as publisher:
         result = publisher.publish(state, step=0)
