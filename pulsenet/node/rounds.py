@@ -147,8 +147,7 @@ class Rounds(LedgerMachine):
         finally:
             self._contact.note_heard(peer_id, now)
             self._contact.note_answer(peer_id)
-        known = self._trust.descriptor
-        if known is not None and peer_id in known.authorities:
+        if peer_id in self._authorities:
             # Authorities keep what leads on. Anybody else may keep it back, and would take this node off its state.
             is_behind = reply.round_index > self._round_index and self._state_root is not None
             self._is_cut_off = is_behind and self._ledger.final(self._round_index) is None
@@ -196,7 +195,7 @@ class Rounds(LedgerMachine):
             self._drops_residual = True
             self._move(Step.ASTRAY)
             return [ShowToMachines(StateLost())]
-        self._round_index, self._state_root = event.round_index, event.state_root
+        self._hold(event.round_index, event.state_root)
         ledger = self._ledger
         is_known = event.round_index >= ledger.next_round_index or ledger.final(event.round_index) is not None
         self._awaits_news_until = self._contact.await_news(now, ALONE_SECONDS, is_known=is_known)
@@ -248,7 +247,7 @@ class Rounds(LedgerMachine):
         effects: list[Effect] = [Count("contributions", fate)]
         if fate in (Fate.REJECTED, Fate.DROPPED) or (fate is Fate.MISSED and not self._settings.keeps_uncounted):
             effects.append(Count("wasted_inner_steps", fate, float(self._settings.inner_steps)))
-        self._round_index, self._state_root = round_index, state_root
+        self._hold(round_index, state_root)
         effects += [ShowToMachines(self._state_event), *self._forget()]
         return [self._own.save(), *effects, *self._take_part(Step.DONE)]
 
@@ -263,9 +262,13 @@ class Rounds(LedgerMachine):
         anchor = self._anchor()
         if anchor is None or (event.round_index, event.state_root) != (anchor.round_index, anchor.state_root):
             return self._refuse_anchor("root_mismatch", now)
-        self._round_index, self._state_root = event.round_index, event.state_root
-        self._is_cut_off = self._drops_residual = False
+        self._hold(event.round_index, event.state_root)
+        self._drops_residual = False
         return [ShowToMachines(self._state_event), *self._take_part(Step.DONE)]
+
+    def _hold(self, round_index: int, state_root: Digest) -> None:
+        """Note the state that the training process holds; what was said of the one before says nothing of it."""
+        self._round_index, self._state_root, self._is_cut_off = round_index, state_root, False
 
     def _take_part(self, step: Step) -> list[Effect]:
         """Begin the round of the state that is held; ``step`` leads to its inner steps."""
@@ -307,7 +310,8 @@ class Rounds(LedgerMachine):
             effects += self._start_inner_steps() if self._phase is Phase.TRAINING else []
         effects += self._gathering.pump(now)
         effects += self._send_contribution(now)
-        waits = self._phase in (Phase.JOINING, Phase.PENDING) or self._awaits_news_until is not None
+        waits = self._phase in (Phase.JOINING, Phase.PENDING)
+        waits |= self._awaits_news_until is not None or self._alone_until is not None
         # A training process may have come back with more than this ledger knows.
         poll_from = min(self._round_index, self._ledger.next_round_index)
         return effects + self._contact.poll(now, from_round_index=poll_from, is_waiting=waits, members_first=True)
@@ -317,10 +321,11 @@ class Rounds(LedgerMachine):
         return [self._own.save(), *self._order_again(), ShowToMachines(self._state_event)]
 
     def _note_alone(self, now: float) -> None:
-        """Notice that the own records lead on only from later, where nobody is there who might have more."""
+        """Notice that the own records lead on only from later, where no other authority is that might have more."""
         anchors, is_there = self._ledger.anchors, self._phase in (Phase.TRAINING, Phase.PENDING)
         is_behind = is_there and bool(anchors) and anchors[0].round_index > self._round_index
-        if not is_behind or self._courier.connected or self._ledger.final(self._round_index) is not None:
+        has_others = bool(self._courier.connected & self._authorities)
+        if not is_behind or has_others or self._ledger.final(self._round_index) is not None:
             self._alone_until = None
         elif self._alone_until is None:
             self._alone_until = now + ALONE_SECONDS
@@ -395,6 +400,11 @@ class Rounds(LedgerMachine):
     def _due_final(self) -> FinalReceipt | None:
         """The receipt whose contents are being gathered."""
         return self._ledger.final(self._round_index) if self._phase is Phase.GATHERING else None
+
+    @property
+    def _authorities(self) -> set[PeerId]:
+        descriptor = self._trust.descriptor
+        return set() if descriptor is None else set(descriptor.authorities)
 
     def _wanted_anchor(self) -> StateAnchor | None:
         return self._anchor() if self._phase in (Phase.JOINING, Phase.RESTORING) else None

@@ -356,6 +356,22 @@ def test_a_peer_that_keeps_receipts_back_takes_nobody_off_its_state(bench: Bench
     assert only(bench.tell_rounds(9, None), RestoreState), "an authority that has none is believed"
 
 
+def test_that_nothing_led_on_from_an_earlier_state_says_nothing_of_the_next(bench: Bench) -> None:
+    bench.attach()
+    bench.tell_rounds(9, None)
+    bench.contribute()
+    bench.finish()
+    bench.tell(AggregateApplied(1, root(1)))
+    bench.ledger.accept_anchor(decode_signed(bench.anchor(8)))
+    bench.tell(TimerFired())
+    assert bench.machine.state_root == root(1)
+    bench.tell(TrainingLost())
+    bench.tell_rounds(9, None)
+    bench.attach(2)
+    bench.tell(TimerFired())
+    assert bench.machine.state_root == root(2)
+
+
 def test_alone_with_a_state_older_than_its_own_records_it_is_restored(bench: Bench) -> None:
     """A lone trainer's process that starts without its checkpoint: nobody else could say that it is behind."""
     bench.attach()
@@ -372,6 +388,21 @@ def test_alone_with_a_state_older_than_its_own_records_it_is_restored(bench: Ben
     bench.now += ALONE_SECONDS
     bench.tell(TimerFired())
     assert bench.machine.phase in (Phase.JOINING, Phase.RESTORING)
+
+
+def test_the_only_authority_waits_for_nobody_to_say_that_it_is_behind(make_run: Callable[..., Any]) -> None:
+    """Its trainers are there, but may keep back what leads on: what it signed itself has to do."""
+    bench = Bench(make_run, authorities=(make_run.second,))  # type: ignore[attr-defined]
+    bench.attach()
+    bench.authority = bench.me
+    for round_index in (8, 16):
+        bench.ledger.accept_anchor(decode_signed(bench.anchor(round_index)))
+    assert not only(bench.tell_rounds(16, None, bench.run.stranger), RestoreState)
+    bench.now += ALONE_SECONDS / 2
+    asked = [effect.message for effect in only(bench.tell(TimerFired()), SendRequest)]
+    assert GetRounds(0) in asked, "they may have it"
+    bench.now += ALONE_SECONDS / 2
+    assert only(bench.tell(TimerFired()), RestoreState)
 
 
 def test_the_checkpoint_of_another_run_is_told(bench: Bench) -> None:
