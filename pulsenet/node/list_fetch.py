@@ -134,11 +134,8 @@ class ListFetcher:
             return [], None
         if not isinstance(event, ReplyReceived):
             return self._fail(request, event.reason if isinstance(event, RequestFailed) else "closed", now), None
-        self._free(request)
-        paging = self._paging.get(request.about)
-        if paging is None or paging.source != request.peer_id:
-            return [], None
-        return self._take_reply(paging, request.peer_id, event.reply, now)
+        paging = self._free(request)
+        return ([], None) if paging is None else self._take_reply(paging, request.peer_id, event.reply, now)
 
     def lose_peer(self, peer_id: PeerId, now: float) -> list[Effect]:
         """End every request to a peer that is gone."""
@@ -221,14 +218,16 @@ class ListFetcher:
         self._sources.note_failure(request.peer_id, now)
         return [Count("retries", reason)]
 
-    def _free(self, request: OpenRequest[Digest]) -> None:
-        """The list and the source of a request that is over have none under way."""
+    def _free(self, request: OpenRequest[Digest]) -> _Paging | None:
+        """Return the list that waited for a request that is over: none, if it was wanted anew since."""
         source = self._sources.get(request.peer_id)
         if source is not None:
             source.requests_in_flight = max(source.requests_in_flight - 1, 0)
         paging = self._paging.get(request.about)
-        if paging is not None and paging.request_id == request.request_id:
-            paging.request_id = None
+        if paging is None or paging.request_id != request.request_id:
+            return None
+        paging.request_id = None
+        return paging
 
 
 def open_list(manifest: Naming, data: bytes) -> tuple[ListOutcome, list[Effect]]:

@@ -6,7 +6,7 @@ import itertools
 
 from pulsenet.chain.records import Kind, Manifest
 from pulsenet.ids import Digest, PeerId, Version
-from pulsenet.node.effects import Count, Effect, SendRequest, StoreChunkList
+from pulsenet.node.effects import Count, Effect, SendRequest, StoreChunkList, StrikePeer
 from pulsenet.node.events import ReplyReceived, RequestDone, RequestFailed
 from pulsenet.node.list_fetch import (
     GRACE_SECONDS,
@@ -150,6 +150,19 @@ def test_a_page_of_a_list_no_longer_wanted_is_dropped() -> None:
     (request,) = bench.pump()
     bench.fetcher.set_wants([])
     assert bench.reply(request, bench.page(request)) == ([], None)
+
+
+def test_a_page_asked_for_before_a_list_was_wanted_anew_spoils_nothing() -> None:
+    bench = Bench()
+    (early,) = bench.pump()
+    wants = [BlobWant(bench.manifests[0], None)]
+    bench.fetcher.set_wants([])
+    bench.fetcher.set_wants(wants)
+    (again,) = bench.pump()
+    assert bench.reply(early, bench.page(early, 10)) == ([], None)
+    effects, outcome = bench.reply(again, bench.page(again))
+    assert outcome is not None
+    assert not [effect for effect in effects if isinstance(effect, StrikePeer)]
 
 
 def test_opening_blames_the_signer_of_a_list_that_is_authentic_and_wrong() -> None:
