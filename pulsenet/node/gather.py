@@ -108,7 +108,7 @@ class Gatherer:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in an event about peers, our requests or chunks; anything else is ignored."""
         if isinstance(event, PeerConnected):
-            self._sources.connect(event.peer_id)
+            self._sources.connect(event.peer_id, sought=event.outbound)
             return []
         if isinstance(event, PeerLost):
             self._records.lose_peer(event.peer_id)

@@ -52,7 +52,7 @@ class Listener:
         """Take in news, or an event about peers, our requests or the disk; anything else is ignored."""
         match event:
             case PeerConnected(peer_id) if peer_id != self._peer_id:
-                if self.sources.connect(peer_id):
+                if self.sources.connect(peer_id, sought=event.outbound):
                     self.news.ask_head(peer_id, now)
             case PeerLost(peer_id):
                 self.sources.disconnect(peer_id)

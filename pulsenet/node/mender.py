@@ -78,7 +78,7 @@ class Mender:
         match event:
             case PeerConnected(peer_id):
                 if peer_id != self._peer_id:
-                    self._sources.connect(peer_id)
+                    self._sources.connect(peer_id, sought=event.outbound)
                 return []
             case PeerLost(peer_id):
                 self._sources.disconnect(peer_id)

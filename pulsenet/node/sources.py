@@ -68,6 +68,8 @@ class Source:
 
     peer_id: PeerId
     have: Have | None = None
+    is_sought: bool = False
+    """Whether this node looks for it, and not only it for this node."""
     requests_in_flight: int = 0
     chunks_in_flight: int = 0
     window: Window = field(default_factory=Window)
@@ -138,13 +140,20 @@ class Sources:
         """Return the source, if it is known."""
         return self._sources.get(peer_id)
 
-    def connect(self, peer_id: PeerId) -> bool:
-        """Take in a peer that can be reached, and forgive what it failed before; ``False`` if the table is full."""
+    def connect(self, peer_id: PeerId, *, sought: bool = False) -> bool:
+        """Take in a peer that can be reached, and forgive what it failed before; ``False`` if the table is full.
+
+        Args:
+            peer_id: Whose key.
+            sought: Whether this node dialled it or needs what it alone has: then it takes the place of one that is not.
+                Anybody may come here, and as many as they like; they must not keep out whom this node looks for.
+        """
         source = self._sources.get(peer_id)
         if source is None:
-            if len(self._sources) >= SOURCES_MAX:
+            if len(self._sources) >= SOURCES_MAX and not (sought and self._drop_unsought()):
                 return False
             source = self._sources[peer_id] = Source(peer_id, window=Window(self._window_chunks_min))
+        source.is_sought |= sought
         self._unreached.pop(peer_id, None)
         source.failure_count = 0
         source.retry_at = 0.0
@@ -153,6 +162,13 @@ class Sources:
         if banned_until > 0:
             source.is_banned, source.failure_count, source.retry_at = True, FAILURES_MAX, banned_until
         return True
+
+    def _drop_unsought(self) -> bool:
+        """Forget the newest of those that only looked for this node and owe it nothing; say whether there was one."""
+        idle = [each.peer_id for each in self if not (each.is_sought or each.requests_in_flight)]
+        if idle:
+            self.disconnect(idle[-1])
+        return bool(idle)
 
     def disconnect(self, peer_id: PeerId) -> None:
         """Forget a peer; its requests in flight will fail on their own."""

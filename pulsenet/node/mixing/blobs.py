@@ -35,14 +35,23 @@ class Blobs:
         self._sources = Sources(draw, OWED_CHUNKS_MIN)
         self._fetcher = Fetcher(self._sources, take_request_id, index)
         self._wanted: dict[Digest, tuple[SliceName, PeerId]] = {}
+        self._here: set[PeerId] = set()
 
     def set_wants(self, wanted: Mapping[Digest, tuple[SliceName, PeerId]]) -> list[Effect]:
         """Replace what is wanted: blobs, each with the member that shared it and that alone is asked for it."""
         if wanted == self._wanted:
             return []
         self._wanted = dict(wanted)
+        for owner in self._owners & self._here:
+            if self._sources.get(owner) is None:
+                self._sources.connect(owner, sought=True)
         # A mean is everybody's, a part one owner's; asking its maker alone keeps every member's upload what is planned.
         return self._fetcher.set_wants([BlobWant(name, owner, None, True) for name, owner in wanted.values()])
+
+    @property
+    def _owners(self) -> set[PeerId]:
+        """Members of whom something is wanted."""
+        return {owner for _, owner in self._wanted.values()}
 
     def is_whole(self, blob_id: Digest) -> bool:
         """Say whether a wanted blob is durable here."""
@@ -56,9 +65,11 @@ class Blobs:
         """Take in an event about peers, our requests or chunks; anything else is ignored."""
         match event:
             case PeerConnected(peer_id):
-                self._sources.connect(peer_id)
+                self._here.add(peer_id)
+                self._sources.connect(peer_id, sought=peer_id in self._owners)
                 return []
             case PeerLost(peer_id):
+                self._here.discard(peer_id)
                 effects = self._fetcher.lose_peer(peer_id, now)
                 self._sources.disconnect(peer_id)
                 return effects

@@ -680,14 +680,15 @@ def test_a_have_that_cannot_be_read_changes_nothing_here() -> None:
     assert bench.tell(HaveSeen(b"rubbish", make_key("peer"))) == []
 
 
-def test_a_peer_beyond_the_room_for_sources_is_asked_nothing() -> None:
-    bench = Bench(ScriptedPublisher())
+def test_a_publisher_that_this_node_dials_is_asked_whoever_came_here_before() -> None:
+    publisher = ScriptedPublisher()
+    digests = publisher.chain(1, 2)
+    bench = Bench(publisher)
     for number in range(SOURCES_MAX):
         bench.node._sources.connect(PeerId(number.to_bytes(32, "big")))
     bench.connect()
-    asked = {effect.peer_id for effect in only(bench.log, SendRequest)}
-    assert bench.publisher.peer_id not in asked
-    assert bench.node.chunks_in_flight == 0
+    bench.offer(digests)
+    assert publisher.peer_id in {effect.peer_id for effect in only(bench.log, SendRequest)}
 
 
 def test_a_blob_that_is_damaged_is_fetched_again_and_room_that_is_taken_is_minded() -> None:

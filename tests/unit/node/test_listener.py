@@ -144,5 +144,5 @@ def test_the_listener_asks_nothing_of_a_peer_beyond_the_room_for_sources() -> No
     desk.answers = False
     for number in range(SOURCES_MAX):
         desk.listener.sources.connect(PeerId(number.to_bytes(32, "big")))
-    desk.send(PeerConnected(PEER, (), outbound=True))
+    desk.send(PeerConnected(PEER, (), outbound=False))
     assert PEER not in {request.peer_id for request in desk.requests}

@@ -250,6 +250,28 @@ def test_the_table_and_the_misses_are_bounded() -> None:
     assert len(source.misses) == MISSES_MAX
 
 
+def test_strangers_who_fill_the_table_keep_nobody_out_whom_this_node_looks_for() -> None:
+    sources = make()
+    strangers = [PeerId(index.to_bytes(32, "big")) for index in range(SOURCES_MAX)]
+    for peer_id in strangers:
+        assert sources.connect(peer_id)
+    busy = sources.get(strangers[-1])
+    assert busy is not None
+    busy.requests_in_flight = 1
+    assert sources.connect(A, sought=True)
+    assert len(sources) == SOURCES_MAX
+    assert sources.get(strangers[-1]) is not None, "it still owes something"
+    assert sources.get(strangers[-2]) is None
+    assert not sources.connect(B), "who only comes here waits for a place"
+
+
+def test_those_this_node_looks_for_keep_their_places() -> None:
+    sources = make()
+    for index in range(SOURCES_MAX):
+        assert sources.connect(PeerId(index.to_bytes(32, "big")), sought=True)
+    assert not sources.connect(A, sought=True)
+
+
 def test_strangers_change_nothing() -> None:
     sources = make()
     sources.note_success(A)

@@ -10,8 +10,9 @@ from pulsenet import limits
 from pulsenet.chain.records import SliceName
 from pulsenet.ids import PeerId, compute_digest
 from pulsenet.node.effects import SendRequest, StoreChunk
-from pulsenet.node.events import ChunkStored, PeerConnected, ReplyReceived, RequestDone
+from pulsenet.node.events import ChunkStored, PeerConnected, PeerLost, ReplyReceived, RequestDone
 from pulsenet.node.mixing.blobs import Blobs
+from pulsenet.node.sources import SOURCES_MAX
 from pulsenet.testing.fakes import Chance, FakeStore
 from pulsenet.wire.chunks import ChunkCutter
 from pulsenet.wire.messages import ChunkListReply, ChunkReply, GetChunkList, GetChunks
@@ -57,3 +58,26 @@ def test_a_member_on_a_thin_line_is_kept_busy_however_slow_it_looks(chunk_second
     # Whenever a chunk came another was already asked for, but at the beginning and at the end.
     assert min(least_owed[1:-4]) >= 1
     assert max(least_owed) >= 3
+
+
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_readers_who_came_first_keep_no_member_out(comes_first: bool) -> None:
+    name = SliceName(compute_digest(b"list"), 1_000)
+    blobs = Blobs(Chance(1), FakeStore(), itertools.count(1).__next__)
+    for number in range(SOURCES_MAX):
+        blobs.handle(PeerConnected(PeerId(number.to_bytes(32, "big")), (), outbound=False), 0.0)
+    if comes_first:
+        blobs.handle(PeerConnected(MEMBER, (), outbound=False), 0.0)
+    effects = [*blobs.set_wants({name.blob_id: (name, MEMBER)}), *blobs.pump(0.0)]
+    if not comes_first:
+        blobs.handle(PeerConnected(MEMBER, (), outbound=False), 0.0)
+        effects += blobs.pump(0.0)
+    assert [effect.peer_id for effect in effects if isinstance(effect, SendRequest)] == [MEMBER]
+
+
+def test_a_member_that_is_gone_is_not_taken_for_here() -> None:
+    name = SliceName(compute_digest(b"list"), 1_000)
+    blobs = Blobs(Chance(1), FakeStore(), itertools.count(1).__next__)
+    blobs.handle(PeerConnected(MEMBER, (), outbound=True), 0.0)
+    blobs.handle(PeerLost(MEMBER, "closed"), 0.0)
+    assert not [*blobs.set_wants({name.blob_id: (name, MEMBER)}), *blobs.pump(0.0)]
