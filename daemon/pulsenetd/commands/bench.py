@@ -61,6 +61,9 @@ def _codec(arguments: argparse.Namespace) -> int:
     plot = None if arguments.plot is None else Path(arguments.plot)
     if plot is not None:
         check_plot_path(plot)
+    # Before minutes are spent on what could not be shown.
+    from pulsenetd.bench.report import print_report
+
     figures = _measure(arguments)
     _progress("")
     if plot is not None:
@@ -68,8 +71,6 @@ def _codec(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(figures))
     else:
-        from pulsenetd.bench.report import print_report
-
         print_report(figures, sys.stdout)
     return 0
 
