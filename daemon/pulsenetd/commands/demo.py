@@ -67,6 +67,9 @@ def _demo(arguments: argparse.Namespace) -> int:
             raise UsageError(f"--{name} says how several trainers train together: give --trainers as well")
     if arguments.rounds is not None:
         raise UsageError("--rounds counts the rounds of several trainers: give --trainers as well")
+    from pulsenetd.demo.settings import check_packages
+
+    check_packages(arguments.model)
     from pulsenetd.demo.orchestrator import run_demo
 
     return run_demo(
@@ -104,6 +107,9 @@ def _demo_together(arguments: argparse.Namespace) -> int:
     for name in ("versions", "inferencers"):
         if getattr(arguments, name) is not None:
             raise UsageError(f"--{name} is for one trainer: with --trainers, versions follow the rounds")
+    from pulsenetd.demo.settings import check_packages
+
+    check_packages(arguments.model)
     from pulsenetd.demo.together.orchestrator import run_together_demo
 
     return run_together_demo(

