@@ -46,6 +46,7 @@ class Mandate:
     term: int
     coordinator: PeerId
     votes: Votes
+    voters: frozenset[PeerId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,16 @@ class Ledger:
 
     @property
     def mandate(self) -> Mandate | None:
-        """Whose the newest term is, as far as proved."""
-        return self._mandate
+        """Whose the newest term is, as far as proved by keys that may vote now; else it is over, and another begins."""
+        mandate, descriptor = self._mandate, self._trust.descriptor
+        if mandate is None or descriptor is None or not mandate.voters <= set(descriptor.authorities):
+            return None
+        return mandate if is_majority(len(mandate.voters), len(descriptor.authorities)) else None
+
+    @property
+    def term_newest(self) -> int:
+        """The newest term that was ever proved, 0 before the first: no mandate of an earlier one is believed."""
+        return 0 if self._mandate is None else self._mandate.term
 
     @property
     def fork(self) -> tuple[SignedRecord, SignedRecord] | None:
@@ -194,7 +203,7 @@ class Ledger:
             index += 1
         return RoundsReply(
             round_index=self.next_round_index,
-            votes=() if self._mandate is None else self._mandate.votes,
+            votes=() if self.mandate is None else self.mandate.votes,
             receipts=tuple(receipts),
             state_anchor=encode_signed(self._anchors[-1][1]) if self._anchors else None,
         )
@@ -212,7 +221,7 @@ class Ledger:
             TrustError: ``untrusted`` when they do not prove one candidate's term, or a code of ``accept_vote``.
             RemoteProtocolError: ``decode`` or ``schema``.
         """
-        mandate = self._mandate
+        mandate = self.mandate
         if mandate is not None and tuple(votes) == mandate.votes:
             return mandate
         signed = [decode_signed(vote) for vote in votes]
@@ -222,10 +231,11 @@ class Ledger:
         if len(subjects) != 1 or not is_majority(len(voters), self.authority_count):
             raise TrustError("untrusted", f"{len(voters)} votes for {len(subjects)} candidates prove no term")
         ((term, coordinator),) = subjects
-        if mandate is None or term > mandate.term:
-            self._mandate = mandate = Mandate(term, coordinator, tuple(votes))
+        newest = self._mandate
+        if newest is None or term > newest.term:
+            self._mandate = newest = Mandate(term, coordinator, tuple(votes), frozenset(voters))
             self.is_changed = True
-        return mandate
+        return newest
 
     def accept_final(self, signed: SignedRecord) -> bool:
         """Take a final receipt and say whether it is news.

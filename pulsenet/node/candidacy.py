@@ -155,9 +155,8 @@ class Candidacy:
 
     @property
     def _known_term(self) -> int:
-        mandate = self._ledger.mandate
         shown_term = 0 if self.newest is None else self.newest.place.term
-        return max(self.ballot.term, self._term_seen, shown_term, 0 if mandate is None else mandate.term)
+        return max(self.ballot.term, self._term_seen, shown_term, self._ledger.term_newest)
 
     # What happens
 
@@ -241,11 +240,11 @@ class Candidacy:
         return SaveState(BALLOT_KEY, encode_ballot(self.ballot))
 
     def _take_office(self, now: float) -> list[Effect]:
-        if self._led_term == self.ballot.term or not is_majority(1 + len(self._votes), len(self._authorities)):
+        given = [record for voter, (record, _) in self._votes.items() if voter in self._authorities]
+        if self._led_term == self.ballot.term or not is_majority(1 + len(given), len(self._authorities)):
             return []
         own = encode_signed(self._make_vote(self._peer_id))
-        needed = len(self._authorities) // 2
-        votes = (own, *(record for record, _ in list(self._votes.values())[:needed]))
+        votes = (own, *given[: len(self._authorities) // 2])
         mandate = self._ledger.accept_mandate(votes)
         self._led_term = self.ballot.term
         self._put_off_standing(now + LEASE_SECONDS)

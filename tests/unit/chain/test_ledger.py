@@ -286,6 +286,9 @@ def test_a_revoked_authority_takes_nothing_of_what_was_accepted_along(rounds: Ro
     stored = {record_digest(signed): encode_signed(signed) for signed in records}
     left = (run.second.peer_id,)
     rounds.trust.accept_descriptor(run.revise(run.genesis, run.descriptor, authorities=left, trainers=left))
+    assert ledger.mandate is None
+    assert ledger.reply(0).votes == (), "nobody would believe them"
+    assert code_of(lambda: ledger.accept_mandate(rounds.votes())) == "untrusted"
     again = Ledger.restore(rounds.trust, ledger.save(), stored.get)
     assert again.mandate is None
     assert again.anchors == ledger.anchors
@@ -355,11 +358,20 @@ def test_before_the_genesis_nothing_of_rounds_is_believed(run: Any, real_verify:
     assert rounds.ledger.authority_count == 2
 
 
-def test_the_same_votes_prove_a_term_again_without_being_read(rounds: Rounds) -> None:
+def test_the_same_votes_prove_a_term_again_without_being_read(rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
     mandate = rounds.ledger.accept_mandate(rounds.votes())
-    left = (rounds.run.second.peer_id,)
-    rounds.trust.accept_descriptor(rounds.run.revise(rounds.run.genesis, rounds.run.descriptor, authorities=left))
+    monkeypatch.setattr("pulsenet.chain.ledger.decode_signed", None)
     assert rounds.ledger.accept_mandate(rounds.votes()) is mandate
+
+
+def test_a_term_is_over_once_its_votes_are_those_of_most_no_more(rounds: Rounds) -> None:
+    run, ledger = rounds.run, rounds.ledger
+    ledger.accept_mandate(rounds.votes(term=7))
+    more = (run.publisher.peer_id, run.second.peer_id, run.trainer.peer_id, run.stranger.peer_id)
+    rounds.trust.accept_descriptor(run.revise(run.genesis, run.descriptor, authorities=tuple(sorted(more))))
+    assert ledger.mandate is None
+    assert ledger.reply(0).votes == ()
+    assert ledger.term_newest == 7
 
 
 def test_other_votes_for_a_term_that_is_proved_are_no_news(rounds: Rounds) -> None:

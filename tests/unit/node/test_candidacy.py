@@ -241,3 +241,33 @@ def test_a_renewed_vote_names_no_receipt_of_a_later_term(make_run: Callable[...,
     (push, _) = pushes(bench.candidacy.renew_if_due(RENEW_SECONDS), PushVote)
     vote = bench.trust.accept_vote(decode_signed(push.vote))
     assert (vote.term, vote.newest) == (1, None)
+
+
+def test_whose_term_rests_on_a_key_that_was_revoked_is_elected_anew(make_run: Callable[..., Any]) -> None:
+    """Newcomers believe no vote of it, so nobody could prove to them who coordinates."""
+    bench = Bench(make_run, 0)
+    now = LEASE_SECONDS + RANK_SECONDS
+    bench.stand(now)
+    bench.give(1, 1, now)
+    bench.give(2, 1, now)
+    bench.trust.accept_descriptor(bench.run.revise(authorities=tuple(bench.keys[rank].peer_id for rank in (0, 2))))
+    assert not bench.candidacy.is_leading(now)
+    now += LEASE_SECONDS
+    bench.stand(now)
+    bench.give(2, 2, now)
+    assert bench.candidacy.is_leading(now)
+    assert bench.ledger.mandate is not None
+    assert Ledger(bench.trust).accept_mandate(bench.ledger.mandate.votes).term == 2
+
+
+def test_the_vote_of_a_key_that_was_revoked_brings_nobody_into_office(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 0, count=5)
+    bench.stand(LEASE_SECONDS)
+    bench.give(1, 1, LEASE_SECONDS)
+    bench.trust.accept_descriptor(
+        bench.run.revise(authorities=tuple(bench.keys[rank].peer_id for rank in (0, 2, 3, 4)))
+    )
+    bench.give(2, 1, LEASE_SECONDS)
+    assert not bench.candidacy.is_leading(LEASE_SECONDS)
+    bench.give(3, 1, LEASE_SECONDS)
+    assert bench.candidacy.is_leading(LEASE_SECONDS)
