@@ -38,8 +38,8 @@ class Onlooker(LedgerMachine):
                 self._trust.accept_receipt(signed)
                 is_news = self._trust.is_final(signed) and self._ledger.accept_final(signed)
                 return [StoreRecord(signed)] if is_news else []
-            case ReplyReceived(_, _, RoundsReply() as reply):
-                return take_rounds(self._ledger, reply)
+            case ReplyReceived(_, peer_id, RoundsReply() as reply):
+                return take_rounds(self._ledger, reply, peer_id)
             case ReplyReceived():
                 self._contact.take_reply(event, now)
             case _:

@@ -143,7 +143,7 @@ class Rounds(LedgerMachine):
 
     def _take_rounds(self, peer_id: PeerId, reply: RoundsReply, now: float) -> list[Effect]:
         try:
-            effects = take_rounds(self._ledger, reply)
+            effects = take_rounds(self._ledger, reply, peer_id)
         finally:
             self._contact.note_heard(peer_id, now)
             self._contact.note_answer(peer_id)

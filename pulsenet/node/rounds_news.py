@@ -4,25 +4,36 @@ from __future__ import annotations
 
 from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.signing import decode_signed
+from pulsenet.errors import TrustError
+from pulsenet.ids import PeerId
+from pulsenet.node.blame import blame
 from pulsenet.node.effects import Effect, ShowToMachines, StoreRecord
 from pulsenet.node.events import ReceiptSeen
 from pulsenet.wire.messages import RoundsReply
 
 
-def take_rounds(ledger: Ledger, reply: RoundsReply) -> list[Effect]:
+def take_rounds(ledger: Ledger, reply: RoundsReply, source: PeerId) -> list[Effect]:
     """Take the votes, the state anchor and the final receipts of a reply; return what to store and to show.
 
+    Votes and an anchor that are refused, as those of a key that was revoked since, keep no receipts away.
+
     Raises:
-        TrustError: One of them is refused; what came before it is in the ledger: see :func:`store_learnt`.
-        RemoteProtocolError: likewise.
+        TrustError: A receipt is refused; what came before it is in the ledger: see :func:`store_learnt`.
+        RemoteProtocolError: Anything is what no honest peer sends; likewise.
     """
     effects: list[Effect] = []
-    if reply.votes:
-        ledger.accept_mandate(reply.votes)
-    if reply.state_anchor is not None:
-        anchor = decode_signed(reply.state_anchor)
-        if ledger.accept_anchor(anchor):
-            effects.append(StoreRecord(anchor))
+    try:
+        if reply.votes:
+            ledger.accept_mandate(reply.votes)
+    except TrustError as error:
+        effects += blame(error, source)
+    try:
+        if reply.state_anchor is not None:
+            anchor = decode_signed(reply.state_anchor)
+            if ledger.accept_anchor(anchor):
+                effects.append(StoreRecord(anchor))
+    except TrustError as error:
+        effects += blame(error, source)
     # Newest first: each vouches for the one before it.
     for record in reversed(reply.receipts):
         signed = decode_signed(record)

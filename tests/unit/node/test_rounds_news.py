@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from pulsenet.chain.ledger import Ledger
-from pulsenet.chain.records import Member, Receipt, SignedRecord
+from pulsenet.chain.records import Member, Receipt, SignedRecord, StateAnchor
 from pulsenet.chain.signing import encode_signed
 from pulsenet.errors import TrustError
 from pulsenet.ids import compute_digest
-from pulsenet.node.effects import ShowToMachines, StoreRecord
+from pulsenet.node.effects import Count, ShowToMachines, StoreRecord
 from pulsenet.node.rounds_news import store_learnt, take_rounds
 from pulsenet.wire.messages import RoundsReply
 
@@ -27,16 +27,28 @@ def make_final(run: Any) -> Receipt:
 
 def test_news_is_stored_and_shown_once(run: Any) -> None:
     ledger, signed = Ledger(run.trust()), run.seal(make_final(run), run.publisher)
-    effects = take_rounds(ledger, make_reply(run, signed))
+    effects = take_rounds(ledger, make_reply(run, signed), run.second.peer_id)
     assert [type(effect) for effect in effects] == [StoreRecord, ShowToMachines]
-    assert take_rounds(ledger, make_reply(run, signed)) == []
+    assert take_rounds(ledger, make_reply(run, signed), run.second.peer_id) == []
 
 
 def test_after_a_refusal_what_the_ledger_names_is_stored(run: Any) -> None:
     ledger, signed = Ledger(run.trust()), run.seal(make_final(run), run.publisher)
     forged = run.seal(make_final(run), run.stranger)
     with pytest.raises(TrustError):
-        take_rounds(ledger, make_reply(run, forged, signed))
+        take_rounds(ledger, make_reply(run, forged, signed), run.second.peer_id)
     assert store_learnt(ledger) == [StoreRecord(signed)]
     ledger.save()
     assert store_learnt(ledger) == []
+
+
+def test_an_anchor_or_votes_of_a_key_that_was_revoked_keep_no_receipts_away(run: Any) -> None:
+    """A peer that is behind still tells what the key said; receipts after it are signed by others."""
+    ledger, signed = Ledger(run.trust()), run.seal(make_final(run), run.publisher)
+    anchor = StateAnchor(run.run_id, 0, 0, compute_digest(b"state"), None, compute_digest(b"blob"), 80)
+    gone = encode_signed(run.seal(anchor, run.stranger))
+    votes = (run.vote(run.stranger),)
+    effects = take_rounds(ledger, RoundsReply(1, votes, (encode_signed(signed),), gone), run.second.peer_id)
+    assert [effect for effect in effects if isinstance(effect, Count)] == [Count("rejected", "untrusted")] * 2
+    assert StoreRecord(signed) in effects
+    assert ledger.final(0) is not None
