@@ -2,8 +2,8 @@
 
 Inner steps are paced by a timer and payloads are small; the published proportion of the time of the inner steps to
 that of a pair's exchange is kept (236 s to 240 s at 100 Mbit/s). The plan is told what a parameter takes, compressed,
-and what plain TCP carries on the same links while all send to all. Needs root and an idle machine, and some fifteen
-minutes a variant.
+what plain TCP carries on the same links while all send to all, and the nodes' ``--upload-limit``, a little less. Needs
+root and an idle machine, and some ten minutes a variant.
 
     python tests/benchmarks/bench_utilization.py [--variant NAME ...] [--mbps 4] [--write docs/gossip.md]
 """
@@ -36,11 +36,12 @@ def make_case(variant: str, mbps: float, params: int) -> Case:
 def format_table(found: list[Measured]) -> str:
     """Return the table that goes into the documentation."""
     lines = [
-        "| variant | measured | planned | whole mixings | work beside mixing, 95th percentile |",
-        "| --- | --- | --- | --- | --- |",
+        "| variant | in inner steps | planned | points | planned by the line | work beside mixing, 95th percentile |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     lines += [
-        f"| `{one.case.variant}` | {one.utilization:.0%} | {one.predicted:.0%} | {one.mixed_ratio:.0%} "
+        f"| `{one.case.variant}` | {one.utilization:.1%} | {one.predicted:.1%} "
+        f"| {100 * (one.utilization - one.predicted):+.1f} | {one.predicted_by_line:.1%} "
         f"| {one.work_ratio_p95:.2f} of alone |"
         for one in found
     ]
@@ -52,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--variant", action="append", choices=VARIANTS)
     parser.add_argument("--mbps", type=float, default=4.0)
-    parser.add_argument("--params", type=int, default=1 << 24)
+    parser.add_argument("--params", type=int, default=1 << 23)
     parser.add_argument("--write", type=Path, default=None, help="document, whose table is replaced or appended")
     add_summary_option(parser)
     arguments = parser.parse_args()
@@ -62,7 +63,7 @@ def main() -> None:
         one = found[-1]
         print(
             f"{variant}: measured {one.utilization:.3f}, planned {one.predicted:.3f} by {one.bytes_per_param:.2f} "
-            f"bytes a parameter, {one.case.predict():.3f} by 4 and {one.case.mbps:g} Mbit/s",
+            f"bytes a parameter, {one.predicted_by_line:.3f} by the line; {one.mixed_ratio:.0%} of the mixings whole",
             flush=True,
         )
     write_summary(

@@ -23,6 +23,9 @@ FIRST_ROUND: Final = 1
 """Rounds before it are not counted: a roster is waited for, and everything is compiled."""
 PLAIN_SECONDS: Final = 20.0
 """How long plain TCP is looked at before."""
+UPLOAD_RATIO: Final = 0.97
+"""What nodes may upload, of what plain TCP carries. The rest is for requests: where a node's own chunks fill its line,
+requests wait behind them, and now and then one way of a connection runs out of work (docs/gossip.md)."""
 UNSENT_SIZE_BYTES: Final = 16_384
 """Less than a hundredth of what a trainer hands over, as a kernel's megabytes are where gigabytes travel."""
 MEMORY: Final = Path("/dev/shm")
@@ -44,8 +47,8 @@ class Case:
     trainers: int = 4
     rounds: int = 3
 
-    def predict(self, bytes_per_param: float = 4.0, mbps: float | None = None) -> float:
-        """Return the utilisation that ``pulsenet plan`` gives for the size of a parameter and the link's speed."""
+    def predict(self, bytes_per_param: float = 4.0, up_mbps: float = 0.0, down_mbps: float = 0.0) -> float:
+        """Return the utilisation that ``pulsenet plan`` gives for the size of a parameter and the link's speeds."""
         workload = Workload(
             params=self.params,
             peer_count=self.trainers,
@@ -53,8 +56,7 @@ class Case:
             inner_steps=self.inner_steps,
             bytes_per_param=bytes_per_param,
         )
-        speed = self.mbps if mbps is None else mbps
-        link = PlannedLink(down_mbps=speed, up_mbps=speed)
+        link = PlannedLink(down_mbps=down_mbps or self.mbps, up_mbps=up_mbps or self.mbps)
         return predict_utilization(Variant(self.variant), workload, link)
 
 
@@ -65,7 +67,9 @@ class Measured:
     case: Case
     utilization: float
     predicted: float
-    """By the size that vectors had, compressed, and by what plain TCP carried."""
+    """By the size that vectors had, compressed, by what plain TCP carried, and by ``--upload-limit``."""
+    predicted_by_line: float
+    """The same without ``--upload-limit``."""
     bytes_per_param: float
     """That size."""
     plain_mbps: float
@@ -82,7 +86,8 @@ def measure(case: Case) -> Measured:
     links = [link for _ in range(case.trainers)]
     with Lab(links) as lab, open_swarm(MEMORY) as swarm:
         plain_mbps = plain_tcp.measure_all(lab, case.trainers, PLAIN_SECONDS)
-        nodes = start_nodes(lab, swarm, case)
+        up_mbps = UPLOAD_RATIO * plain_mbps
+        nodes = start_nodes(lab, swarm, case, f"--upload-limit={int(up_mbps * 1e6 / 8)}")
         logs = [swarm.directory / f"{node.name}.reports" for node in nodes]
         processes = []
         try:
@@ -112,9 +117,9 @@ def measure(case: Case) -> Measured:
         return _summarise(case, told, plain_mbps)
 
 
-def start_nodes(lab: Lab, swarm: Swarm, case: Case) -> list[LabNode]:
+def start_nodes(lab: Lab, swarm: Swarm, case: Case, *options: str) -> list[LabNode]:
     """Start a node of a run that mixes at each end."""
-    nodes = [LabNode(lab, index, swarm, f"trainer{index}", "trainer", ()) for index in range(case.trainers)]
+    nodes = [LabNode(lab, index, swarm, f"trainer{index}", "trainer", options) for index in range(case.trainers)]
     keys = [run_json("keygen", str(node.data_dir / "identity.key"), home=node.home)["public_key"] for node in nodes]
     listed = [f"--trainer={key}" for key in keys]
     rules = f"--algorithm gossip --variant {case.variant} --inner-steps {case.inner_steps} --probe-interval 0"
@@ -124,7 +129,7 @@ def start_nodes(lab: Lab, swarm: Swarm, case: Case) -> list[LabNode]:
     first, *others = nodes
     first.start().wait_ready()
     for node in others:
-        node._options = (f"--token={created['token']}", f"--bootstrap={first.address}")
+        node._options = (*options, f"--token={created['token']}", f"--bootstrap={first.address}")
         node.start()
     for node in others:
         node.wait_ready()
@@ -147,7 +152,8 @@ def _summarise(case: Case, told: Sequence[Sequence[dict[str, Any]]], plain_mbps:
     return Measured(
         case,
         utilization=inner / total,
-        predicted=case.predict(bytes_per_param, plain_mbps),
+        predicted=case.predict(bytes_per_param, UPLOAD_RATIO * plain_mbps, plain_mbps),
+        predicted_by_line=case.predict(bytes_per_param, plain_mbps, plain_mbps),
         bytes_per_param=bytes_per_param,
         plain_mbps=plain_mbps,
         mixed_ratio=sum(jobs) / len(jobs) if jobs else 1.0,
