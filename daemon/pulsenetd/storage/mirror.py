@@ -153,15 +153,17 @@ class Mirror:
                     self._load(manifest)
                 else:
                     self._patch(manifest)
+                return HopApplied(manifest.version, manifest.root)
             except PulsenetError as error:
-                if old is not None and self._weights is None:
-                    # Lost half written: its memory goes before as much is taken again.
-                    old.region.close()
-                    with suppress(StorageError):
-                        self._rebuild()
-                held = self.held
-                return HopFailed(manifest.version, _reason(error), None if held is None else held.version)
-            return HopApplied(manifest.version, manifest.root)
+                reason = _reason(error)
+            if old is not None and self._weights is None:
+                # Lost half written: its memory goes before as much is taken again. Not within the handler: until that
+                # ends, the error's frames hold the memory.
+                old.region.close()
+                with suppress(StorageError):
+                    self._rebuild()
+            held = self.held
+            return HopFailed(manifest.version, reason, None if held is None else held.version)
 
     def stage(self, engine_version: Version | None) -> StagedUpdate | None:
         """Return what leads an engine from its version to the mirror's; ``None`` if it is there, or nothing is held.

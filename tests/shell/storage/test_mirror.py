@@ -311,6 +311,28 @@ def test_a_mirror_that_was_lost_half_way_gives_its_memory_back(
     assert count_memories() == before > 0
 
 
+def count_mappings() -> int:
+    """Return how many mirrors this process has mapped."""
+    return Path("/proc/self/maps").read_text().count(mirror_module.MEMORY_NAME)
+
+
+def test_the_memory_of_a_lost_mirror_is_gone_before_as_much_is_taken_again(
+    node: Any, kit: Any, reader: Inferencer, monkeypatch: Any
+) -> None:
+    first, second = publish(node, kit.Model(), 2)
+    follow(reader, [first])
+    rebuild, mapped = mirror_module.rebuild_last, []
+
+    def look(*arguments: Any, **options: Any) -> Any:
+        mapped.append(count_mappings())
+        return rebuild(*arguments, **options)
+
+    monkeypatch.setattr(mirror_module, "rebuild_last", look)
+    kit.TABLE.view(reader.bytes, 0)[11_999] ^= 1
+    assert reader.hop(second) == HopFailed(Version(0, 2), "root_mismatch", Version(0, 1))
+    assert mapped == [0]
+
+
 def test_a_mirror_for_which_there_is_no_memory_any_more_is_lost_and_the_node_goes_on(
     node: Any, kit: Any, reader: Inferencer, monkeypatch: Any
 ) -> None:
