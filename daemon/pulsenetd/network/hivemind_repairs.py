@@ -1,13 +1,14 @@
 """Loads hivemind, late and repaired.
 
 Importing hivemind takes its time and installs its own log handler, so nothing imports it at start:
-:func:`load` does, in a worker thread, and applies five repairs that must hold process-wide:
+:func:`load` does, in a worker thread, and applies six repairs that must hold process-wide:
 
 * of its packages only those are loaded that a node needs, which know nothing of torch;
 * its log lines go through our logger;
 * a store with an earlier expiry no longer schedules the deletion of the newer record;
 * its notion of time can be corrected by the measured clock offset;
-* p2pd gets a session of its own: Ctrl-C in a terminal reaches the node, which then ends p2pd in order.
+* p2pd gets a session of its own: Ctrl-C in a terminal reaches the node, which then ends p2pd in order;
+* a search in the DHT that is given up leaves no task behind that waits for its end.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def load_now() -> ModuleType:
     _route_logs()
     guard_expiry()
     detach_p2pd()
+    end_searches()
     return hivemind
 
 
@@ -90,6 +92,25 @@ def detach_p2pd() -> None:
         return
     start = functools.partial(asyncio.create_subprocess_exec, start_new_session=True)
     daemon_module.asyncio = _Overlay(asyncio, subprocess=_Overlay(asyncio.subprocess, create_subprocess_exec=start))
+
+
+def end_searches() -> None:
+    """Have a search that is cancelled, at the latest when the node stops, cancel what waits for its end.
+
+    hivemind leaves it pending, and asyncio logs "Task was destroyed but it is pending!" once it is collected.
+    """
+    module: Any = importlib.import_module("hivemind.dht.traverse")
+    if isinstance(module.asyncio, _Overlay):
+        return
+
+    async def wait(tasks: list[asyncio.Task[Any]], **how: Any) -> Any:
+        try:
+            return await asyncio.wait(tasks, **how)
+        except asyncio.CancelledError:
+            tasks[-1].cancel()  # of a worker's two the one that waits; workers are all cancelled anyway
+            raise
+
+    module.asyncio = _Overlay(asyncio, wait=wait)
 
 
 class _Forwarder(logging.Handler):

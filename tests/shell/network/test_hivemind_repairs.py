@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import subprocess
@@ -93,6 +94,31 @@ def test_the_clock_reaches_every_module_that_copied_it() -> None:
     hivemind_repairs.set_clock(lambda: 42.0)
     modules = (hivemind.dht.node, hivemind.dht.protocol, hivemind.dht.routing, hivemind.utils.timed_storage)
     assert [module.get_dht_time() for module in modules] == [42.0] * 4
+
+
+async def test_a_search_that_is_given_up_leaves_no_task_behind() -> None:
+    from hivemind.dht.routing import DHTID
+    from hivemind.dht.traverse import traverse_dht
+
+    asked, said = asyncio.Event(), []
+
+    async def ask(peer: Any, queries: Any) -> Any:
+        asked.set()
+        await never.wait()
+
+    never, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: said.append(context["message"]))
+    options = {"beam_size": 4, "num_workers": 2, "queries_per_call": 3, "get_neighbors": ask}
+    search = asyncio.create_task(traverse_dht([DHTID(1)], [DHTID(2)], **options))
+    await asked.wait()
+    search.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await search
+    del search
+    for _ in range(3):
+        await asyncio.sleep(0)  # for the tasks that were cancelled with it
+    gc.collect()
+    assert said == []
 
 
 RANKS = {"listed": 2, "also listed": 2, "third": 2, "known": 1}
