@@ -152,7 +152,8 @@ def _choose_nodes(chosen: config.Config, home: Path, *, is_run_named: bool) -> t
             names = [chosen.run]
         elif own is not None:
             names = [name for name in known if own in list_nodes(home, name, KEY_FILE)]
-        tokens = [known[name] for name in names if name in known]
+        files = [file for name in names if (file := home / name / "run.json").exists()]
+        tokens = [runs.read_run_file(file).token for file in files]
     bootstraps = [address for token in tokens for address in token.bootstraps]
     if chosen.data_dir:
         return [Path(chosen.data_dir)], bootstraps

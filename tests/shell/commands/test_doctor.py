@@ -103,7 +103,7 @@ def test_a_run_a_token_or_a_directory_names_the_nodes_and_nothing_all(
     every = mine | {home / "joined" / "seed", home / "local" / "seed"}
     assert looked_at() == (every, False)
     assert looked_at("--run", "mine") == (mine, True)
-    assert looked_at("--run", "local") == ({home / "local" / "seed"}, False)
+    assert looked_at("--run", "local") == (set(), False), "a run file that is damaged is said, not passed over"
     assert looked_at("--token", encode_token(token)) == (every - {home / "local" / "seed"}, True)
     assert looked_at("--data-dir", str(own)) == ({own}, True)
 
