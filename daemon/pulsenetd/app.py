@@ -69,6 +69,7 @@ class Node:
         self._block_threads = ThreadPoolExecutor(config.worker_threads, "block")
         self._read_threads = ThreadPoolExecutor(READ_THREADS, "serve")
         self._transport: Transport | None = None
+        self._rollouts: Rollouts | None = None
         self._log_tail = LogTail(find_hidden(settled.data_directory))
 
     async def run(self) -> None:
@@ -95,6 +96,9 @@ class Node:
     def _end_threads(self) -> None:
         for pool in (self._work_threads, self._block_threads, self._read_threads, self._disk_thread):
             pool.shutdown(wait=True, cancel_futures=True)
+        # Not before the network: a batch that a peer sent is still being stored while the machines end.
+        if self._rollouts is not None:
+            self._rollouts.close()
 
     def abandon(self) -> None:
         """Leave no process and no socket behind, without waiting; what is committed is durable already."""
@@ -208,7 +212,7 @@ class Node:
         # Nodes of this machine can dial what a public run does not announce.
         here = await network.transport.listen_addresses(private_too=True)
         await asyncio.to_thread(run_file.write, here)
-        rollouts = report.rollouts = Rollouts(
+        rollouts = report.rollouts = self._rollouts = Rollouts(
             self._config,
             self._settled.data_directory,
             self._settled.token.run_id,
@@ -232,10 +236,7 @@ class Node:
             disk_thread=self._disk_thread,
             read_threads=self._read_threads,
         )
-        try:
-            await self._serve_in_turn(lasting, here)
-        finally:
-            await asyncio.to_thread(rollouts.close)
+        await self._serve_in_turn(lasting, here)
 
     async def _serve_in_turn(self, lasting: Lasting, here: tuple[str, ...]) -> None:
         parts, report = lasting.parts, lasting.report

@@ -14,7 +14,10 @@ import pytest
 from pulsenetd import app, startup
 from pulsenetd.app import Node
 from pulsenetd.config import Config
+from pulsenetd.network.stack import Network
+from pulsenetd.rollouts import Rollouts
 from pulsenetd.service_manager import ServiceManager
+from pulsenetd.serving import Serving
 from pulsenetd.storage.store import Store
 
 
@@ -50,3 +53,37 @@ def test_a_store_that_is_being_opened_is_closed_before_the_node_gives_its_direct
 
     asyncio.run(main())
     assert opened[0]._database._connection is None
+
+
+def test_rollouts_are_taken_until_no_peer_is_served_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that a peer just sent is stored by the rollouts' own threads and files."""
+    is_serving, closed = asyncio.Event(), []
+
+    async def serve(*_: Any) -> None:
+        is_serving.set()
+        await asyncio.Event().wait()
+
+    async def close_network(network: Network) -> None:
+        await really_close_network(network)
+        closed.append("network")
+
+    def close_rollouts(rollouts: Rollouts) -> None:
+        really_close_rollouts(rollouts)
+        closed.append("rollouts")
+
+    really_close_network, really_close_rollouts = Network.close, Rollouts.close
+    monkeypatch.setattr(app, "warm_up_aloud", lambda: None)
+    monkeypatch.setattr(Serving, "run", serve)
+    monkeypatch.setattr(Network, "close", close_network)
+    monkeypatch.setattr(Rollouts, "close", close_rollouts)
+
+    async def main() -> None:
+        running = asyncio.create_task(make_node(tmp_path).run())
+        await asyncio.wait({running, waiting := asyncio.create_task(is_serving.wait())}, return_when="FIRST_COMPLETED")
+        assert waiting.done()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(main())
+    assert closed == ["network", "rollouts"]
