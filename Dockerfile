@@ -9,7 +9,8 @@ FROM python:${PYTHON}-slim-bookworm AS build
 ARG VARIANT=cpu
 ARG TORCH=2.13.0
 ARG EXTRAS=daemon
-# Alone in its layer and first: it is the largest and changes the least. The daemon's DHT imports torch, on a CPU as well.
+# Alone in its layer and first: it is the largest and changes the least. A node loads none of it, but pip installs it with
+# hivemind, and training loops need it.
 RUN python -m venv /opt/pulsenet \
     && case "$VARIANT" in \
         cpu) /opt/pulsenet/bin/pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu "torch==$TORCH" ;; \
