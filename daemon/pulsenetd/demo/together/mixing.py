@@ -84,7 +84,9 @@ def describe(summary: Mapping[str, Any]) -> Iterable[str]:
     rounds = summary["rounds"]
     received = sum(row["received_bytes"] for row in rounds) / len(rounds)
     used = sum(row["utilization"] for row in rounds) / len(rounds)
-    yield f"{'cut off':<12} {'mixes again' if summary['mixes_again'] else 'DID NOT MIX AGAIN'}: {summary['resumed']}"
+    resumed = summary["resumed"]
+    back = f"back with its checkpoint of round {resumed['from']}, in round {resumed['at']}" if resumed else "not back"
+    yield f"{'cut off':<12} {'mixes again' if summary['mixes_again'] else 'DID NOT MIX AGAIN'}: {back}"
     yield f"{'apart':<12} {summary['apart']:.2e} of the weights' norm, root mean square over the trainers at the end"
     yield f"{'received':<12} {say_size(received)} a round and trainer"
     yield f"{'used':<12} {used:.0%} of the time in inner steps, on machines that share their cores"

@@ -97,7 +97,10 @@ def test_the_verdict_is_that_the_one_cut_off_mixes_again(tmp_path: Path) -> None
     assert summary["rounds"][0]["reasons"] == ["lost"]
     assert summary["resumed"] == {"from": KILL_IN_ROUND, "at": RETURN_IN_ROUND}
     text = "\n".join(mixing.describe(summary))
-    assert "mixes again" in text
+    assert f"mixes again: back with its checkpoint of round {KILL_IN_ROUND}, in round {RETURN_IN_ROUND}\n" in text
+    assert "DID NOT MIX AGAIN: not back" in "\n".join(
+        mixing.describe({**summary, "mixes_again": False, "resumed": None})
+    )
     assert "DID NOT MIX AGAIN" in "\n".join(mixing.describe({**summary, "mixes_again": False}))
 
 
