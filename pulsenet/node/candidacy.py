@@ -22,7 +22,7 @@ from pulsenet.chain.ballot import (
     vote,
 )
 from pulsenet.chain.records import ReceiptName, SignedRecord, Vote
-from pulsenet.chain.signing import encode_signed, seal
+from pulsenet.chain.signing import encode_signed, record_digest, seal
 from pulsenet.errors import RemoteProtocolError, StorageError
 from pulsenet.ids import PeerId
 from pulsenet.node.courier import Courier
@@ -130,8 +130,14 @@ class Candidacy:
 
     @property
     def newest(self) -> Stored | None:
-        """The newest receipt this authority knows of: its own, or one it was shown."""
-        return self.shown if is_older(self.ballot.newest, self.shown) else self.ballot.newest
+        """The newest receipt this authority knows of: one it stored, one it was shown, or one that is final."""
+        newest = self.shown if is_older(self.ballot.newest, self.shown) else self.ballot.newest
+        final = self._ledger.final(self._ledger.next_round_index - 1)
+        # Most stored it without this authority, and vote for nobody who does not know it.
+        if final is not None and (newest is None or newest.place.round_index < final.receipt.round_index):
+            place = Place(final.receipt.round_index, final.receipt.term)
+            return Stored(place, final.outcome, record_digest(final.signed))
+        return newest
 
     def is_leading(self, now: float) -> bool:
         """Say whether this authority is the coordinator, by votes that were renewed lately."""

@@ -150,14 +150,14 @@ class Coordinator(Authority):
         if self._proposal is not None and self._proposal.is_copy(signed):
             self._proposal.merge(signed)
             return self._finish(self._proposal.signed) if self._trust.is_final(self._proposal.signed) else []
-        if self._trust.is_final(signed):
-            return [StoreRecord(signed)] if self._ledger.accept_final(signed) else []
-        if receipt.coordinator == self._peer_id or receipt.round_index < self._ledger.next_round_index:
-            return self._help_on(event, receipt)
         stored = _name(receipt, signed)
         is_news = is_older(self._candidacy.newest, stored) and self._candidacy.is_in_reach(receipt.term)
         if is_news and event.source != receipt.coordinator:
             self._candidacy.shown, self._shown = stored, signed
+        if self._trust.is_final(signed):
+            return [StoreRecord(signed)] if self._ledger.accept_final(signed) else []
+        if receipt.coordinator == self._peer_id or receipt.round_index < self._ledger.next_round_index:
+            return self._help_on(event, receipt)
         known = self._ledger.mandate
         if known is None or (known.term, known.coordinator) != (receipt.term, receipt.coordinator):
             raise TrustError("untrusted", f"nobody proved term {receipt.term}")

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from pulsenet.chain.ballot import Ballot
+from pulsenet.chain.ballot import Ballot, Place, Stored, find_vote_refusal
 from pulsenet.chain.ledger import LEDGER_KEY, Ledger
+from pulsenet.chain.outcome import outcome_of
 from pulsenet.chain.records import Contribution, Member, Receipt, SignedRecord, Vote
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.errors import LocalProtocolError
 from pulsenet.ids import compute_digest
 from pulsenet.limits import VOTE_RENEW_SECONDS
-from pulsenet.node.candidacy import BALLOT_KEY, decode_ballot
+from pulsenet.node.candidacy import BALLOT_KEY, decode_ballot, stored_of
 from pulsenet.node.coordinator import FIND_SECONDS, Coordinator
 from pulsenet.node.effects import (
     EXECUTION_ORDER,
@@ -527,3 +528,33 @@ def test_what_a_key_showed_holds_nobody_up_once_it_is_revoked(make_run: Callable
     term = decode_value(Vote, decode_signed(asked.message.vote).payload).term
     bench.tell(bench.vote(honest, term, bench.me))
     assert bench.machine.is_leading(bench.now)
+
+
+def test_who_countersigned_no_final_receipt_can_still_be_elected_by_those_who_did(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 3)
+    gone, voter = bench.others
+    final = bench.receipt(gone, voter)
+    bench.tell(ReceiptSeen(final, (), voter.peer_id))
+    bench.tell(StateReached(1, STATE))
+    left = tuple(sorted((bench.me.peer_id, voter.peer_id)))
+    for change in (lambda: None, lambda: bench.trust.accept_descriptor(bench.run.revise(authorities=left))):
+        change()
+        bench.now += 60.0
+        (asked, *_) = pushed(bench.tell(TimerFired()), PushVote)
+        vote = decode_value(Vote, decode_signed(asked.message.vote).payload)
+        stored = Stored(Place(0, 1), outcome_of(bench.ledger.final(0).receipt), record_digest(decode_signed(final)))
+        promised = Ballot(term=1, voted_for=gone.peer_id, newest=stored)
+        newest = stored_of(vote.newest)
+        assert find_vote_refusal(promised, term=vote.term, candidate=bench.me.peer_id, newest=newest) == ""
+
+
+def test_the_receipt_of_a_later_term_that_a_voter_stored_of_a_final_round_is_heeded(
+    make_run: Callable[..., Any],
+) -> None:
+    bench = Bench(make_run, 5)
+    first, second, *more = bench.others
+    bench.tell(ReceiptSeen(bench.receipt(first, *more), (), first.peer_id))
+    assert bench.ledger.final(0) is not None
+    again = bench.receipt(second, more[0], term=3)
+    bench.tell(ReceiptSeen(again, (), more[0].peer_id))
+    assert bench.machine._candidacy.newest.place == Place(0, 3)
