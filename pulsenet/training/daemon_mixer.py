@@ -179,7 +179,7 @@ class DaemonMixer(DaemonEnd[MixingConnection]):
                     self._is_located = True
                 opened = connection.want_round(round_index, ROUND_SECONDS_MAX)
                 break
-            except UnavailableError as error:
+            except (UnavailableError, RemoteProtocolError) as error:
                 self._drop()
                 if time.monotonic() >= give_up_at:
                     self._note_away(str(error))

@@ -385,6 +385,23 @@ def test_a_daemon_that_dies_costs_a_round_and_no_more(
     assert daemon.said(MixingAttached)[-1] == MixingAttached(2, TABLE.element_count, None)
 
 
+def test_a_daemon_that_answers_nonsense_costs_a_round_and_not_the_training(
+    make_daemon: Callable[..., Daemon], connect: Callable[..., DaemonMixer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = make_daemon()
+    SmallRun([daemon], daemon.settings)
+    mixer = connect(daemon)
+    begin(mixer)
+
+    def answer_nonsense(*_: object) -> None:
+        raise RemoteProtocolError("schema", "a round without a number")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MixingConnection, "want_round", answer_nonsense)
+        assert not mixer.begin_round(1, lambda: vectors(1.0)).is_listed
+    assert mixer.begin_round(2, lambda: vectors(1.0)).is_listed
+
+
 def test_a_debt_is_added_to_the_next_vector_and_settled(
     make_daemon: Callable[..., Daemon], connect: Callable[..., DaemonMixer]
 ) -> None:
