@@ -26,10 +26,11 @@ from pulsenet.local.changed_parts import compute_size_bytes_max
 from pulsenet.local.framing import Frame
 from pulsenet.local.mixing_protocol import MIXING_MESSAGE_TYPES
 from pulsenet.local.protocol import PublishDone, PublishStatus
-from pulsenet.local.rounds_protocol import ROUNDS_MESSAGE_TYPES
+from pulsenet.local.rounds_protocol import ROUNDS_MESSAGE_TYPES, as_code
 from pulsenet.local.shared_memory import Region
 from pulsenet.local.sockets import read_peer_uid, socket_path, use_address
 from pulsenet.tensors.params import ParameterTable
+from pulsenet.wire.schema import cut_text
 from pulsenetd.local.link import FRAME_SECONDS_MAX, Link, wait_readable
 from pulsenetd.local.mixing import MixingHook, MixingSession
 from pulsenetd.local.rounds import RoundsHook, RoundsSession
@@ -186,7 +187,7 @@ class LocalServer:
             )
             # They may be gone, or not read: the refusal is a courtesy.
             with suppress(OSError, UnavailableError):
-                await link.send(protocol.LocalRefusal(code[:64], detail[:1000]))
+                await link.send(protocol.LocalRefusal(as_code(code), cut_text(detail, 1000)))
         finally:
             self._connection_count -= 1
             link.close()

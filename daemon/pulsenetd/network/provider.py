@@ -52,6 +52,7 @@ from pulsenet.wire.messages import (
     SharesReply,
     TasksReply,
 )
+from pulsenet.wire.schema import cut_text
 from pulsenetd.identity import from_libp2p_bytes
 from pulsenetd.network.admission import Doorkeeper
 from pulsenetd.network.lanes import Lanes
@@ -250,7 +251,7 @@ class Provider:
             return [Refusal("storage", "the disk of this node failed", _BUSY_RETRY_MS)]
         except PulsenetError as error:
             logger.debug("cannot answer %s: %s", type(request).__name__, error)
-            return [Refusal("unavailable", str(error)[:100], _BUSY_RETRY_MS)]
+            return [Refusal("unavailable", cut_text(str(error), 100), _BUSY_RETRY_MS)]
         assert replies or isinstance(request, GetChunks)  # of no digests
         return replies
 

@@ -199,6 +199,18 @@ def test_a_user_who_is_not_allowed_is_refused(daemon: Daemon, monkeypatch: Any) 
     assert daemon.server.refused_count == 1
 
 
+def test_a_refusal_over_a_file_whose_name_is_no_text_ends_no_node(daemon: Daemon, monkeypatch: Any) -> None:
+    def fail(_: socket.socket) -> int:
+        raise StorageError(os.fsdecode(b"no \xff"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(local_server, "read_peer_uid", fail)
+        with pytest.raises(RemoteProtocolError, match="no "):
+            Client.connect(daemon.directory, timeout_seconds=0.1)
+    with Client.connect(daemon.directory) as client:
+        assert client.status() == {"version": "0.5"}
+
+
 def test_a_server_of_another_user_is_not_trusted(daemon: Daemon, monkeypatch: Any) -> None:
     monkeypatch.setattr("pulsenet.local.sockets.read_peer_uid", lambda _: 54321)
     with pytest.raises(UnavailableError, match="served by user 54321"):
