@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The library alone brings this command along, but not what a node needs.
         if debug or error.name is None or error.name.startswith("pulsenet"):
             raise
-        extra = "demo" if "demo" in given else "daemon"
+        extra = "demo" if given[:1] == ["demo"] else "daemon"
         package = error.name.split(".")[0]
         print(f"pulsenet: this needs {package}, which is not installed; install pulsenet[{extra}]", file=sys.stderr)
         return 1

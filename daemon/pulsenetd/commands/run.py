@@ -367,5 +367,9 @@ def _countersign(arguments: argparse.Namespace) -> int:
     owner = _owner(arguments, path)
     sign_again = runs.countersign_epoch if arguments.epoch else runs.countersign
     count = sign_again(path, sign=owner.sign, owner=owner.peer_id)
-    print(json.dumps({"signatures": count}) if arguments.json else f"{count} signatures")
+    print(
+        json.dumps({"signatures": count})
+        if arguments.json
+        else f"{count} {'signature' if count == 1 else 'signatures'}"
+    )
     return 0
