@@ -417,8 +417,7 @@ class Fetcher:
     # Requests
 
     def _send(self, source: Source, blob: _Blob, digests: tuple[Digest, ...], now: float) -> Effect:
-        # It is answered behind what the source owes already.
-        timeout_seconds = self._patience.timeout_seconds(source.chunks_in_flight + len(digests))
+        timeout_seconds = self._patience.timeout_seconds(len(digests), source.chunks_in_flight)
         request_id = self._take_request_id()
         transfer = Transfer(
             peer_id=source.peer_id,

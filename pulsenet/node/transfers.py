@@ -54,9 +54,11 @@ class Patience:
         usual = max(STALL_RATIO * self._chunk_seconds, WAIT_RATIO * self._wait_seconds)
         return max(usual, END_GAME_SECONDS_MIN if is_end else STALL_SECONDS_MIN)
 
-    def timeout_seconds(self, chunk_count: int) -> float:
-        """Return the limit of a request for so many chunks."""
-        return (limits.REQUEST_OPEN_SECONDS_MAX + CHUNK_TIMEOUT_SECONDS * chunk_count) * self._slack
+    def timeout_seconds(self, chunk_count: int, owed_count: int = 0) -> float:
+        """Return the limit of a request for so many chunks, which come behind those that its provider owes already."""
+        usual = min(STALL_RATIO * self._chunk_seconds or CHUNK_TIMEOUT_SECONDS, CHUNK_TIMEOUT_SECONDS)
+        seconds = limits.REQUEST_OPEN_SECONDS_MAX + CHUNK_TIMEOUT_SECONDS * chunk_count + usual * owed_count
+        return seconds * self._slack
 
 
 @dataclass(slots=True, eq=False)

@@ -10,6 +10,7 @@ from pulsenet.node.transfers import (
     CHUNK_TIMEOUT_SECONDS,
     END_GAME_SECONDS_MIN,
     SLACK_MAX,
+    STALL_RATIO,
     STALL_SECONDS_MIN,
     Patience,
     Transfer,
@@ -98,3 +99,13 @@ def test_a_link_below_the_least_rate_gets_more_time_after_each_failure() -> None
     for _ in range(10):
         patience.note_success()
     assert patience.timeout_seconds(4) == usual
+
+
+def test_what_a_provider_owes_already_counts_as_long_as_it_usually_takes() -> None:
+    patience = Patience()
+    alone = patience.timeout_seconds(2)
+    assert patience.timeout_seconds(2, 6) == alone + 6 * CHUNK_TIMEOUT_SECONDS, "nothing came yet: as for its own"
+    patience.note_chunk(0.1, 0.1)
+    assert patience.timeout_seconds(2, 6) == pytest.approx(alone + 6 * STALL_RATIO * 0.1)
+    patience.note_chunk(1e6, 1e6)
+    assert patience.timeout_seconds(2, 6) == alone + 6 * CHUNK_TIMEOUT_SECONDS, "never more than for its own"
