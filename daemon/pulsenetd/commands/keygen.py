@@ -25,6 +25,8 @@ def _keygen(arguments: argparse.Namespace) -> int:
     from pulsenetd.storage.disk import Disk, make_directory
 
     path = Path(arguments.file)
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is no regular file, and what is there is never overwritten: name another file")
     if path.exists():
         held = identity.to_libp2p_text(identity.load(path).peer_id)
         raise UsageError(f"{path} holds {held} already; a key is never overwritten: use that one, or name another file")
