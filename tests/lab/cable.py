@@ -116,6 +116,7 @@ def main(first_end: str, second_end: str) -> None:
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
                 cable.set(**json.loads(line))
+                print("ready", flush=True)
 
 
 if __name__ == "__main__":

@@ -276,10 +276,13 @@ class Lab:
 
     def _order(self, index: int, link: Link) -> None:
         order = {"delay_seconds": link.delay_ms / 1000, "loss_there": link.loss_up, "loss_back": link.loss_down}
-        stream = self._cables[index].stdin
-        assert stream is not None
-        stream.write(json.dumps(order).encode() + b"\n")
-        stream.flush()
+        cable = self._cables[index]
+        assert cable.stdin is not None
+        assert cable.stdout is not None
+        cable.stdin.write(json.dumps(order).encode() + b"\n")
+        cable.stdin.flush()
+        # Not before it is so: what is sent next would still meet the cable as it was.
+        assert cable.stdout.readline() == b"ready\n"
 
     def _route(self, index: int) -> None:
         congestion = self._links[index].congestion
