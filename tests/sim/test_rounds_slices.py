@@ -283,4 +283,5 @@ def test_slices_are_let_go_with_their_receipts() -> None:
     for _ in range(3):
         run(world, 8)
         sizes.append([len(node.store.lists) for node in world.nodes.values()])
-    assert all(last <= before + 8 for last, before in zip(sizes[-1], sizes[-2], strict=True))
+    # A generation more or less is there at any moment; one that stayed would be there every time.
+    assert all(last <= max(before) + 8 for last, *before in zip(sizes[-1], *sizes[:-1], strict=True))
