@@ -17,12 +17,9 @@ from pulsenet.errors import ConfigError
 from pulsenet.outer.settings import OuterSettings
 from pulsenet.training import LocalExchange, OuterOptimizer
 
-RANK = """
+BEGIN = """
 import json, os, sys
 import torch
-from pulsenet.errors import ConfigError, UnavailableError
-from pulsenet.outer.settings import Algorithm, OuterSettings
-from pulsenet.training import LocalExchange, OuterOptimizer
 
 rank, store, dtype = int(sys.argv[1]), sys.argv[2], getattr(torch, sys.argv[3])
 torch.set_num_threads(1)
@@ -31,6 +28,15 @@ torch.manual_seed(0)
 plain = torch.nn.Linear(6, 3).to(dtype)
 model = torch.nn.parallel.DistributedDataParallel(plain)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+"""
+
+RANK = (
+    BEGIN
+    + """
+from pulsenet.errors import ConfigError, UnavailableError
+from pulsenet.outer.settings import Algorithm, OuterSettings
+from pulsenet.training import LocalExchange, OuterOptimizer
+
 exchange = LocalExchange(OuterSettings(inner_steps=2), 1).member(0) if rank == 0 else None
 sync = OuterOptimizer(model, optimizer, exchange=exchange)
 if rank == 0:
@@ -57,22 +63,16 @@ print(json.dumps({"rank": rank, "round": sync.round_index, "errors": errors, "we
 torch.distributed.barrier()
 os._exit(0)  # gloo's threads may outlive the interpreter's teardown, which aborts the process
 """
+)
 
-MIXING_RANK = """
-import json, os, sys
-import torch
+MIXING_RANK = (
+    BEGIN
+    + """
 from pulsenet.errors import UnavailableError
 from pulsenet.outer.mixing.settings import MixingSettings
 from pulsenet.training import GossipOptimizer
 from pulsenet.training.local_mixer import LocalMixing
 
-rank, store, dtype = int(sys.argv[1]), sys.argv[2], getattr(torch, sys.argv[3])
-torch.set_num_threads(1)
-torch.distributed.init_process_group("gloo", store=torch.distributed.FileStore(store, 2), rank=rank, world_size=2)
-torch.manual_seed(0)
-plain = torch.nn.Linear(6, 3).to(dtype)
-model = torch.nn.parallel.DistributedDataParallel(plain)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 mixer = LocalMixing(MixingSettings(inner_steps=2), 1).member(0) if rank == 0 else None
 sync = GossipOptimizer(model, optimizer, mixer=mixer)
 if rank == 0:
@@ -101,6 +101,7 @@ print(json.dumps({"rank": rank, "round": sync.round_index, "errors": errors, "we
 torch.distributed.barrier()
 os._exit(0)  # gloo's threads may outlive the interpreter's teardown, which aborts the process
 """
+)
 
 
 def run_ranks(program: str, store: Path, dtype: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -41,6 +41,20 @@ async def open_directory(node: Any, authority: Any) -> AsyncIterator[Directory]:
         await directory.close()
 
 
+@contextlib.asynccontextmanager
+async def open_both(make_node: Any) -> AsyncIterator[tuple[Any, Any, Directory, Directory]]:
+    """An authority and an attacker that has met it, with the directory of each."""
+    async with (
+        make_node("a") as a,
+        make_node("b") as b,
+        open_directory(a, a) as honest,
+        open_directory(b, a) as attacker,
+    ):
+        await b.meet(a)
+        await attacker.join([a.peer_id])
+        yield a, b, honest, attacker
+
+
 def sign_head(identity: Identity, number: int, issued_at_ms: int) -> SignedRecord:
     digest = Digest(bytes(32))
     head = Head(RUN_ID, 0, 0, Version(0, number), digest, digest, digest, None, issued_at_ms, issued_at_ms + 300_000)
@@ -77,14 +91,7 @@ def make_head_junk(key: bytes, own: bytes, old: bytes) -> Iterator[Junk]:
 
 async def test_ten_thousand_junk_records_hide_no_head(make_node: Any) -> None:
     """A-DHT-6, A-DHT-7, A-AUTH-4: under the authority's own key, with later expiries."""
-    async with (
-        make_node("a") as a,
-        make_node("b") as b,
-        open_directory(a, a) as honest,
-        open_directory(b, a) as attacker,
-    ):
-        await b.meet(a)
-        await attacker.join([a.peer_id])
+    async with open_both(make_node) as (a, b, honest, attacker):
         now_ms = int(time.time() * 1000)
         old, head = sign_head(a.identity, 1, now_ms - 30_000), sign_head(a.identity, 2, now_ms)
         assert await honest.announce_head(head)
@@ -117,14 +124,7 @@ async def test_ten_thousand_have_records_hide_no_true_one_and_stay_within_bounds
 
     A long record costs as much as twenty usual ones, so fewer of them do.
     """
-    async with (
-        make_node("a") as a,
-        make_node("b") as b,
-        open_directory(a, a) as honest,
-        open_directory(b, a) as attacker,
-    ):
-        await b.meet(a)
-        await attacker.join([a.peer_id])
+    async with open_both(make_node) as (a, _, honest, attacker):
         now_ms = int(time.time() * 1000)
         head = sign_head(a.identity, 2, now_ms)
         assert await honest.announce_head(head)
