@@ -1,11 +1,12 @@
 """What Mix1 beside the inner steps costs them (A-GOS-2): the same work, while Mix1 is under way and when it is over.
 
-Usage: python tests/benchmarks/bench_mix_overlap.py [--mbps 10] [--params 2097152] [--rounds 8] [--write docs/gossip.md]
+Usage: python tests/benchmarks/bench_mix_overlap.py [--mbps 10] [--params 2097152] [--rounds 6] [--share-cores | --both]
 
 Two trainers (``global_m1``), each behind its own link in the namespace lab (needs root). A round has far more inner
 steps than Mix1 takes, so each has steps of both kinds, one after the other, and whatever else the machine does meets
 both. A step counts as beside Mix1 from the round's beginning, hand-over included, until nothing comes over the link any
-more. Both trainers and both nodes share this machine's cores: on a trainer's own machine there is half of it.
+more. The measured trainer has a core of its own, hand-over included, as it has on a machine with more cores than this
+needs; with ``--share-cores`` both trainers and both nodes share all of them, and with ``--both`` both trainers compute.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,10 +38,17 @@ QUIET_SHARE: Final = 0.02
 STEPS_MIN: Final = 500
 """Steps without Mix1 that are enough for a 95th percentile."""
 WAIT_SECONDS: Final = 900.0
-BEGIN, END = "<!-- overlap -->", "<!-- /overlap -->"
 
 Step = tuple[float, int]
 """Seconds of an inner step, and the bytes that had come over the link at its end."""
+
+
+class Cores(Enum):
+    """Whose the machine's cores are."""
+
+    OWN = "on a core of their own"
+    SHARED = "on cores shared with two nodes"
+    BOTH = "of two trainers on cores shared with two nodes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,7 @@ def summarise(rounds: Sequence[Sequence[Step]]) -> Overlap:
 
 
 def format_line(overlap: Overlap, mbps: float) -> str:
-    """Return what goes into the documentation."""
+    """Return what is printed."""
     return (
         f"Inner steps beside Mix1 over {mbps:g} Mbit/s, over the same steps without: 95th percentile "
         f"{overlap.ratio(0.95):.2f}, median {overlap.ratio(0.5):.2f} "
@@ -81,8 +90,14 @@ def format_line(overlap: Overlap, mbps: float) -> str:
     )
 
 
-def measure(mbps: float, params: int, *, inner_steps: int, products: int, rounds: int, both: bool = False) -> Overlap:
+def measure(mbps: float, params: int, *, inner_steps: int, products: int, rounds: int, cores: Cores) -> Overlap:
     """Run two trainers and return what the steps took of those that compute."""
+    both = cores is Cores.BOTH
+    first, *others = sorted(os.sched_getaffinity(0))
+    assert others, "one core holds no trainer beside nodes"
+    own, rest = ([first], others) if cores is Cores.OWN else ([first, *others], [first, *others])
+    # What is started from now on is on these.
+    os.sched_setaffinity(0, rest)
     # Two that mixed steps as well would hold one z, of which nothing travels.
     case = Case("global_m1", mbps, params, step_seconds=1.0, inner_steps=inner_steps, trainers=2)
     with Lab([Link(up_mbps=mbps, down_mbps=mbps)] * 2) as lab, open_swarm() as swarm:
@@ -94,7 +109,8 @@ def measure(mbps: float, params: int, *, inner_steps: int, products: int, rounds
                 options = ["--data-dir", node.data_dir, "--node", node.pid, "--params", params, "--seed", seed]
                 options += ["--products", products, "--rounds", rounds]
                 options += ["--idle"] if seed and not both else []
-                command = [sys.executable, TRAINER, *options]
+                places = ",".join(map(str, rest if seed else own))
+                command = ["taskset", "--cpu-list", places, sys.executable, TRAINER, *options]
                 with log.open("wb") as stream:
                     environment = make_environment(node.home)
                     words = [str(word) for word in command]
@@ -126,8 +142,9 @@ def main() -> None:
     parser.add_argument("--inner-steps", type=int, default=800)
     parser.add_argument("--products", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--both", action="store_true", help="both trainers compute")
-    parser.add_argument("--write", type=Path, default=None, help="document, whose line is replaced or appended")
+    cores = parser.add_mutually_exclusive_group()
+    cores.add_argument("--share-cores", dest="cores", action="store_const", const=Cores.SHARED, default=Cores.OWN)
+    cores.add_argument("--both", dest="cores", action="store_const", const=Cores.BOTH, help="both trainers compute")
     add_summary_option(parser)
     arguments = parser.parse_args()
     overlap = measure(
@@ -136,18 +153,15 @@ def main() -> None:
         inner_steps=arguments.inner_steps,
         products=arguments.products,
         rounds=arguments.rounds,
-        both=arguments.both,
+        cores=arguments.cores,
     )
     line = format_line(overlap, arguments.mbps)
     times = f"median {overlap.ratio(0.5):.2f}, 95th percentile {overlap.ratio(0.95):.2f} times as long as without"
-    write_summary(arguments.summary, [Figure(f"inner steps beside Mix1 over {arguments.mbps:g} Mb/s", times)])
+    write_summary(
+        arguments.summary,
+        [Figure(f"inner steps beside Mix1 over {arguments.mbps:g} Mb/s, {arguments.cores.value}", times)],
+    )
     print(line, f"\nload {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")
-    if arguments.write is not None:
-        text = arguments.write.read_text()
-        if BEGIN not in text:
-            text = f"{text}\n{BEGIN}\n{END}\n"
-        start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-        arguments.write.write_text(f"{text[:start]}\n{line}\n{text[end:]}")
 
 
 def _quantile(ascending: Sequence[float], quantile: float) -> float:

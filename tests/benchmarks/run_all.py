@@ -129,7 +129,7 @@ BENCHMARKS: Final = (
         document="docs/gossip.md",
         is_long=True,
     ),
-    Benchmark("mixing", "bench_mix_overlap", 15, needs=LAB, lacks=lacks_lab, is_long=True),
+    Benchmark("mixing", "bench_mix_overlap", 3, needs=LAB, lacks=lacks_lab, is_long=True),
     Benchmark("mixing", "bench_averager", 15, needs=LAB, lacks=lacks_lab, is_long=True),
     Benchmark("mixing", "bench_utilization", 75, needs=LAB, lacks=lacks_lab, is_long=True),
     Benchmark("engine update", "bench_vllm", 5, document=DOCUMENT, needs="vLLM", lacks=lacks_vllm),

@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -28,6 +30,16 @@ def read_received(counters: Path) -> int:
         if name.strip() == "eth0":
             return int(numbers.split()[0])
     raise ValueError(f"{counters} has no eth0")
+
+
+def calibrate(work: Callable[[], None]) -> float:
+    """Return what one piece of work usually takes: the first ones load libraries, and some are interrupted."""
+    times = []
+    for _ in range(CALIBRATION_STEPS):
+        began_at = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began_at)
+    return median(times)
 
 
 def main() -> None:
@@ -57,10 +69,7 @@ def main() -> None:
         for _ in range(arguments.products):
             matrix = (matrix @ matrix).clamp_(max=1.0)
 
-    began_at = time.perf_counter()
-    for _ in range(CALIBRATION_STEPS):
-        work()
-    step_seconds = (time.perf_counter() - began_at) / CALIBRATION_STEPS
+    step_seconds = calibrate(work)
     mixer = pulsenet.join_mixing(data_dir=arguments.data_dir, publish=False)
 
     def tell(report: MixingReport) -> None:
