@@ -29,9 +29,21 @@ def read_container(stateful_set: dict[str, Any]) -> dict[str, Any]:
     return dict(container)
 
 
+def list_service_variables(stateful_set: dict[str, Any]) -> dict[str, str]:
+    """Return what Kubernetes itself tells a pod of each service that has an address of its own."""
+    if not stateful_set["spec"]["template"]["spec"].get("enableServiceLinks", True):
+        return {}
+    variables = {}
+    for one in MANIFESTS:
+        if one["kind"] == "Service" and one["spec"].get("clusterIP") != "None":
+            prefix = one["metadata"]["name"].upper().replace("-", "_")
+            variables |= {f"{prefix}_SERVICE_HOST": "10.0.0.1", f"{prefix}_PORT": "tcp://10.0.0.1:4001"}
+    return variables
+
+
 def read_variables(stateful_set: dict[str, Any], pod: str) -> dict[str, str]:
     """Return what a pod's process finds in its environment."""
-    variables = dict(find("ConfigMap", "pulsenet")["data"])
+    variables = {**list_service_variables(stateful_set), **find("ConfigMap", "pulsenet")["data"]}
     for one in read_container(stateful_set)["env"]:
         if "value" in one:
             variables[one["name"]] = one["value"].replace("$(POD_NAME)", pod)
