@@ -212,7 +212,7 @@ class Publisher:
 
         A task is done once a batch that answers it is taken (``ReceivedRollouts.task_ids``), and goes to another
         inferencer when its lease ends before that. It is given up after eight leases. The daemon keeps 4,096 tasks or
-        64 MiB in memory: one that is restarted has forgotten them.
+        64 MiB, on disk until they are answered.
 
         Args:
             tasks: JSON objects, 1,024 at most and 64 KiB each; what they mean is between you and your engines.

@@ -74,7 +74,7 @@ class TrlRollouts:
             uses all. The node's ``--max-staleness`` drops them before they are handed over.
         timeout_seconds: Gives up when no sample that can be used came for so long.
         lease_seconds: How long an inferencer has for a task; and after so long without one that can be used everything
-            missing is asked for again, because a restarted node has forgotten its tasks.
+            missing is asked for again: a batch that answered may have been dropped as stale since.
         check: Recomputes the logprobs of a few samples.
 
     Raises:
