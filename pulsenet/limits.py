@@ -93,7 +93,7 @@ ROUND_MEMBERS_MAX: Final = 1_024
 """Contributions listed by one receipt, and as many rejected ones."""
 
 ROSTER_MEMBERS_MAX: Final = ROUND_MEMBERS_MAX
-"""Members of one roster: as many slices has a global mean."""
+"""Members of one roster; a global mean has no more slices."""
 
 ROSTER_ROUNDS_MAX: Final = 1_024
 """Rounds one roster may be valid for."""

@@ -90,7 +90,7 @@ class Descriptor:
     base_blob_id: Digest | None
     """Parameter table and base model; all ``None`` until fixed by the first anchor."""
     algorithm: Name
-    """Outer algorithm: ``none`` (one publisher), ``pulseloco``, ``diloco``, ``ddp`` or a gossip variant."""
+    """Outer algorithm: ``none`` (one publisher), ``pulseloco``, ``diloco``, ``ddp`` or ``gossip``."""
     constants: Annotated[tuple[tuple[Name, int], ...], CountMax(64)]
     """Outer constants, ascending by name: integers as they are, reals as their FP32 bits."""
     publish_interval_min_ms: int
