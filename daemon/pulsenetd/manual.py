@@ -62,7 +62,7 @@ def _write_commands(parser: argparse.ArgumentParser, text: str = "") -> Iterator
     if not children:
         assert isinstance(parser, Parser)
         yield f'.SS "{escape(parser.prog)}{_name_places(parser)}"'
-        yield escape(parser.description or text.capitalize() + ".")
+        yield escape(parser.description or text[:1].upper() + text[1:] + ".")
         yield from _write_options(parser)
         yield from _paragraphs(parser.epilog or "")
         yield from _write_examples(parser)

@@ -201,7 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # a body is not read, so what follows is no request
         if not takes_host(str(self.server.server_address[0]), self.headers.get("Host", "")):
             # Not by a name of its own: a page in a browser could lead that here and read the answer.
-            self._send(403, TEXT, b"ask for localhost or an IP address\n")
+            self._send(403, TEXT, b"ask for localhost or a loopback address\n")
             return
         path, _, query = self.path.partition("?")
         route = self.server.routes.get(path)

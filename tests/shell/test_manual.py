@@ -35,6 +35,12 @@ def test_every_command_and_option_is_on_it() -> None:
             assert option.help is argparse.SUPPRESS or option.names[0] in page
 
 
+def test_values_have_names_and_sentences_keep_their_capitals() -> None:
+    page = read_page()
+    assert "{}" not in page
+    assert "Write the patch that turns OLD into NEW." in page
+
+
 def test_every_exit_code_is_on_it() -> None:
     assert {code for _, code in errors.EXIT_CODES} | {0, 130, 143} == set(errors.EXIT_MEANINGS)
     table = read_page().split(".SH EXIT STATUS")[1].split(".SH ENVIRONMENT")[0]

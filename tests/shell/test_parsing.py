@@ -55,6 +55,12 @@ def test_help_fits_the_width_of_a_screen_and_ends_with_examples(
     assert len(examples.strip().splitlines()) <= SCREEN_LINES
 
 
+@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+def test_every_argument_says_what_it_is(words: tuple[str, ...]) -> None:
+    silent = [action.dest for action in PARSERS[words]._actions if not action.help]
+    assert silent == []
+
+
 @pytest.mark.parametrize("command", EXAMPLES)
 def test_every_example_of_the_help_parses(command: str) -> None:
     typed = command.replace("12D3KooW...", KEY).split(" > ")[0].split(" | ")[0]

@@ -43,7 +43,9 @@ def add_parser(commands: Any) -> None:
     codec.add_argument("--trace", metavar="DIR", help="measure a recorded run instead")
     codec.add_argument("--view", choices=("off", "grid"), default="off", help="of the trace (default: off)")
     codec.add_argument("--steps", metavar="FIRST-LAST", default="20-36", help="of the trace (default: 20-36)")
-    codec.add_argument("--seconds", type=float, default=0.5, help="for each speed; 0 for sizes alone (default: 0.5)")
+    codec.add_argument(
+        "--seconds", type=float, default=0.5, metavar="N", help="for each speed; 0 for sizes alone (default: 0.5)"
+    )
     codec.add_argument("--json", action="store_true", help="print one JSON object")
     codec.add_argument("--plot", metavar="FILE", help="write a picture (.svg) too")
     codec.set_defaults(run_command=_codec)

@@ -29,6 +29,7 @@ from pulsenetd.storage.disk import Disk, make_directory
 ANCHOR_INTERVAL_MAX: Final = 1_000_000
 PUBLISH_INTERVAL_SECONDS_MAX: Final = 86_400
 EXPIRES_HOURS_MAX: Final = 10 * 365 * 24
+NAME_HELP: Final = "name of the run on this machine"
 
 
 def add_parser(commands: Any) -> None:
@@ -40,13 +41,21 @@ def add_parser(commands: Any) -> None:
     create = actions.add_parser(
         "create", help="name a run, list its keys, print its join token", examples=run_examples.CREATE
     )
-    create.add_argument("name", metavar="NAME")
+    create.add_argument("name", metavar="NAME", help=NAME_HELP)
     create.add_argument("--authority", action="append", default=[], metavar="KEY", help="key that may publish")
-    create.add_argument("--trainer", action="append", default=[], metavar="KEY", help="key that may contribute")
+    create.add_argument(
+        "--trainer", action="append", default=[], metavar="KEY", help="key that may contribute (default: authorities)"
+    )
     create.add_argument("--inferencer", action="append", default=[], metavar="KEY", help="key whose rollouts count")
     create.add_argument("--open-inferencers", type=int, default=0, metavar="N", help="unlisted inferencers admitted")
     create.add_argument("--private", action="store_true", help="only holders of the token find the run")
-    create.add_argument("--anchor-interval", type=int, default=limits.ANCHOR_INTERVAL_DEFAULT, metavar="N")
+    create.add_argument(
+        "--anchor-interval",
+        type=int,
+        default=limits.ANCHOR_INTERVAL_DEFAULT,
+        metavar="N",
+        help=f"versions between anchors ({limits.ANCHOR_INTERVAL_DEFAULT})",
+    )
     create.add_argument(
         "--publish-interval", type=float, default=0.0, metavar="SECONDS", help="least time between versions"
     )
@@ -55,21 +64,21 @@ def add_parser(commands: Any) -> None:
     create.add_argument("--expires", type=float, default=0.0, metavar="HOURS", help="life of the token; 0 for ever")
     _common(create, _create)
     show = actions.add_parser("show", help="print a run's descriptor and token", examples=run_examples.SHOW)
-    show.add_argument("name", metavar="NAME", nargs="?", default=runs.LOCAL_RUN)
+    show.add_argument("name", metavar="NAME", nargs="?", default=runs.LOCAL_RUN, help=f"{NAME_HELP} (default: local)")
     _common(show, _show)
     for action, (text, _) in _CHANGES.items():
         change = actions.add_parser(action, help=text, examples=run_examples.CHANGES[action])
-        change.add_argument("name", metavar="NAME")
+        change.add_argument("name", metavar="NAME", help=NAME_HELP)
         change.add_argument("key", metavar="KEY", help="peer id, or public key in hexadecimal")
         if action == "admit":
-            change.add_argument("--role", choices=("trainer", "inferencer"), required=True)
+            change.add_argument("--role", choices=("trainer", "inferencer"), required=True, help="what its key may do")
         if action in ("own", "disown"):
             change.add_argument("--threshold", type=int, metavar="K", help="owners who have to sign from then on")
         _common(change, _change)
     epoch = actions.add_parser(
         "epoch", help="say where the run goes on, for instance after a key leaked", examples=run_examples.EPOCH
     )
-    epoch.add_argument("name", metavar="NAME")
+    epoch.add_argument("name", metavar="NAME", help=NAME_HELP)
     epoch.add_argument("--keep", metavar="E.N", help="last version that still counts (default: none does)")
     epoch.add_argument("--root", metavar="HEX", help="root of that version")
     epoch.add_argument(
@@ -80,7 +89,7 @@ def add_parser(commands: Any) -> None:
     countersign = actions.add_parser(
         "countersign", help="add an owner's signature to the newest revision", examples=run_examples.COUNTERSIGN
     )
-    countersign.add_argument("name", metavar="NAME")
+    countersign.add_argument("name", metavar="NAME", help=NAME_HELP)
     countersign.add_argument("--epoch", action="store_true", help="to the newest epoch that the owners opened instead")
     _common(countersign, _countersign)
 

@@ -237,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
         if wanted != self.command:
             raise _RefusedError(405, "method_not_allowed", f"{path} takes {wanted}", closes=True)
         if not takes_host(str(self.server.server_address[0]), self.headers.get("Host", "")):
-            raise _RefusedError(403, "host_not_allowed", "ask for localhost or an IP address", closes=True)
+            raise _RefusedError(403, "host_not_allowed", "ask for localhost or a loopback address", closes=True)
         if wanted != "POST":
             # Its body would be read as the next request, past whatever checks them on the way.
             self.close_connection = self.close_connection or self._has_body()
