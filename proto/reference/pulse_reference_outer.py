@@ -209,7 +209,8 @@ def scales(norms, clip_norm_ratio):
     median = ranked[middle] if len(ranked) % 2 else (ranked[middle - 1] + ranked[middle]) / 2
     limit = clip_norm_ratio * median
     return [
-        struct.unpack("<I", struct.pack("<f", limit / one))[0] if limit and one > limit else 0x3F800000 for one in norms
+        max(struct.unpack("<I", struct.pack("<f", limit / one))[0], 1) if limit and one > limit else 0x3F800000
+        for one in norms
     ]
 
 

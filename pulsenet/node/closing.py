@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pulsenet.chain.ledger import ContributionEntry
 from pulsenet.chain.records import Member, Rejection
 from pulsenet.chain.round_settings import RoundSettings
-from pulsenet.chain.rules import FP32_ONE_BITS
 from pulsenet.ids import Digest, PeerId
+from pulsenet.outer.checks import compute_scales
 from pulsenet.outer.floats import fp32_from_bits, fp32_to_bits
 
 REJECTIONS_MAX = 256
@@ -20,20 +20,12 @@ MEMBERS_MAX = 1_024
 
 
 def choose_scales(norms: Mapping[PeerId, float], ratio: float) -> dict[PeerId, int]:
-    """Return what each contribution is multiplied by, as FP32 bits.
+    """Return what each contribution is multiplied by, as FP32 bits (spec-outer, "Clipping").
 
-    A norm above ``ratio`` times the round's median (the lower one of an even count) is scaled down to that; a
-    ratio of 0 scales nothing. Only the coordinator computes this: everybody else takes the receipt's bits.
+    Only the coordinator computes this: everybody else takes the receipt's bits.
     """
-    scales = dict.fromkeys(norms, FP32_ONE_BITS)
-    if not ratio or not norms:
-        return scales
-    limit = ratio * sorted(norms.values())[(len(norms) - 1) // 2]
-    for peer_id, norm in norms.items():
-        if norm > limit:
-            # A median of 0 would scale to nothing, which no member may be.
-            scales[peer_id] = max(fp32_to_bits(limit / norm), 1)
-    return scales
+    scales = compute_scales(list(norms.values()), clip_norm_ratio=ratio)
+    return {peer_id: fp32_to_bits(float(scale)) for peer_id, scale in zip(norms, scales, strict=True)}
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,9 @@ from pulsenet.outer.contribution import Contribution, Entries
 from pulsenet.outer.floats import FP32s
 from pulsenet.tensors.jit import compile_loop
 from pulsenet.tensors.params import ParameterTable
+
+SCALE_MIN: Final = np.float32(2.0**-149)
+"""Least FP32 value above 0: no member of a receipt may be scaled to nothing."""
 
 
 class FaultCode(StrEnum):
@@ -166,7 +170,7 @@ def compute_scales(norms: Sequence[float], *, clip_norm_ratio: float) -> list[np
     median = ranked[middle] if len(ranked) % 2 else (ranked[middle - 1] + ranked[middle]) / 2 if ranked else 0.0
     limit = clip_norm_ratio * median
     # Where most send nothing the median is 0: one that does send is then not an outlier to be silenced.
-    return [np.float32(limit / norm) if limit and norm > limit else np.float32(1.0) for norm in rounded]
+    return [max(np.float32(limit / norm), SCALE_MIN) if limit and norm > limit else np.float32(1.0) for norm in rounded]
 
 
 def _base_fault(expected: Expected, round_index: int, state_root: Digest) -> Fault | None:

@@ -130,6 +130,7 @@ def test_norms_are_clipped_to_a_multiple_of_the_median() -> None:
     assert compute_scales([4.0, 1.0, 2.0], clip_norm_ratio=1.0) == [0.5, 1.0, 1.0]
     assert compute_scales([4.0, 1.0], clip_norm_ratio=0.0) == [1.0, 1.0]
     assert compute_scales([0.0, 0.0, 4.0], clip_norm_ratio=2.0) == [1.0, 1.0, 1.0]
+    assert compute_scales([1e-30, 1e-30, 1e18], clip_norm_ratio=1.0)[2] == np.float32(2.0**-149)
     assert compute_scales([], clip_norm_ratio=2.0) == []
     with pytest.raises(LocalProtocolError):
         compute_scales([1.0], clip_norm_ratio=0.5)
