@@ -37,7 +37,7 @@ def refuse_other_run(store: Store, token: JoinToken) -> None:
 
 
 def open_trust(store: Store, token: JoinToken, verify: Verify, version_min: Version | None = None) -> Trust:
-    """Restore the node's beliefs, or begin with the token's; a damaged state is said aloud (CASES A-AUTH-7).
+    """Restore the node's beliefs, or begin with the token's; a damaged state is said aloud (A-AUTH-7).
 
     Args:
         version_min: The operator's lower bound: no head below it is believed.

@@ -65,7 +65,7 @@ class Beliefs:
         run_id: Digest of the genesis descriptor.
         verify: Checks an Ed25519 signature.
         revision_min: From the join token: nothing is believed before this revision is reached.
-        version_min: The operator's lower bound for a node that lost its state (CASES A-AUTH-7).
+        version_min: The operator's lower bound for a node that lost its state (A-AUTH-7).
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Beliefs:
         return self._number_max
 
     def stale(self, now_ms: int) -> bool:
-        """Whether nothing in force says what the newest version is (CASES A-AUTH-5)."""
+        """Whether nothing in force says what the newest version is (A-AUTH-5)."""
         head = self.head_in_force
         return head is None or now_ms >= head.valid_until_ms
 
@@ -264,7 +264,7 @@ class Beliefs:
 
         Raises:
             StorageError: the state is damaged or of another run. It counts as lost: start from the token,
-                ask several sources, and say so (CASES A-AUTH-7).
+                ask several sources, and say so (A-AUTH-7).
         """
         try:
             state = decode_value(_State, data)

@@ -1,4 +1,4 @@
-"""What a node keeps and what it may release (DESIGN section 4, Retention).
+"""What a node keeps and what it may release (docs/adr/0001).
 
 Everything here works on entries that are already committed. So a new anchor counts only once it is durable,
 and at every moment what is kept holds a full way to the newest version it held before.

@@ -122,7 +122,7 @@ def describe_versions(
     """
     lag = None if newest is None or applied is None else max(newest.version.number - applied.number, 0)
     if not is_seen and lag == 0:
-        # Nobody was heard, so nobody knows: a lag of 0 would be a claim (CASES A-OBS-2).
+        # Nobody was heard, so nobody knows: a lag of 0 would be a claim (A-OBS-2).
         lag = None
     return (
         ("role", role),

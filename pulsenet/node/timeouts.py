@@ -31,7 +31,7 @@ class Timeouts:
 
 
 def check_timeouts(timeouts: Timeouts) -> None:
-    """Refuse waits that are not nested (CASES A-CLI-6).
+    """Refuse waits that are not nested (A-CLI-6).
 
     Raises:
         ConfigError: with the rule that is broken and both figures.

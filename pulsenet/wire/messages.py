@@ -135,7 +135,7 @@ class ChunkReply:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The requester has received everything (an EOF proves nothing, HIVEMIND facts)."""
+    """The requester has received everything (an EOF proves nothing: p2pd shows one late, and after faults as well)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pulsenet.testing.rounds_node import RoundsNode, TrainingOrder
 from pulsenet.testing.rounds_world import RoundsWorld
 
 INNER_SECONDS = 236.0
-"""Of the published utilisation figures (DESIGN section 7)."""
+"""Of the published utilisation figures (docs/planning.md)."""
 
 FAILURES_PER_MILLE = 50
 TRAINER_COUNT = 4

@@ -28,7 +28,7 @@ ROUND_SECONDS_MAX = 60.0
 """Virtual time in which a round ends, whatever fails."""
 
 INNER_SECONDS = 236.0
-"""Of the published utilisation figures (DESIGN section 7)."""
+"""Of the published utilisation figures (docs/planning.md)."""
 
 
 def make_settings(variant: MixingVariant = MixingVariant.LOCAL_M1_M2, **changes: int) -> MixingSettings:

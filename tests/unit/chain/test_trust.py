@@ -22,7 +22,7 @@ HOUR_MS = 3_600_000
 
 @contextmanager
 def refused(trust: Trust, code: str):
-    """The block raises ``code`` and what the node believes stays as it was (CASES G4)."""
+    """The block raises ``code`` and what the node believes stays as it was."""
     before = trust.save()
     with pytest.raises(TrustError) as caught:
         yield
