@@ -204,10 +204,7 @@ def remember(path: Path, pid: int, port: int, arguments: ServerArguments) -> Non
         StorageError: The file cannot be written.
     """
     value = {"pid": pid, "begun": _read_begun(pid), "port": port, "arguments": list(arguments.given)}
-    try:
-        write_whole(path, json.dumps(value).encode())
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+    write_whole(path, json.dumps(value).encode())
 
 
 def recall(path: Path, arguments: ServerArguments) -> tuple[AdoptedProcess, int] | None:

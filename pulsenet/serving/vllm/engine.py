@@ -43,6 +43,7 @@ from pulsenet.serving.vllm.exchange import (
     UpdateInfo,
     parse_version,
     read_answer,
+    remove,
     write_whole,
 )
 from pulsenet.serving.vllm.handover import lend_memory, take_directory
@@ -288,7 +289,7 @@ class VllmEngine:
             if order is None:
                 return Report(True)
             answers = self._await_answers(plan.transaction, order)
-        except UnavailableError as error:
+        except (UnavailableError, StorageError) as error:
             return Report(False, str(error), tuple(self._read_answers()) if order is not None else ())
         if step is Step.COMMIT:
             self._commit_seconds = max((answer.seconds for answer in answers if answer is not None), default=0.0)
@@ -327,7 +328,7 @@ class VllmEngine:
         if self._is_paused_since is not None:
             self._pause_seconds = self._monotonic() - self._is_paused_since
             self._is_paused_since = None
-        (self.directory / PAUSED_NAME).unlink(missing_ok=True)
+        remove(self.directory / PAUSED_NAME)
 
     def _relabel(self, label: str) -> None:
         if self._attached is not None:

@@ -7,6 +7,7 @@ call would return the old error. So every rank writes its answer to a file of it
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import stat
@@ -166,11 +167,32 @@ def write_whole(path: Path, data: bytes) -> None:
     """Write a small file that appears as a whole.
 
     Raises:
-        OSError: The disk refused.
+        StorageError: The disk refused.
     """
     partial = path.with_name(f".partial-{path.name}-{os.getpid()}")
-    partial.write_bytes(data)
-    partial.replace(path)
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as error:
+        raise describe_refusal(f"{path} cannot be written", error) from error
+
+
+def remove(path: Path) -> None:
+    """Remove a small file, if it is there.
+
+    Raises:
+        StorageError: The disk refused.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise describe_refusal(f"{path} cannot be removed", error) from error
+
+
+def describe_refusal(what: str, error: OSError) -> StorageError:
+    """Return the error that says what the disk refused, and why."""
+    reason = "enospc" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "io"
+    return StorageError(f"{what}: {error.strerror}", reason)
 
 
 def check_private(directory: Path) -> None:

@@ -6,7 +6,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,7 @@ from pulsenet.errors import LocalProtocolError, StorageError
 from pulsenet.ids import compute_digest
 from pulsenet.local.shared_memory import create_memory, write_at
 from pulsenet.serving.engine import EngineUpdate, FullUpdate, RecordsUpdate
-from pulsenet.serving.vllm.exchange import LOCK_NAME, MEMORY_NAME, check_private
+from pulsenet.serving.vllm.exchange import LOCK_NAME, MEMORY_NAME, check_private, describe_refusal
 
 LOCK_SECONDS_MAX: Final = 10.0
 """A watchdog holds the lock for an instant when it looks; another node, for good."""
@@ -39,6 +39,7 @@ def lend_memory(update: EngineUpdate, directory: Path, *, must_copy: bool) -> It
 
     Raises:
         LocalProtocolError: A full update without a descriptor.
+        StorageError: The disk refused.
     """
     descriptor = update.descriptor
     owned = descriptor < 0
@@ -48,16 +49,20 @@ def lend_memory(update: EngineUpdate, directory: Path, *, must_copy: bool) -> It
         descriptor = _write_records(update)
     place = directory / MEMORY_NAME
     try:
-        size_bytes = os.fstat(descriptor).st_size if isinstance(update, RecordsUpdate) else update.region.size
-        digest = _hash_memory(descriptor, size_bytes) if isinstance(update, RecordsUpdate) else ""
-        place.unlink(missing_ok=True)
-        if must_copy:
-            _copy_memory(descriptor, size_bytes, place)
-        else:
-            place.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+        try:
+            size_bytes = os.fstat(descriptor).st_size if isinstance(update, RecordsUpdate) else update.region.size
+            digest = _hash_memory(descriptor, size_bytes) if isinstance(update, RecordsUpdate) else ""
+            place.unlink(missing_ok=True)
+            if must_copy:
+                _copy_memory(descriptor, size_bytes, place)
+            else:
+                place.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+        except OSError as error:
+            raise describe_refusal(f"an update cannot be put into {directory}", error) from error
         yield size_bytes, digest
     finally:
-        place.unlink(missing_ok=True)
+        with suppress(OSError):  # what is left there is replaced by the next
+            place.unlink(missing_ok=True)
         if owned:
             os.close(descriptor)
 

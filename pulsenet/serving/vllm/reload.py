@@ -27,6 +27,7 @@ from pulsenet.serving.vllm.exchange import (
     Order,
     UpdateInfo,
     read_answer,
+    remove,
     write_whole,
 )
 from pulsenet.serving.vllm.handover import take_directory
@@ -135,8 +136,8 @@ class ReloadEngine:
         update, stage_seconds = require_staged(self._staged)
         held, self._version = self._version, None
         paused_at = self._monotonic()
-        write_whole(self.directory / PAUSED_NAME, b"reload")
         try:
+            write_whole(self.directory / PAUSED_NAME, b"reload")
             self._control.pause()
             self._files.commit()
         except BaseException:
@@ -180,7 +181,7 @@ class ReloadEngine:
 
     def _resume(self) -> None:
         self._control.resume()
-        (self.directory / PAUSED_NAME).unlink(missing_ok=True)
+        remove(self.directory / PAUSED_NAME)
 
     def _survey(self, table: ParameterTable) -> None:
         """Learn which tensors lie in vLLM's memory as published, while they are those of its checkpoint."""

@@ -18,6 +18,7 @@ from typing import Any, Final
 from pulsenet.errors import (
     LocalProtocolError,
     PulsenetError,
+    StorageError,
     StructureError,
 )
 from pulsenet.serving.engine import name_failure
@@ -252,7 +253,7 @@ class RankServant:
         assert self.directory is not None
         try:
             write_answer(self.directory, answer)
-        except OSError as error:
+        except StorageError as error:
             # The node hears silence, which counts as a failure of this rank.
             print(f"pulsenet: rank {self.rank} of {os.getpid()} cannot answer: {error}", flush=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -195,6 +196,19 @@ def test_a_refused_update_is_confirmed_as_failed_and_tried_again(
     assert bench.runner is not None
     with pytest.raises(UnavailableError):
         bench.runner.find_upstream()
+
+
+def test_what_the_disk_refuses_now_is_tried_again(bench: Bench, node: Any, weights: Sequence[Any]) -> None:
+    in_the_way = bench.path / "engine" / f".partial-paused-{os.getpid()}"
+    in_the_way.mkdir(parents=True)
+    node.staged = [weights[0].stage_full()]
+    bench.start()
+    bench.wait(lambda: len(node.confirmations) == 1)
+    assert not node.confirmations[0].ok
+    in_the_way.rmdir()
+    node.staged.append(weights[0].stage_full())
+    bench.wait(lambda: bench.ready[-1:] == [True])
+    assert holds(bench.model, weights[0])
 
 
 def test_an_engine_that_cannot_be_patched_loads_versions_if_it_may(

@@ -33,7 +33,7 @@ from pulsenet.serving.vllm import engine as engine_module
 from pulsenet.serving.vllm import handover as handover_module
 from pulsenet.serving.vllm.compare import compare_engine
 from pulsenet.serving.vllm.engine import UpdateTimes, VllmEngine, _make_error
-from pulsenet.serving.vllm.exchange import PAUSED_NAME, State
+from pulsenet.serving.vllm.exchange import PAUSED_NAME, TABLE_NAME, State
 from pulsenet.serving.vllm.handover import lend_memory
 from pulsenet.serving.vllm.rank import RankWeights
 from pulsenet.serving.vllm.transaction import Fault
@@ -238,6 +238,33 @@ def test_ranks_that_cannot_go_back_stay_paused_until_a_full_update(
     apply_update(swarm.engine, swarm.versions[1])
     assert swarm.is_version(1, fresh_bits)
     assert not swarm.vllm.is_paused
+
+
+@pytest.mark.parametrize("name", ["memory", f".partial-{PAUSED_NAME}-{os.getpid()}"])
+def test_a_disk_that_refuses_a_file_leaves_the_old_version_serving(
+    name: str, swarm: Swarm, make_records: MakeRecords, fresh_bits: Any
+) -> None:
+    apply_update(swarm.engine, swarm.versions[0])
+    in_the_way = swarm.path / "node" / name
+    in_the_way.mkdir()
+    with pytest.raises(PulsenetError, match="Is a directory"):
+        apply_update(swarm.engine, make_records(swarm.versions[0], swarm.versions[1]))
+    assert swarm.engine.version == Version(0, 0)
+    assert swarm.is_version(0, fresh_bits)
+    assert not swarm.vllm.is_paused
+    in_the_way.rmdir()
+    apply_update(swarm.engine, make_records(swarm.versions[0], swarm.versions[1]))
+    assert swarm.is_version(1, fresh_bits)
+
+
+def test_a_disk_that_refuses_the_table_is_tried_again(swarm: Swarm, fresh_bits: Any) -> None:
+    in_the_way = swarm.path / "node" / f".partial-{TABLE_NAME}-{os.getpid()}"
+    in_the_way.mkdir()
+    with pytest.raises(StorageError, match="table cannot be written: Is a directory"):
+        apply_update(swarm.engine, swarm.versions[1])
+    in_the_way.rmdir()
+    apply_update(swarm.engine, swarm.versions[1])
+    assert swarm.is_version(1, fresh_bits)
 
 
 @pytest.mark.parametrize("call", ["open", "stage", "pause", "commit", "close"])

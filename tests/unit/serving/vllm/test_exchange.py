@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -23,10 +24,13 @@ from pulsenet.serving.vllm.exchange import (
     answer_path,
     check_private,
     decode_answer,
+    describe_refusal,
     encode_answer,
     parse_version,
     read_answer,
+    remove,
     write_answer,
+    write_whole,
 )
 
 ANSWER = Answer(1, 2, "boot", "t1", Order.STAGE, Outcome.REFUSED, State.READY, True, "0.5", "ab", "structure", "why", 7)
@@ -96,6 +100,16 @@ def test_the_newest_answer_of_a_rank_is_read_whole_or_not_at_all(
     monkeypatch.setattr(exchange, "ANSWER_SIZE_BYTES_MAX", 10)
     write_answer(tmp_path, ANSWER)
     assert read_answer(tmp_path, 1) is None
+
+
+def test_what_the_disk_refuses_is_said_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "taken" / "by").mkdir(parents=True)
+    with pytest.raises(StorageError, match="taken cannot be written: Is a directory"):
+        write_whole(tmp_path / "taken", b"")
+    with pytest.raises(StorageError, match="taken cannot be removed: Is a directory") as caught:
+        remove(tmp_path / "taken")
+    assert caught.value.reason == "io"
+    assert describe_refusal("it", OSError(errno.ENOSPC, "No space left on device")).reason == "enospc"
 
 
 def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:

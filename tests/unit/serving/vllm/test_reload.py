@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,14 @@ import torch
 from fake_vllm import FakeVllm, make_servant
 from safetensors.torch import save_file
 
-from pulsenet.errors import IntegrityError, LocalProtocolError, PatchMismatchError, StructureError, UnavailableError
+from pulsenet.errors import (
+    IntegrityError,
+    LocalProtocolError,
+    PatchMismatchError,
+    StorageError,
+    StructureError,
+    UnavailableError,
+)
 from pulsenet.ids import Version
 from pulsenet.serving.engine import FullUpdate, RecordsUpdate, apply_update, read_back_update
 from pulsenet.serving.vllm import reload as reload_module
@@ -191,6 +199,18 @@ def test_an_engine_that_does_not_pause_serves_the_old_version(party: Party, make
     assert (party.engine.version, party.is_marked) == (Version(0, 0), False)
     assert party.holds(0)
     party.vllm.failing.clear()
+    apply_update(party.engine, make_records(party.versions[0], party.versions[1]))
+    assert party.holds(1)
+
+
+def test_a_mark_that_cannot_be_written_leaves_the_old_version_serving(party: Party, make_records: MakeRecords) -> None:
+    apply_update(party.engine, party.versions[0])
+    in_the_way = party.path / "node" / f".partial-{PAUSED_NAME}-{os.getpid()}"
+    in_the_way.mkdir()
+    with pytest.raises(StorageError, match="Is a directory"):
+        apply_update(party.engine, make_records(party.versions[0], party.versions[1]))
+    assert (party.engine.version, party.vllm.is_paused) == (Version(0, 0), False)
+    in_the_way.rmdir()
     apply_update(party.engine, make_records(party.versions[0], party.versions[1]))
     assert party.holds(1)
 
