@@ -189,6 +189,7 @@ class VllmEngine:
             held=self._version,
             boots=attached.boots,
             is_full=isinstance(update, FullUpdate),
+            is_paused=(self.directory / PAUSED_NAME).exists(),
         )
         transaction = Transaction(plan)
         with lend_memory(update, self.directory, must_copy=self._must_copy) as (size_bytes, digest):

@@ -110,6 +110,8 @@ class Plan:
     boots: tuple[str, ...]
     """By rank: the processes that were attached."""
     is_full: bool
+    is_paused: bool = False
+    """An earlier update left the engine paused: it goes on with this one, whatever that changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +178,8 @@ class Transaction:
 
     @property
     def needs_pause(self) -> bool:
-        """Whether any weight changes: a version without visible change is not worth a pause."""
-        return self.changed_count > 0
+        """Whether any weight changes, or the engine is to go on again: no other version is worth a pause."""
+        return self.changed_count > 0 or self.plan.is_paused
 
     def _after_roll_back(self, answers: Sequence[Answer | None], following: Step) -> Step:
         """Say what a roll-back left behind: the base, the new version if all had let go already, or neither."""

@@ -297,6 +297,35 @@ def test_an_engine_that_does_not_resume_is_lost_and_found_again(
     assert not swarm.vllm.is_paused
 
 
+def test_an_engine_left_paused_goes_on_when_it_turns_out_to_hold_the_version(
+    swarm: Swarm, fresh_bits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write of minutes ends after the node gave it up; nothing is left to write for the next try."""
+    apply_update(swarm.engine, swarm.versions[0])
+    order = swarm.vllm.order
+
+    def commit_and_hang(raw: Any) -> None:
+        if raw["order"] == "commit":
+            order(raw)
+        if raw["order"] in ("commit", "rollback"):
+            raise UnavailableError("timed out")
+        if raw["order"] == "stage":
+            order(raw)
+
+    monkeypatch.setattr(swarm.vllm, "order", commit_and_hang)
+    with pytest.raises(UnavailableError, match="timed out; the engine's weights are unknown now"):
+        apply_update(swarm.engine, swarm.versions[1])
+    monkeypatch.undo()
+    assert swarm.vllm.is_paused
+    assert swarm.is_version(1, fresh_bits)
+    swarm.engine.probe()
+    apply_update(swarm.engine, swarm.versions[1])
+    assert swarm.engine.version == Version(0, 1)
+    assert not swarm.vllm.is_paused
+    assert not (swarm.path / "node" / PAUSED_NAME).exists()
+    assert swarm.is_version(1, fresh_bits)
+
+
 def test_an_engine_that_was_started_again_is_not_ready_until_it_is_attached(
     swarm: Swarm, make_records: MakeRecords, fresh_bits: Any
 ) -> None:
