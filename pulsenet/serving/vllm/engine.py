@@ -126,8 +126,8 @@ class VllmEngine:
         self._is_paused_since: float | None = None
         self._pause_seconds = 0.0
         self._commit_seconds = 0.0
-        self._has_slept = False
-        """Whether the engine stood still for somebody else since it was compared last."""
+        self._is_doubted = False
+        """Whether the ranks are to believe nothing of their weights any more, and were not told yet."""
         self._must_copy = False
         """Whether the ranks cannot open this process's memory by its descriptor."""
         self.directory = Path(directory)
@@ -167,6 +167,7 @@ class VllmEngine:
     def stage(self, update: EngineUpdate) -> None:
         """Let every rank check the update while the engine serves; see :meth:`Engine.stage`."""
         self.rollback()
+        self._doubt()
         started_at = self._monotonic()
         if isinstance(update, FullUpdate):
             check_root(update.version, update.root, compute_region_root(update.table, update.region))
@@ -222,7 +223,9 @@ class VllmEngine:
             self._fail(transaction)
         if isinstance(update, FullUpdate):
             # The memory is lent: a node that moved on would have changed it under the ranks that copied or compared.
+            self._is_doubted = True
             check_root(update.version, update.root, compute_region_root(update.table, update.region))
+            self._is_doubted = False
         self._version = update.version
         if self._on_times is not None:
             self._on_times(
@@ -266,16 +269,21 @@ class VllmEngine:
         if (self.directory / PAUSED_NAME).exists():
             return  # for us
         if self._control.is_sleeping():
-            self._has_slept, self._version = True, None
+            self._is_doubted, self._version = True, None
             raise EngineAsleepError(
                 f"the engine at {self._control.url} sleeps or is paused: once it goes on, its weights are compared"
             )
-        if self._has_slept:
-            self._version = None
-            fault = None if self._attached is None else self._order_alone(Order.DOUBT)
-            if fault is not None:
-                raise UnavailableError(fault.reason)
-            self._has_slept = False
+        self._doubt()
+
+    def _doubt(self) -> None:
+        """Let the ranks compare or write everything before they believe their weights again, where that is due."""
+        if not self._is_doubted:
+            return
+        self._version = None
+        fault = None if self._attached is None else self._order_alone(Order.DOUBT)
+        if fault is not None:
+            raise UnavailableError(fault.reason)
+        self._is_doubted = False
 
     # One transaction
 

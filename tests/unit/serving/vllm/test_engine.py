@@ -458,6 +458,23 @@ def test_a_full_update_must_be_what_its_root_says_before_and_after(
     assert swarm.engine.version is None
 
 
+def test_ranks_that_copied_memory_under_change_do_not_take_it_for_the_version(swarm: Swarm, fresh_bits: Any) -> None:
+    """The mirror moved under them, and went back: the next full update is of the same root as what they believe."""
+    update = swarm.versions[1]
+    region = update.region.copy()
+    swarm.engine.stage(replace(update, region=region))
+    place = update.table.offsets[update.table.index_of("down")]
+    region[place : place + 2] ^= 1
+    write_at(update.descriptor, region, 0)
+    with pytest.raises(IntegrityError, match="have root"):
+        swarm.engine.commit()
+    assert not swarm.is_version(1, fresh_bits)
+    write_at(update.descriptor, update.region, 0)
+    apply_update(swarm.engine, update)
+    assert swarm.engine.version == Version(0, 1)
+    assert swarm.is_version(1, fresh_bits)
+
+
 def test_records_are_lent_by_their_descriptor_or_copied_where_that_has_no_name(
     swarm: Swarm, make_records: MakeRecords, fresh_bits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
