@@ -46,6 +46,7 @@ from pulsenet.serving.safetensors_format import (
     copy_companions,
     file_order,
     map_file,
+    name_refusal,
     read_header,
     sync_path,
     write_safetensors,
@@ -322,4 +323,5 @@ def _storage_errors(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"cannot keep a model in {directory}: {error.strerror or error}") from error
+        text = f"cannot keep a model in {directory}: {error.strerror or error}"
+        raise StorageError(text, name_refusal(error)) from error

@@ -6,6 +6,7 @@ memory.
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -110,7 +111,7 @@ def write_safetensors(
         raise StorageError(f"{path} already exists: remove it or choose another name") from error
     except OSError as error:
         path.unlink(missing_ok=True)
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+        raise StorageError(f"{path} cannot be written: {error.strerror}", name_refusal(error)) from error
 
 
 def map_file(path: Path, *, writable: bool = False) -> mmap.mmap:
@@ -132,6 +133,11 @@ def copy_companions(source: Path, destination: Path) -> None:
         is_weight = file.suffix in WEIGHT_SUFFIXES or file.name.endswith((".index.json", ".partial"))
         if file.is_file() and not is_weight and not (destination / file.name).exists():
             shutil.copyfile(file, destination / file.name)
+
+
+def name_refusal(error: OSError) -> str:
+    """Return the stable reason of what the disk refused."""
+    return "enospc" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "io"
 
 
 def sync_path(path: Path) -> None:

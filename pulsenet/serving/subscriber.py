@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final, Literal
@@ -27,6 +28,7 @@ from pulsenet.errors import (
     LocalProtocolError,
     PulsenetError,
     RemoteProtocolError,
+    StorageError,
     UnavailableError,
 )
 from pulsenet.ids import Version
@@ -44,6 +46,9 @@ TASKS_WAIT_SECONDS: Final = 10.0
 
 UPDATE_WAIT_SECONDS: Final = 2.0
 """One request's wait, and so the longest that closing takes; the next request follows at once."""
+
+_REASONS_OF_LOSS: Final = frozenset({"damaged", "io"})
+"""Of a disk that may have lost what an engine held; a full one has not."""
 
 
 class Subscriber:
@@ -79,7 +84,8 @@ class Subscriber:
         """Wait for one update, apply it and read it back; return its version, or ``None`` when the time is up.
 
         An engine that fails is reported to the daemon before the error is raised; the next call asks for what the
-        engine then needs, which is everything if it no longer knows its weights.
+        engine then needs, which is everything if it no longer knows its weights. One that refused records is read back
+        first: it may not hold what they start from.
 
         Args:
             timeout_seconds: How long to wait; 0 takes what is there.
@@ -102,6 +108,8 @@ class Subscriber:
                 reason = "read_back" if is_other else name_failure(error)
                 self.failures[reason] += 1
                 self.last_failure = error
+                if update.kind is UpdateKind.RECORDS:
+                    self._look_again(error)
                 self._confirm(ok=False, reason=f"{reason}: {error}")
                 raise
         self._confirm(ok=True, reason="")
@@ -267,6 +275,19 @@ class Subscriber:
                 descriptor=update.descriptor if update.size_bytes else -1,
             ),
         )
+
+    def _look_again(self, error: BaseException) -> None:
+        """Have an engine that refused records look at its weights, which may no longer be the version that it names.
+
+        If so it names none from then on, and is handed everything. Otherwise it would be handed the same records for
+        ever.
+        """
+        is_doubtful = isinstance(error, IntegrityError) or (
+            isinstance(error, StorageError) and error.reason in _REASONS_OF_LOSS
+        )
+        if is_doubtful and self._engine.version is not None:
+            with suppress(PulsenetError):
+                self._engine.read_back()
 
     def _confirm(self, *, ok: bool, reason: str) -> None:
         """Tell the daemon what the engine holds now."""

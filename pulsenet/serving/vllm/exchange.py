@@ -7,7 +7,6 @@ call would return the old error. So every rank writes its answer to a file of it
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import os
 import stat
@@ -19,6 +18,7 @@ from typing import Any, Final
 
 from pulsenet.errors import PulsenetError, StorageError
 from pulsenet.ids import Version
+from pulsenet.serving.safetensors_format import name_refusal
 
 ANSWER_SIZE_BYTES_MAX: Final = 64 << 20
 """An answer lists a rank's windows: some 100 bytes each, a few per tensor."""
@@ -191,8 +191,7 @@ def remove(path: Path) -> None:
 
 def describe_refusal(what: str, error: OSError) -> StorageError:
     """Return the error that says what the disk refused, and why."""
-    reason = "enospc" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "io"
-    return StorageError(f"{what}: {error.strerror}", reason)
+    return StorageError(f"{what}: {error.strerror}", name_refusal(error))
 
 
 def check_private(directory: Path) -> None:

@@ -144,6 +144,50 @@ def test_bits_that_are_others_after_the_update_are_counted_and_handed_over_in_fu
     assert node.asked == [None, Version(0, 0), None]
 
 
+@pytest.mark.parametrize("loss", ["bits", "file"])
+def test_files_that_are_no_longer_the_version_are_written_in_full(
+    loss: str, serve: Serve, node: Any, weights: Sequence[Any], tmp_path: Path
+) -> None:
+    """Records that start from them would be refused for ever."""
+    serve(tmp_path)
+    engine = FilesEngine(tmp_path / "engine")
+    node.staged = [weights[0].stage_full(), weights[1].stage_from(weights[0]), weights[1].stage_full()]
+    with attach_engine(engine, data_dir=tmp_path) as subscriber:
+        subscriber.step()
+        file = engine.current / "model.safetensors"
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.unlink()
+        if loss == "bits":
+            file.write_bytes(data)
+        with pytest.raises(PulsenetError):
+            subscriber.step()
+        assert engine.version is None
+        assert subscriber.step() == Version(0, 1)
+    engine.close()
+    assert node.asked == [None, Version(0, 0), None]
+    assert node.confirmations[1].held is None
+
+
+def test_a_model_that_somebody_else_changed_is_loaded_in_full(
+    serve: Serve, node: Any, weights: Sequence[Any], tmp_path: Path
+) -> None:
+    serve(tmp_path)
+    model = make_model()
+    engine = InProcessEngine(model)
+    node.staged = [weights[0].stage_full(), weights[1].stage_from(weights[0]), weights[1].stage_full()]
+    with attach_engine(engine, data_dir=tmp_path) as subscriber:
+        subscriber.step()
+        with torch.no_grad():
+            model.weight.zero_()
+        with pytest.raises(PatchMismatchError, match="do not hold the old bits"):
+            subscriber.step()
+        assert engine.version is None
+        subscriber.step()
+    assert holds(model, weights[1])
+    assert dict(subscriber.failures) == {"base_mismatch": 1}
+
+
 def test_another_structure_is_refused_and_named(
     serve: Serve, node: Any, weights: Sequence[Any], tmp_path: Path
 ) -> None:

@@ -198,6 +198,20 @@ def test_a_refused_update_is_confirmed_as_failed_and_tried_again(
         bench.runner.find_upstream()
 
 
+def test_an_engine_whose_parameters_moved_is_attached_anew(bench: Bench, node: Any, weights: Sequence[Any]) -> None:
+    node.staged = [weights[0].stage_full()]
+    bench.start()
+    bench.wait(lambda: bench.ready[-1:] == [True])
+    bench.model.weight.data = bench.model.weight.data.clone()
+    node.staged.append(weights[1].stage_from(weights[0]))
+    bench.wait(lambda: len(node.confirmations) == 2)
+    assert "moved its parameters" in node.confirmations[1].reason
+    assert node.confirmations[1].held is None
+    node.staged.append(weights[1].stage_full())
+    bench.wait(lambda: len(node.confirmations) == 3 and bench.ready[-1:] == [True])
+    assert holds(bench.model, weights[1])
+
+
 def test_what_the_disk_refuses_now_is_tried_again(bench: Bench, node: Any, weights: Sequence[Any]) -> None:
     in_the_way = bench.path / "engine" / f".partial-paused-{os.getpid()}"
     in_the_way.mkdir(parents=True)

@@ -131,8 +131,9 @@ def test_an_error_half_way_leaves_the_old_version_and_no_rest(
         apply_changes(view, changes)  # type: ignore[arg-type]
 
     monkeypatch.setattr(files, "apply_changes", fail_second_time)
-    with pytest.raises(StorageError, match="No space left on device"):
+    with pytest.raises(StorageError, match="No space left on device") as caught:
         apply_update(engine, make_records(versions[0], versions[1]))
+    assert caught.value.reason == "enospc"
     assert_holds(engine, 0)
     assert [path.name for path in (engine.directory / "versions").iterdir()] == ["0.0"]
 
