@@ -220,10 +220,12 @@ class FilesEngine:
 
     def _free_name(self, version: Version) -> Path:
         """Return a name for the version's directory, removing one of that name that no reader is led to."""
+        # Resolved on both sides: the directory may be named by a link, or from where this process is.
+        led_to = self.current.resolve()
         final = self._versions / str(version)
-        if final == self.current.resolve():
+        if final.resolve() == led_to:
             final = self._versions / f"{version}-repaired"
-            if final == self.current.resolve():
+            if final.resolve() == led_to:
                 final = self._versions / str(version)
         if final.exists():
             shutil.rmtree(final)

@@ -215,6 +215,25 @@ def test_a_restart_over_damaged_files_asks_for_a_full_load(
     second.close()
 
 
+@pytest.mark.parametrize("is_relative", [True, False])
+def test_a_version_written_again_leaves_the_one_before_to_its_readers(
+    is_relative: bool, tmp_path: Path, versions: list[FullUpdate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the directory is named: by a link or from here."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path)
+    engine = FilesEngine(Path("real") if is_relative else tmp_path / "link")
+    apply_update(engine, versions[1])
+    for _ in range(3):
+        opened = engine.current.resolve()
+        apply_update(engine, versions[1])
+        assert_holds(engine, 1)
+        assert torch.equal(load_file(opened / "model.safetensors")["embed"], make_state(1)["embed"])
+        assert engine.current.resolve() != opened
+    engine.close()
+
+
 def test_one_process_keeps_a_directory(tmp_path: Path) -> None:
     engine = FilesEngine(tmp_path)
     with pytest.raises(StorageError, match="another process") as caught:
