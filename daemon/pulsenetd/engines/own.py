@@ -23,7 +23,7 @@ from pulsenetd.logs import logger
 from pulsenetd.metrics import Metrics
 
 RETRY_SECONDS: Final = 5.0
-"""Pause before the files engine's directory is tried again."""
+"""Pause before the engine's directory, or the node's socket, is tried again."""
 
 
 class DiskEngine:
@@ -47,21 +47,35 @@ class DiskEngine:
         self._thread.start()
 
     def _run(self) -> None:
-        engine, name = self._open(), self._config.engine
+        engine = self._open()
         if engine is None:
             return
         try:
-            self._subscriber = attach_engine(
-                engine,
-                data_dir=self._data_directory,
-                on_update=lambda version: logger.info("version %s is in %s", version, self._directory / "current"),
-                on_failure=lambda error: logger.warning("the %s engine: %s", name, error),
-            )
-            self._subscriber.run()
-        except PulsenetError as error:
-            logger.error("the %s engine stopped: %s", name, error)
+            self._follow(engine)
         finally:
             engine.close()
+
+    def _follow(self, engine: FilesEngine | SglangEngine) -> None:
+        """Follow this node, once it can be reached: one that is busy with its start answers late."""
+        name, told = self._config.engine, ""
+        while not self._is_ending.is_set():
+            try:
+                self._subscriber = attach_engine(
+                    engine,
+                    data_dir=self._data_directory,
+                    on_update=lambda version: logger.info("version %s is in %s", version, self._directory / "current"),
+                    on_failure=lambda error: logger.warning("the %s engine: %s", name, error),
+                )
+            except PulsenetError as error:
+                if str(error) != told:
+                    told = str(error)
+                    logger.warning("the %s engine cannot follow: %s; it tries again by itself", name, error)
+                self._is_ending.wait(RETRY_SECONDS)
+                continue
+            if self._is_ending.is_set():
+                self._subscriber.close()
+            self._subscriber.run()
+            return
 
     def _open(self) -> FilesEngine | SglangEngine | None:
         """Open the engine's directory, as often as it takes: a full disk or a lock may be gone in a minute.
