@@ -317,7 +317,8 @@ async def test_an_engine_is_not_believed_what_it_was_never_handed(follower: Foll
 async def test_a_loan_that_was_withdrawn_is_not_taken_for_a_success(follower: Follower) -> None:
     await follower.follow(1)
     staged = await follower.ask(None)
-    follower.mirror.loans.end_all(0.0)
+    follower.mirror.loans.patience_seconds = 0.0
+    follower.mirror.loans.end_all()
     await follower.follow(1)
     assert not end(staged)
     assert follower.mirror.loans.withdrawn_count == 1

@@ -12,8 +12,10 @@ from pulsenet.ids import Digest, Version
 from pulsenet.local.protocol import UpdateKind
 from pulsenet.tensors.params import ParameterTable
 
-LOAN_SECONDS_MAX: Final = 120.0
+LOAN_SECONDS_MIN: Final = 120.0
 """How long the mirror waits for engines that read it before it moves on and withdraws their loans."""
+LOAN_SECONDS_MAX: Final = 1920.0
+"""The same, after engines were too slow: each time it waits twice as long, or a slow disk never held a version."""
 
 
 @dataclass(slots=True)
@@ -63,6 +65,8 @@ class Loans:
         self._count = 0
         self.withdrawn_count = 0
         """Loans taken back from engines that were too slow."""
+        self.patience_seconds = LOAN_SECONDS_MIN
+        """How long the next is waited for."""
 
     def lend(self) -> Callable[[], bool]:
         """Open a loan and return what gives it back: True if its reader saw one version all the time."""
@@ -80,9 +84,10 @@ class Loans:
 
         return give_back
 
-    def end_all(self, timeout_seconds: float = LOAN_SECONDS_MAX) -> None:
+    def end_all(self) -> None:
         """Wait until every loan is given back; withdraw those that are not in time."""
         with self._condition:
-            if not self._condition.wait_for(lambda: not self._open, timeout_seconds):
+            if not self._condition.wait_for(lambda: not self._open, self.patience_seconds):
                 self.withdrawn_count += len(self._open)
                 self._open.clear()
+                self.patience_seconds = min(2 * self.patience_seconds, LOAN_SECONDS_MAX)

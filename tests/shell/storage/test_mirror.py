@@ -551,14 +551,11 @@ def test_a_hop_waits_for_an_engine_that_reads_the_mirror(node: Any, kit: Any, re
     staged.close()
 
 
-def test_an_engine_that_takes_too_long_loses_its_loan(
-    node: Any, kit: Any, reader: Inferencer, monkeypatch: Any
-) -> None:
+def test_an_engine_that_takes_too_long_loses_its_loan(node: Any, kit: Any, reader: Inferencer) -> None:
     first, second = publish(node, kit.Model(), 2)
     follow(reader, [first])
     staged = reader.mirror.stage(None)
-    end_all = reader.mirror.loans.end_all
-    monkeypatch.setattr(reader.mirror.loans, "end_all", lambda: end_all(0.01))
+    reader.mirror.loans.patience_seconds = 0.01
     follow(reader, [second])
     assert not staged.finish()
     assert reader.mirror.loans.withdrawn_count == 1
@@ -573,14 +570,29 @@ def test_a_hand_over_nobody_takes_gives_itself_back(node: Any, kit: Any, reader:
     descriptor = staged.descriptor
     del staged
     assert not os.path.exists(f"/proc/self/fd/{descriptor}")
-    reader.mirror.loans.end_all(0.0)
+    reader.mirror.loans.end_all()
     assert reader.mirror.loans.withdrawn_count == 0
     follow(reader, [second])
 
 
 def test_loans_end_at_once_when_none_is_open() -> None:
     loans = staging.Loans()
-    loans.end_all(0.0)
+    loans.end_all()
     give_back = loans.lend()
     assert give_back()
     assert not give_back()
+
+
+def test_engines_that_were_too_slow_are_waited_for_twice_as_long(monkeypatch: Any) -> None:
+    """Where each version comes before a slow disk has written the one before, none would ever be whole."""
+    monkeypatch.setattr(staging, "LOAN_SECONDS_MIN", 0.001)
+    monkeypatch.setattr(staging, "LOAN_SECONDS_MAX", 0.003)
+    loans = staging.Loans()
+    waited = []
+    for _ in range(3):
+        give_back = loans.lend()
+        waited.append(loans.patience_seconds)
+        loans.end_all()
+        assert not give_back()
+    assert waited == [0.001, 0.002, 0.003]
+    assert loans.withdrawn_count == 3
