@@ -325,6 +325,11 @@ class Mirror:
             descriptor, size_bytes = write_unnamed(self._spool_directory, compose_spools(route), on_size=stop_if_large)
         except (_TooLargeError, PatchMismatchError):
             return None
+        except StorageError as error:
+            if error.reason != "damaged":
+                raise
+            # A spool is a cache: what the disk lost of it is handed over from memory.
+            return None
         return StagedUpdate(
             kind=UpdateKind.RECORDS,
             base_version=engine_version,

@@ -521,6 +521,17 @@ def test_records_beyond_their_share_of_the_model_become_a_full_hand_over(
     assert staged.finish()
 
 
+def test_an_engine_gets_everything_where_the_disk_lost_what_changed(node: Any, kit: Any, reader: Inferencer) -> None:
+    follow(reader, publish(node, kit.Model(), 2))
+    (spool,) = (reader.directory / "spools").iterdir()
+    with spool.open("r+b") as file:
+        file.write(bytes(24))
+    staged = reader.mirror.stage(Version(0, 1))
+    assert (staged.kind, staged.version) == (UpdateKind.FULL, Version(0, 2))
+    staged.close()
+    staged.finish()
+
+
 def test_an_anchor_breaks_the_records(node: Any, kit: Any, reader: Inferencer) -> None:
     model = kit.Model()
     follow(reader, publish(node, model, 2))
