@@ -21,6 +21,8 @@ PROBE_SECONDS_MAX: Final = 5.0
 HEALTH_SECONDS: Final = 1.0
 """An answer that takes longer is waited for as long as the engine lives: how often that is looked at."""
 REPLY_SIZE_BYTES_MAX: Final = 1 << 20
+CHECKSUMS_SIZE_BYTES_MAX: Final = 64 << 20
+"""One of each parameter of each rank: some hundred bytes, ten thousand times."""
 
 HEALTH_PATH: Final = "/health"
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -151,7 +153,8 @@ class HttpControl:
 
     def checksums(self) -> object:
         """``POST /weight_checker``."""
-        return self._call("POST", "/weight_checker", {"action": "checksum"}).get("checksums")
+        body, size_max = {"action": "checksum"}, CHECKSUMS_SIZE_BYTES_MAX
+        return self._call("POST", "/weight_checker", body, reply_size_bytes_max=size_max).get("checksums")
 
     def label(self) -> str:
         """``GET /weight_info``, of an engine that lives: the server knows the label without it."""
@@ -171,7 +174,13 @@ class HttpControl:
         self._call("POST", "/resume")
 
     def _call(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_seconds: float | None = None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        timeout_seconds: float | None = None,
+        reply_size_bytes_max: int = REPLY_SIZE_BYTES_MAX,
     ) -> dict[str, Any]:
         seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         connection = http.client.HTTPConnection(self._host, self._port, timeout=seconds)
@@ -180,7 +189,7 @@ class HttpControl:
             connection.request(method, path, data, {"Content-Type": "application/json"} if data else {})
             self._wait_for_answer(connection, seconds)
             response = connection.getresponse()
-            reply = response.read(REPLY_SIZE_BYTES_MAX)
+            reply = response.read(reply_size_bytes_max)
         except ConnectionError as error:
             raise EngineGoneError(self._describe(path, error)) from error
         except (OSError, http.client.HTTPException) as error:

@@ -96,6 +96,12 @@ def test_each_call_is_one_request_to_its_route(control: HttpControl) -> None:
     ]
 
 
+def test_checksums_of_a_large_model_are_read_as_a_whole(control: HttpControl) -> None:
+    checksums = [{f"model.layers.{number}.self_attn.qkv_proj.weight": "0" * 64 for number in range(10_000)}]
+    REPLIES["/weight_checker"] = 200, json.dumps({"checksums": checksums}).encode()
+    assert control.checksums() == checksums
+
+
 @pytest.mark.parametrize(
     ("status", "body", "reason"),
     [
