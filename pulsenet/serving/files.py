@@ -42,6 +42,7 @@ from pulsenet.serving.engine import (
     require_staged,
 )
 from pulsenet.serving.safetensors_format import (
+    MARKER_NAME,
     TensorPlace,
     copy_companions,
     file_order,
@@ -59,7 +60,6 @@ VERSIONS_KEPT: Final = 2
 """The current version and the one before: a reader that opened it can finish."""
 
 WEIGHTS_NAME: Final = "model.safetensors"
-MARKER_NAME: Final = "pulsenet.json"
 MARKER_SIZE_BYTES_MAX: Final = 16 << 20
 PARTIAL_PREFIX: Final = ".partial-"
 LOCK_NAME: Final = ".lock"

@@ -25,6 +25,9 @@ HEADER_SIZE_BYTES_MAX: Final = 100_000_000
 WEIGHT_SUFFIXES: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"})
 """Files of a model directory that hold weights; the others (configuration, tokenizer) go with any version."""
 
+MARKER_NAME: Final = "pulsenet.json"
+"""Says which version the files engine wrote beside it: of no other weights."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
@@ -131,7 +134,8 @@ def copy_companions(source: Path, destination: Path) -> None:
     """Copy what belongs to a model but is no weight: configuration, tokenizer, licence. Directories are left."""
     for file in sorted(source.iterdir()):
         is_weight = file.suffix in WEIGHT_SUFFIXES or file.name.endswith((".index.json", ".partial"))
-        if file.is_file() and not is_weight and not (destination / file.name).exists():
+        is_left = is_weight or file.name == MARKER_NAME
+        if file.is_file() and not is_left and not (destination / file.name).exists():
             shutil.copyfile(file, destination / file.name)
 
 

@@ -116,6 +116,17 @@ def test_sharded_and_single_models_mix(models: tuple[Path, Path], tmp_path: Path
     assert same(load_file(tmp_path / "out.safetensors"), make_states()[1])
 
 
+def test_what_the_files_engine_says_of_its_version_is_not_said_of_another(
+    models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    write_sharded(make_states()[0], tmp_path / "base")
+    (tmp_path / "base" / "pulsenet.json").write_text("{}")
+    offline.patch_make(tmp_path / "base", models[1], tmp_path / "p")
+    offline.patch_apply(tmp_path / "base", tmp_path / "p", tmp_path / "out")
+    assert "config.json" in listing(tmp_path / "out")
+    assert "pulsenet.json" not in listing(tmp_path / "out")
+
+
 def test_the_report_says_what_a_patch_saves(models: tuple[Path, Path], tmp_path: Path) -> None:
     made = offline.patch_make(*models, tmp_path / "p")
     assert made == offline.patch_show(tmp_path / "p")
