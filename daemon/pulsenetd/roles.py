@@ -331,7 +331,9 @@ def _threaded(status: FindStatus) -> Callable[[], Awaitable[Mapping[str, Any]]]:
     return ask
 
 
-async def _no_update(engine_version: Version | None, wait_seconds: float) -> StagedUpdate | None:
+async def _no_update(
+    engine_version: Version | None, engine_root: Digest | None, wait_seconds: float
+) -> StagedUpdate | None:
     await asyncio.sleep(min(wait_seconds, 1.0))
     return None
 

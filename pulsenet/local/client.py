@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from pulsenet.chain.records import RolloutBatch
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError, UnavailableError
-from pulsenet.ids import PeerId, Version
+from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.local import protocol
 from pulsenet.local.handover import REPLY_SECONDS_MAX, PartSource, Reply, WholeParts, expect, hand_over
 from pulsenet.local.handover import PublishResult as PublishResult
@@ -227,12 +227,15 @@ class Client:
         reply = self._request(request, protocol.TasksGiven, timeout_seconds)
         return [task for given in reply.tasks if (task := read_task(given)) is not None]
 
-    def next_update(self, engine_version: Version | None, timeout_seconds: float = 0.0) -> Update | None:
+    def next_update(
+        self, engine_version: Version | None, timeout_seconds: float = 0.0, *, engine_root: Digest | None = None
+    ) -> Update | None:
         """Wait for weights newer than ``engine_version``; ``None`` when the time is up.
 
         Args:
             engine_version: What the engine serves now, or ``None`` if it does not know.
             timeout_seconds: How long to wait, also for a daemon that is away.
+            engine_root: Root of ``engine_version``, if it is known.
 
         Raises:
             UnavailableError: The daemon was away all the time.
@@ -241,7 +244,7 @@ class Client:
         while True:
             with self._engine_mutex:
                 try:
-                    return self._ask_for_update(engine_version, give_up_at)
+                    return self._ask_for_update(engine_version, engine_root, give_up_at)
                 except UnavailableError:
                     self._drop_engine()
                     if self._is_closed or time.monotonic() >= give_up_at:
@@ -250,11 +253,13 @@ class Client:
                     self._drop_engine()
                     raise
 
-    def _ask_for_update(self, engine_version: Version | None, give_up_at: float) -> Update | None:
+    def _ask_for_update(
+        self, engine_version: Version | None, engine_root: Digest | None, give_up_at: float
+    ) -> Update | None:
         if self._engine is None:
             self._engine = self._open_channel(give_up_at)
         rest_seconds = max(0.0, give_up_at - time.monotonic())
-        request = protocol.RequestUpdate(engine_version, _milliseconds(rest_seconds))
+        request = protocol.RequestUpdate(engine_version, engine_root, _milliseconds(rest_seconds))
         self._engine.send(request, timeout_seconds=REPLY_SECONDS_MAX)
         frame = self._engine.receive(rest_seconds + REPLY_SECONDS_MAX)
         if isinstance(frame.message, protocol.NoUpdate):

@@ -25,7 +25,7 @@ from pulsenet.local.rounds_protocol import ROUNDS_MESSAGE_TYPES, Code, RoundsMes
 from pulsenet.wire.messages import TaskId
 from pulsenet.wire.schema import CountMax, SizeExact, SizeMax
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 
 ROLLOUTS_REPLY_SIZE_BYTES_MAX: Final = limits.TABLE_SIZE_BYTES_MAX
 """Batches in one reply, together; the rest is left for the next call."""
@@ -152,6 +152,8 @@ class RequestUpdate:
 
     engine_version: Version | None
     """``None``: the engine does not know what it holds, so it needs everything."""
+    engine_root: Digest | None
+    """Root of ``engine_version``, if it is known: another run has versions of the same name."""
     timeout_ms: int
 
 

@@ -124,6 +124,15 @@ class SamplesWrites(Protocol):
         """Compare some of what was written last with what is served from; errors as :meth:`Engine.read_back`."""
 
 
+@runtime_checkable
+class NamesRoot(Protocol):
+    """What an engine may offer besides: the root of the version it holds, which no other run has under that name."""
+
+    @property
+    def version_root(self) -> Digest | None:
+        """Root of ``version``; ``None`` while that is ``None``."""
+
+
 def read_back_update(engine: Engine) -> None:
     """Look at what an update left behind: at a sample, if the engine offers that, or at everything.
 

@@ -83,6 +83,8 @@ class FilesEngine:
         self._companions = None if companions is None else Path(companions)
         self._versions = directory / "versions"
         self._version: Version | None = None
+        self._root: Digest | None = None
+        """Of ``version``."""
         self._staged: _Staged | None = None
         self._samples: list[Sample] = []
         self._table: ParameterTable | None = None
@@ -103,6 +105,11 @@ class FilesEngine:
     def version(self) -> Version | None:
         """The version ``current`` leads to; ``None`` before the first load or if its files are damaged."""
         return self._version
+
+    @property
+    def version_root(self) -> Digest | None:
+        """The root of that version."""
+        return None if self._version is None else self._root
 
     @property
     def current(self) -> Path:
@@ -129,7 +136,7 @@ class FilesEngine:
             except BaseException:
                 shutil.rmtree(place, ignore_errors=True)
                 raise
-        self._staged = _Staged(place, update.version, take_samples(update), update.table)
+        self._staged = _Staged(place, update.version, update.root, take_samples(update), update.table)
 
     def commit(self) -> None:
         """Lead ``current`` to the staged version; errors also ``StorageError``, and then the old version stays."""
@@ -144,7 +151,7 @@ class FilesEngine:
             self._staged = None
             sync_path(self._versions)
             self._switch(final)
-            self._version = staged.version
+            self._version, self._root = staged.version, staged.root
             self._samples, self._table = staged.samples, staged.table
             self._prune(final)
 
@@ -250,7 +257,8 @@ class FilesEngine:
                     version = Version(int(epoch), int(number))
                     places = read_header(self.current / WEIGHTS_NAME)
                     table = make_table([place.spec for place in places])
-                    check_root(version, Digest(bytes.fromhex(root)), compute_file_root(places[0].path, table))
+                    self._root = Digest(bytes.fromhex(root))
+                    check_root(version, self._root, compute_file_root(places[0].path, table))
                     return version
         except (ValueError, IndexError, PulsenetError):
             # Damaged or half-removed by hand: not an error, the next update is a full one.
@@ -264,6 +272,7 @@ class _Staged:
 
     place: Path
     version: Version
+    root: Digest
     samples: list[Sample]
     table: ParameterTable
 

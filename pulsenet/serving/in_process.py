@@ -71,6 +71,11 @@ class InProcessEngine:
         """The version the weights are, bit by bit; ``None`` until a full load succeeded."""
         return self._version
 
+    @property
+    def version_root(self) -> Digest | None:
+        """The root of that version."""
+        return None if self._version is None else self._root
+
     @contextmanager
     def weights(self) -> Iterator[Version]:
         """Keep the weights as they are until the block ends, and say which version they are.

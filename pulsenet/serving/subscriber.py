@@ -31,14 +31,22 @@ from pulsenet.errors import (
     StorageError,
     UnavailableError,
 )
-from pulsenet.ids import Version
+from pulsenet.ids import Digest, Version
 from pulsenet.local.client import Client
 from pulsenet.local.directories import RUN_NAME_DEFAULT, find_data_directory
 from pulsenet.local.protocol import RolloutsTaken, UpdateKind
 from pulsenet.local.rollouts import Sample, pack_rollouts
 from pulsenet.local.tasks import Task
 from pulsenet.local.update import Update
-from pulsenet.serving.engine import Engine, FullUpdate, RecordsUpdate, apply_update, name_failure, read_back_update
+from pulsenet.serving.engine import (
+    Engine,
+    FullUpdate,
+    NamesRoot,
+    RecordsUpdate,
+    apply_update,
+    name_failure,
+    read_back_update,
+)
 
 CONNECT_SECONDS_MAX: Final = 10.0
 TASKS_WAIT_SECONDS: Final = 10.0
@@ -75,6 +83,8 @@ class Subscriber:
         self._on_failure = on_failure
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._applied: tuple[Version, Digest] | None = None
+        """Version and root of the last update that the engine took."""
         self.failures: Counter[str] = Counter()
         """Updates that failed, by stable reason."""
         self.last_failure: BaseException | None = None
@@ -94,7 +104,7 @@ class Subscriber:
             UnavailableError: The daemon is away.
             PulsenetError: The engine refused the update; it says what it holds.
         """
-        update = self._client.next_update(self._engine.version, timeout_seconds)
+        update = self._client.next_update(self._engine.version, timeout_seconds, engine_root=self._find_root())
         if update is None:
             return None
         with update:
@@ -112,6 +122,7 @@ class Subscriber:
                     self._look_again(error)
                 self._confirm(ok=False, reason=f"{reason}: {error}")
                 raise
+        self._applied = update.version, update.root
         self._confirm(ok=True, reason="")
         self.last_failure = None
         if self._on_update is not None:
@@ -275,6 +286,13 @@ class Subscriber:
                 descriptor=update.descriptor if update.size_bytes else -1,
             ),
         )
+
+    def _find_root(self) -> Digest | None:
+        """Return the root of the version that the engine names, if it is known."""
+        if isinstance(self._engine, NamesRoot):
+            return self._engine.version_root
+        version, root = self._applied or (None, None)
+        return root if version == self._engine.version else None
 
     def _look_again(self, error: BaseException) -> None:
         """Have an engine that refused records look at its weights, which may no longer be the version that it names.

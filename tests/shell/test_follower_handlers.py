@@ -16,7 +16,7 @@ import pytest
 from pulsenet.chain.records import Kind, Manifest
 from pulsenet.chain.signing import record_digest
 from pulsenet.errors import StorageError
-from pulsenet.ids import Version
+from pulsenet.ids import Digest, Version
 from pulsenet.local.protocol import UpdateKind
 from pulsenet.node.effects import ApplyHop, Commit, DropPreparation, EncodeSnapshot, HandToEngine, PrepareHop
 from pulsenet.node.events import EngineApplied, EngineFailed, Event, HopApplied, HopFailed, PatchEncoded
@@ -112,8 +112,10 @@ class Follower:
         assert self.mirror.held is not None
         await self.hand_over(self.mirror.held.version)
 
-    async def ask(self, engine_version: Version | None, wait_seconds: float = 0.0) -> StagedUpdate | None:
-        return await self.handlers.serve_engine(engine_version, wait_seconds)
+    async def ask(
+        self, engine_version: Version | None, wait_seconds: float = 0.0, *, root: Digest | None = None
+    ) -> StagedUpdate | None:
+        return await self.handlers.serve_engine(engine_version, root, wait_seconds)
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(f"pulsenet_{name}", labels)
@@ -218,7 +220,27 @@ async def test_an_engine_that_is_current_waits_in_vain(follower: Follower) -> No
     assert await follower.ask(None) is None
     await follower.follow(2)
     assert await follower.ask(TWO) is None
+    assert isinstance(await follower.hop(follower.upstream.manifests[2]), HopApplied)
     assert await follower.ask(THREE) is None, "the mirror may have moved on between order and request"
+
+
+async def test_an_engine_that_served_another_run_gets_everything(follower: Follower) -> None:
+    """Its version has the name of one of ours, or a later one; records would never fit it."""
+    await follower.follow(2)
+    assert follower.mirror.held is not None
+    ours, other = follower.mirror.held.root, Digest(bytes(32))
+    assert await follower.ask(TWO, root=ours) is None
+    follower.posted.clear()
+    for version, root in ((TWO, other), (ONE, other), (THREE, other), (THREE, None)):
+        staged = await follower.ask(version, root=root)
+        assert staged is not None
+        assert (staged.kind, staged.version) == (UpdateKind.FULL, TWO)
+        end(staged)
+    assert follower.posted == []
+    staged = await follower.ask(ONE, root=follower.upstream.manifests[0].root)
+    assert staged is not None
+    assert staged.kind is UpdateKind.RECORDS
+    end(staged)
 
 
 async def test_a_restarted_engine_gets_a_full_load_of_what_is_current(follower: Follower) -> None:
@@ -299,7 +321,7 @@ async def test_an_engine_that_lost_its_weights_makes_the_node_not_ready_until_it
 async def test_an_engine_is_not_believed_what_it_was_never_handed(follower: Follower) -> None:
     """G1: such a version would be reported as applied."""
     await follower.follow(2)
-    assert await follower.ask(THREE) is None
+    end(await follower.ask(THREE))
     assert follower.posted == []
     await follower.handlers.confirm(EngineConfirmation(TWO, True, THREE, ""))
     await follower.handlers.confirm(EngineConfirmation(TWO, False, THREE, "own"))
@@ -333,7 +355,7 @@ async def test_records_the_disk_refuses_are_told_once_and_not_in_a_circle(
     """A-DSK-1: the engine asks again at once, so the wait has to be here."""
     calls: list[Version | None] = []
 
-    def refuse(engine_version: Version | None) -> StagedUpdate | None:
+    def refuse(engine_version: Version | None, engine_root: Digest | None) -> StagedUpdate | None:
         calls.append(engine_version)
         raise StorageError("no room", "enospc")
 
@@ -363,10 +385,10 @@ async def test_an_engine_that_goes_while_its_update_is_staged_leaves_no_loan(fol
     reached, go_on = threading.Event(), threading.Event()
     stage = follower.mirror.stage
 
-    def stage_slowly(engine_version: Version | None) -> StagedUpdate | None:
+    def stage_slowly(engine_version: Version | None, engine_root: Digest | None) -> StagedUpdate | None:
         reached.set()
         assert go_on.wait(10)
-        return stage(engine_version)
+        return stage(engine_version, engine_root)
 
     await follower.follow(1)
     follower.mirror.stage = stage_slowly  # type: ignore[method-assign]

@@ -242,7 +242,7 @@ async def test_a_trainer_that_may_not_publish_says_so(swarm: Swarm, hands: Any) 
 async def test_a_trainer_has_nothing_for_engines(swarm: Swarm, run: Any) -> None:
     node = await swarm.start("trainer")
     hooks = node.hooks()
-    assert await hooks.on_engine_request(None, 0.0) is None
+    assert await hooks.on_engine_request(None, None, 0.0) is None
     await hooks.on_confirm(EngineConfirmation(Version(0, 1), True, Version(0, 1), ""))
     taken = await hooks.on_rollouts(submission(run))
     assert not taken.accepted
@@ -261,10 +261,10 @@ async def test_an_inferencer_follows_a_trainer_and_serves_its_engine(swarm: Swar
     trainer = await swarm.start("trainer")
     await trainer.publish(hands.Model())
     node = await swarm.start("inferencer", engine="none")
-    assert await node.hooks().on_engine_request(None, 0.0) is None
+    assert await node.hooks().on_engine_request(None, None, 0.0) is None
     await node.follow(trainer)
     await node.drive(lambda: node.role._following._due is not None)
-    staged = await node.hooks().on_engine_request(None, 0.0)
+    staged = await node.hooks().on_engine_request(None, None, 0.0)
     assert staged is not None
     assert (staged.kind, staged.version) == (UpdateKind.FULL, Version(0, 1))
     staged.close()
@@ -283,7 +283,7 @@ async def test_a_restarted_inferencer_has_its_version_at_once(swarm: Swarm, hand
     swarm.stop(node)
     again = await swarm.start("inferencer", engine="none")
     assert again.role.holdings().anchors == (1,)
-    staged = await again.hooks().on_engine_request(None, 0.0)
+    staged = await again.hooks().on_engine_request(None, None, 0.0)
     assert staged is not None
     assert staged.version == Version(0, 1)
     staged.finish()

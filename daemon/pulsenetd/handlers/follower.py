@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from pulsenet.errors import StorageError
-from pulsenet.ids import Version
+from pulsenet.ids import Digest, Version
 from pulsenet.node.effects import ApplyHop, DropPreparation, Effect, HandToEngine, PrepareHop
 from pulsenet.node.events import EngineApplied, EngineFailed, Event, HopApplied
 from pulsenetd.driver import Handler, Post
@@ -108,9 +108,13 @@ class FollowerHandlers:
             self._order_count += 1
             self._due_changed.notify_all()
 
-    async def serve_engine(self, engine_version: Version | None, wait_seconds: float) -> StagedUpdate | None:
+    async def serve_engine(
+        self, engine_version: Version | None, engine_root: Digest | None, wait_seconds: float
+    ) -> StagedUpdate | None:
         """Wait for a version the engine does not hold, and stage it."""
 
+        if self._is_foreign(engine_version, engine_root):
+            engine_version = engine_root = None
         self._hear(engine_version)
 
         def is_due() -> bool:
@@ -119,7 +123,7 @@ class FollowerHandlers:
         deadline = asyncio.get_running_loop().time() + wait_seconds
         while await self._wait_until(is_due, deadline):
             order_count = self._order_count
-            staged = await self._stage(engine_version)
+            staged = await self._stage(engine_version, engine_root)
             if staged is not None:
                 return staged
             # An engine asks again at once: what cannot be staged now is tried at the next order, not in a circle.
@@ -139,18 +143,25 @@ class FollowerHandlers:
             return False
         return True
 
-    async def _stage(self, engine_version: Version | None) -> StagedUpdate | None:
+    async def _stage(self, engine_version: Version | None, engine_root: Digest | None) -> StagedUpdate | None:
         try:
-            return await self._run(lambda: self._mirror.stage(engine_version))
+            return await self._run(lambda: self._mirror.stage(engine_version, engine_root))
         except StorageError as error:
             self._post(EngineFailed(engine_version, error.reason))
             return None
+
+    def _is_foreign(self, engine_version: Version | None, engine_root: Digest | None) -> bool:
+        """Say whether an engine names a version that nobody here handed over: it served another run before."""
+        held = self._mirror.held
+        if held is None or engine_version is None or engine_version < held.version:
+            return False
+        return engine_version > held.version or engine_root not in (None, held.root)
 
     def _hear(self, engine_version: Version | None) -> None:
         """Take an engine that outlived the daemon at its word: it confirmed this version to the one before."""
         if self._is_answered or engine_version is None or self._due is None or engine_version < self._due:
             return
-        if self._mirror.held is None or engine_version > self._mirror.held.version:
+        if self._mirror.held is None:
             return  # nobody here can vouch for what it says it holds
         self._is_answered = True
         self._ledger.note_engine(engine_version.number)

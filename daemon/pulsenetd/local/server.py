@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from pulsenet import limits
 from pulsenet.errors import PulsenetError, RemoteProtocolError, StorageError, UnavailableError
-from pulsenet.ids import PeerId, Version
+from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.local import protocol
 from pulsenet.local.changed_parts import compute_size_bytes_max
 from pulsenet.local.framing import Frame
@@ -76,8 +76,9 @@ class LocalHooks:
 
     on_snapshot: Callable[[SnapshotOffer], Awaitable[asyncio.Future[PublishDone]]]
     """Take an offer; the future resolves once its outcome is known, at once if the node may not publish."""
-    on_engine_request: Callable[[Version | None, float], Coroutine[Any, Any, StagedUpdate | None]]
-    """Wait up to so many seconds for weights newer than the engine's and stage them; cancelled if the engine goes."""
+    on_engine_request: Callable[[Version | None, Digest | None, float], Coroutine[Any, Any, StagedUpdate | None]]
+    """Wait up to so many seconds for weights newer than the engine's, of which version and root may be known, and stage
+    them; cancelled if the engine goes."""
     on_confirm: Callable[[EngineConfirmation], Awaitable[None]]
     on_rollouts: Callable[[protocol.SubmitRollouts], Awaitable[protocol.RolloutsTaken]]
     on_take_rollouts: Callable[[int, float], Coroutine[Any, Any, tuple[protocol.SignedBatch, ...]]]
@@ -312,7 +313,7 @@ class _Session:
 
     async def _send_update(self, request: protocol.RequestUpdate) -> None:
         await self._give_back("superseded")
-        ask = partial(self._hooks.on_engine_request, request.engine_version)
+        ask = partial(self._hooks.on_engine_request, request.engine_version, request.engine_root)
         staged = await self._link.wait_for(ask, request.timeout_ms)
         if staged is None:
             await self._link.send(protocol.NoUpdate())

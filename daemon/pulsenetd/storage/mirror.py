@@ -30,7 +30,7 @@ from pulsenet.errors import (
     StorageError,
     StructureError,
 )
-from pulsenet.ids import Version, short
+from pulsenet.ids import Digest, Version, short
 from pulsenet.local.protocol import UpdateKind
 from pulsenet.node.events import HopApplied, HopFailed
 from pulsenet.tensors.digest import compute_root
@@ -165,7 +165,7 @@ class Mirror:
             held = self.held
             return HopFailed(manifest.version, reason, None if held is None else held.version)
 
-    def stage(self, engine_version: Version | None) -> StagedUpdate | None:
+    def stage(self, engine_version: Version | None, engine_root: Digest | None = None) -> StagedUpdate | None:
         """Return what leads an engine from its version to the mirror's; ``None`` if it is there, or nothing is held.
 
         Records if the spools lead there and stay within ``SPOOL_RATIO_MAX`` of the model, else the mirror itself
@@ -176,10 +176,12 @@ class Mirror:
         """
         with self._mutex:
             weights = self._weights
-            if weights is None or weights.held.version == engine_version:
+            if weights is None:
+                return None
+            if weights.held.version == engine_version and engine_root in (None, weights.held.root):
                 return None
             if engine_version is not None:
-                staged = self._stage_records(weights, engine_version)
+                staged = self._stage_records(weights, engine_version, engine_root)
                 if staged is not None:
                     return staged
             return StagedUpdate(
@@ -310,9 +312,11 @@ class Mirror:
             hashes[index] = tensor_hash
         return hashes
 
-    def _stage_records(self, weights: Weights, engine_version: Version) -> StagedUpdate | None:
+    def _stage_records(
+        self, weights: Weights, engine_version: Version, engine_root: Digest | None
+    ) -> StagedUpdate | None:
         held = weights.held
-        route = self._spools.find_route(engine_version, Point(held.version, held.root))
+        route = self._spools.find_route(engine_version, Point(held.version, held.root), base_root=engine_root)
         if route is None:
             return None
         size_bytes_max = int(weights.table.size_bytes * limits.SPOOL_RATIO_MAX)

@@ -182,8 +182,14 @@ class SpoolDirectory:
         for old in dropped:
             old.remove()
 
-    def find_route(self, base: Version, target: Point) -> list[Spool] | None:
-        """Return the spools that lead from ``base`` to ``target``, in order; ``None`` if one is missing."""
+    def find_route(self, base: Version, target: Point, *, base_root: Digest | None = None) -> list[Spool] | None:
+        """Return the spools that lead from ``base`` to ``target``, in order; ``None`` if one is missing.
+
+        Args:
+            base: Where they start.
+            target: Where they end.
+            base_root: What the root of ``base`` must be, if it is known.
+        """
         route: list[Spool] = []
         with self._mutex:
             point = target
@@ -193,7 +199,7 @@ class SpoolDirectory:
                     return None
                 point, spool = hop
                 route.append(spool)
-        return route[::-1]
+        return route[::-1] if base_root in (None, point.root) else None
 
     def clear(self) -> None:
         """Drop every spool: the weights they belong to are gone."""

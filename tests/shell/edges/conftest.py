@@ -62,6 +62,7 @@ class Node:
     )
     staged: list[StagedUpdate] = field(default_factory=list)
     asked: list[Version | None] = field(default_factory=list)
+    asked_roots: list[Digest | None] = field(default_factory=list)
     confirmations: list[EngineConfirmation] = field(default_factory=list)
     rollouts: list[protocol.SubmitRollouts] = field(default_factory=list)
     rollout_answers: list[protocol.RolloutsTaken] = field(default_factory=list)
@@ -94,8 +95,11 @@ class Node:
         loop.run_in_executor(None, read)
         return outcome
 
-    async def on_engine_request(self, held: Version | None, timeout_seconds: float) -> StagedUpdate | None:
+    async def on_engine_request(
+        self, held: Version | None, root: Digest | None, timeout_seconds: float
+    ) -> StagedUpdate | None:
         self.asked.append(held)
+        self.asked_roots.append(root)
         return self.staged.pop(0) if self.staged else None
 
     async def on_confirm(self, confirmation: EngineConfirmation) -> None:

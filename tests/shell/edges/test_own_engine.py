@@ -78,6 +78,7 @@ def test_the_example_follows_and_says_what_it_refuses(
         subscriber.step()
     assert np.array_equal(engine.held[-1], weights[2].region)
     assert node.asked == [None, Version(0, 0), Version(0, 0)]
+    assert node.asked_roots == [None, weights[0].root, weights[0].root]
     assert [(item.ok, item.held) for item in node.confirmations] == [
         (True, Version(0, 0)),
         (False, Version(0, 0)),

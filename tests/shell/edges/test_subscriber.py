@@ -64,6 +64,7 @@ def test_an_engine_follows_full_and_record_updates(
         assert holds(model, weights[2])
         assert subscriber.step() is None
     assert node.asked == [None, Version(0, 0), Version(0, 2)]
+    assert node.asked_roots == [None, weights[0].root, weights[2].root]
     assert [(item.version, item.ok, item.held) for item in node.confirmations] == [
         (Version(0, 0), True, Version(0, 0)),
         (Version(0, 2), True, Version(0, 2)),
@@ -80,6 +81,21 @@ def test_the_files_engine_follows_too(serve: Serve, node: Any, weights: Sequence
         assert subscriber.step() == Version(0, 1)
     engine.close()
     assert (tmp_path / "engine" / "current").resolve().name == "0.1"
+
+
+def test_files_of_an_earlier_process_are_named_with_their_root(
+    serve: Serve, node: Any, weights: Sequence[Any], tmp_path: Path
+) -> None:
+    """They may be of another run, which had a version of the same name."""
+    serve(tmp_path)
+    node.staged = [weights[1].stage_full()]
+    for _ in range(2):
+        engine = FilesEngine(tmp_path / "engine")
+        with attach_engine(engine, data_dir=tmp_path) as subscriber:
+            subscriber.step()
+        engine.close()
+    assert node.asked == [None, Version(0, 1)]
+    assert node.asked_roots == [None, weights[1].root]
 
 
 def test_a_failure_is_seen_by_both_sides_and_the_next_try_mends_it(

@@ -118,7 +118,7 @@ class Daemon:
             outcome = PublishDone(PublishStatus.FAILED, None, 0, 0, 0, 0, error.code)
         future.get_loop().call_soon_threadsafe(future.set_result, outcome)
 
-    async def _on_engine_request(self, _: Version | None, seconds: float) -> StagedUpdate | None:
+    async def _on_engine_request(self, _: Version | None, root: Digest | None, seconds: float) -> StagedUpdate | None:
         if self.staged is None:
             self.waiting.set()
             try:
