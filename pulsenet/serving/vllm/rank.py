@@ -121,6 +121,7 @@ class RankWeights:
         """Take a map into use once all that it reaches equals the checkpoint the engine was started from.
 
         Later, when the weights have moved on, only a map of the same tensors is taken: how they lie was compared then.
+        Weights that lie in other memory by now are no version.
 
         Raises:
             StructureError: The bits differ: the engine holds another form of the weights. Or the tensors are not those
@@ -137,11 +138,14 @@ class RankWeights:
             self.root = checkpoint.compute_root().hex()
         elif self._map.table != mapped.table:
             raise StructureError("the version has other tensors than before: start the engine again from its model")
-        self._map = mapped
+        addresses = tuple(memory.address for memory in mapped.memories)
+        has_moved = self._map is not None and set(addresses) != set(self._addresses)
+        self._map, self._addresses = mapped, addresses
         self._drop()
-        self._addresses = tuple(memory.address for memory in mapped.memories)
         if self.state is State.NEW:
             self.state = State.READY
+        elif has_moved and self.state is State.READY:
+            self.doubt()  # what lies there now was never compared
 
     def survey(self, mapped: EngineMap, open_checkpoint: Callable[[ParameterTable], Checkpoint]) -> None:
         """Find what lies as published, of an engine that holds the checkpoint; it is not attached by that.

@@ -437,6 +437,19 @@ def test_other_tensors_later_ask_for_a_new_engine(bench: Bench, versions: list[F
         bench.weights.attach(bench.weights.draw(other), lambda table: Checkpoint(bench.checkpoint, table))
 
 
+def test_parameters_that_moved_are_no_version_when_they_are_attached_again(
+    bench: Bench, versions: list[FullUpdate], is_held: Callable[[int], bool]
+) -> None:
+    """Somebody let the engine load other weights into new memory while no node was there."""
+    bench.bring(versions[1])
+    bench.model.norm.data = torch.zeros_like(bench.model.norm)
+    bench.attach()
+    assert (bench.weights.state, bench.weights.held) == (State.UNKNOWN, None)
+    bench.bring(versions[1])
+    assert bench.weights.held == Version(0, 1)
+    assert is_held(1)
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_subset_of_changes_equals_loading_it_afresh(
