@@ -334,5 +334,7 @@ def _storage_errors(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        text = f"cannot keep a model in {directory}: {error.strerror or error}"
+        # It may be another file, such as a companion.
+        place = "" if error.filename is None else f": {error.filename}"
+        text = f"cannot keep a model in {directory}: {error.strerror or error}{place}"
         raise StorageError(text, name_refusal(error)) from error

@@ -255,6 +255,13 @@ def test_companions_go_with_every_version(tmp_path: Path, versions: list[FullUpd
     engine.close()
 
 
+def test_companions_that_are_gone_are_named(tmp_path: Path, versions: list[FullUpdate]) -> None:
+    engine = FilesEngine(tmp_path / "engine", companions=tmp_path / "model")
+    with pytest.raises(StorageError, match=r"No such file or directory: .*/model$"):
+        engine.stage(versions[0])
+    engine.close()
+
+
 def test_a_directory_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot keep a model in"):
