@@ -156,6 +156,17 @@ def test_what_makes_no_run_is_refused_and_nothing_is_written(shell: Shell, argum
     assert not shell.home.exists()
 
 
+def test_who_makes_a_run_is_told_where_a_token_with_an_address_comes_from(shell: Shell) -> None:
+    """Nodes do not say the token of a private run, which holds its secret."""
+    arguments = ("--authority", shell.text("authority"))
+    assert "a node started here prints one" in shell.run("create", "open", *arguments)[1]
+    _, told, _ = shell.run("create", "secret", "--private", *arguments)
+    assert "'pulsenet run show secret' prints one" in told
+    assert "node started here prints" not in told
+    bootstrap = ("--bootstrap", PEER + shell.text("authority"))
+    assert "no address" not in shell.run("create", "found", *bootstrap, *arguments)[1]
+
+
 def test_a_run_is_never_created_over_another(shell: Shell) -> None:
     made = shell.create()
     shell.fails(78, "exists already", "create", "mine", "--authority", shell.text("authority"))

@@ -201,7 +201,8 @@ def _create(arguments: argparse.Namespace) -> int:
         print(f"join token: {token}")
         if not arguments.bootstrap:
             # Without an address nobody finds the run by it.
-            print("the token holds no address yet: a node started here prints one that others can join by:")
+            teller = f"once a node runs here, 'pulsenet run show {arguments.name}'" if secret else "a node started here"
+            print(f"the token holds no address yet: {teller} prints one that others can join by:")
             print(f"    pulsenet join --role trainer --run {arguments.name} --data-dir DIRECTORY_OF_THE_KEY")
     return 0
 
