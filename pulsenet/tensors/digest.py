@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,6 @@ ROOT_DOMAIN = b"pulsenet-root-v1\0"
 """Starts the root's preimage, so that no other BLAKE3 input can equal it."""
 
 TENSOR_HASH_SIZE_BYTES = 16
-
-RunTensors = Callable[[Callable[[int], bytes], Iterable[int]], Iterable[bytes]]
-"""``map`` or an executor's ``map``: calls the function on each item, results in order."""
 
 
 def hash_tensor(data: bytes | bytearray | memoryview | npt.NDArray[Any]) -> bytes:
@@ -51,13 +48,11 @@ def compute_root(table: ParameterTable, hashes: Sequence[bytes]) -> Digest:
     return Digest(hasher.digest())
 
 
-def compute_region_root(table: ParameterTable, region: Region, *, run_tensors: RunTensors = map) -> Digest:
+def compute_region_root(table: ParameterTable, region: Region) -> Digest:
     """Return the root of the weights in ``region`` (spec-codec 3).
 
     Args:
         table: Names, dtypes and shapes.
         region: The dense layout of ``table``, flat, as bytes.
-        run_tensors: ``map``, or an executor's ``map`` to hash tensors on several cores.
     """
-    hashes = run_tensors(lambda index: hash_tensor(table.view(region, index)), range(len(table.tensors)))
-    return compute_root(table, list(hashes))
+    return compute_root(table, [hash_tensor(table.view(region, index)) for index in range(len(table.tensors))])

@@ -49,7 +49,8 @@ def bound_measured(
 ) -> float:
     """Return the bound on the mean squared distance after the inner steps, from what those of one round did.
 
-    That is measured, ``2 eta^2 sigma^2 H`` with any inner optimiser; what trainers began apart is what the theory adds.
+    That is measured, with any inner optimiser; plain SGD gives ``2 eta^2 sigma^2 H`` (learning rate, variance of a
+    gradient, steps). What trainers began apart is what the theory adds.
 
     Args:
         variant: As :func:`distance_ratio`; of a variant that mixes a subset the bound is for the subset.
@@ -58,30 +59,3 @@ def bound_measured(
         outer_learning_rate: As there.
     """
     return noise_square * distance_ratio(variant, member_count, outer_learning_rate=outer_learning_rate)
-
-
-def bound_distance(
-    variant: MixingVariant,
-    member_count: int,
-    *,
-    inner_learning_rate: float,
-    noise_variance: float,
-    inner_steps: int,
-    outer_learning_rate: float,
-    subset_ratio: float = 1.0,
-) -> float:
-    """Return the bound on the mean squared distance of two trainers after the inner steps.
-
-    ``2 eta^2 sigma^2 H (1 + a^2 rho2 / (1 - rho1))``, for plain SGD without curvature and outer momentum.
-
-    Args:
-        variant: As :func:`distance_ratio`.
-        member_count: As there.
-        inner_learning_rate: Of SGD (eta).
-        noise_variance: Of a trainer's gradient around the common one, summed over the parameters (sigma^2).
-        inner_steps: Of a round (H).
-        outer_learning_rate: As there (a).
-        subset_ratio: As there.
-    """
-    ratio = distance_ratio(variant, member_count, outer_learning_rate=outer_learning_rate, subset_ratio=subset_ratio)
-    return 2.0 * inner_learning_rate**2 * noise_variance * inner_steps * ratio

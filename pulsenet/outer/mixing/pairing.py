@@ -67,12 +67,6 @@ def choose_probers(seed: bytes, round_index: int, members: Iterable[PeerId]) -> 
     return shuffle_members(seed, round_index, Job.MIX1, members)[: limits.PROBERS_MAX]
 
 
-def find_owned_slice(members: Sequence[PeerId], me: PeerId) -> int | None:
-    """Return the index of the slice that ``me`` sums in a global job: its place in ascending order of keys."""
-    listed = sorted(members)
-    return listed.index(me) if me in listed else None
-
-
 SLICES_PER_OWNER_MAX: Final = 4
 """Slices of a global mean that one member owns: while later ones are on their way, earlier ones are summed and come
 back. Otherwise every link would stand still until the slowest part of all is there."""

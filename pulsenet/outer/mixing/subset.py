@@ -9,10 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import numpy as np
-
 from pulsenet.errors import LocalProtocolError
-from pulsenet.outer.floats import FP32s, check_flat
 from pulsenet.tensors.params import ParameterTable
 
 _ENDS: Final = ("embed", "wte", "wpe", "lm_head", "output_projection")
@@ -53,20 +50,6 @@ def choose_default_subset(table: ParameterTable, ratio: float) -> tuple[int, ...
         LocalProtocolError: a ratio outside 0 to 1.
     """
     return _take(table, order_by_name(table), ratio, ())
-
-
-def score_part(own: FP32s, partner: FP32s) -> float:
-    """Return how much a tensor's two parts of a pair disagree: their mean squared difference.
-
-    An element's mean, not the sum: a subset's budget is counted in elements.
-
-    Raises:
-        LocalProtocolError: arrays that are not flat FP32 of one length.
-    """
-    check_flat(own)
-    check_flat(partner, own.size)
-    difference = own.astype(np.float64) - partner
-    return float(np.mean(np.square(difference))) if own.size else 0.0
 
 
 def update_score(score: float | None, seen: float) -> float:

@@ -1,5 +1,3 @@
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import xxhash
@@ -67,12 +65,6 @@ def test_tied_and_untied_holders_of_the_same_weights_agree() -> None:
     specs = [TensorSpec("embed", "BF16", (4,))]
     tied = make_table(specs, aliases=[("lm_head", "embed")], excluded=["cache"])
     assert compute_root(tied, [bytes(16)]) == compute_root(make_table(specs), [bytes(16)])
-
-
-def test_threads_compute_the_same_root() -> None:
-    region = filled(MIXED)
-    with ThreadPoolExecutor(2) as pool:
-        assert compute_region_root(MIXED, region, run_tensors=pool.map) == compute_region_root(MIXED, region)
 
 
 def test_wrong_number_or_size_of_hashes_is_refused() -> None:

@@ -8,13 +8,7 @@ from hypothesis import strategies as st
 from pulsenet import limits
 from pulsenet.errors import LocalProtocolError
 from pulsenet.ids import PeerId, compute_digest
-from pulsenet.outer.mixing.pairing import (
-    choose_probers,
-    find_owned_slice,
-    find_partner,
-    match_members,
-    shuffle_members,
-)
+from pulsenet.outer.mixing.pairing import choose_probers, find_partner, match_members, shuffle_members
 from pulsenet.outer.mixing.settings import Job
 
 law = settings(derandomize=True, deadline=None, max_examples=60)
@@ -74,16 +68,10 @@ def test_the_odd_one_out_changes() -> None:
     assert alone == set(listed)
 
 
-def test_a_stranger_has_no_partner_and_owns_nothing() -> None:
+def test_a_stranger_has_no_partner() -> None:
     listed = members(4)
     stranger = PeerId(bytes(32))
     assert find_partner(SEED, 0, Job.MIX1, listed, stranger) is None
-    assert find_owned_slice(listed, stranger) is None
-
-
-def test_slices_are_owned_in_order_of_keys() -> None:
-    listed = members(4)
-    assert sorted(listed, key=lambda key: find_owned_slice(listed, key) or 0) == sorted(listed)
 
 
 def test_nobody_and_twins_are_refused() -> None:

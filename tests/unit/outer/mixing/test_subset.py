@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 
 from pulsenet.errors import LocalProtocolError
@@ -10,7 +9,6 @@ from pulsenet.outer.mixing.subset import (
     merge_scores,
     order_by_name,
     rank_tensors,
-    score_part,
     update_score,
     widen_subset,
 )
@@ -78,11 +76,7 @@ def test_widening_keeps_what_there_is_and_adds_at_least_one(table: ParameterTabl
     assert widen_subset(table, everything, {}, 1.0) == everything
 
 
-def test_a_score_is_a_mean_by_element_that_forgets() -> None:
-    assert score_part(np.array([1.0, 2.0], np.float32), np.array([2.0, 0.0], np.float32)) == 2.5
-    assert score_part(np.empty(0, np.float32), np.empty(0, np.float32)) == 0.0
-    with pytest.raises(LocalProtocolError):
-        score_part(np.zeros(1, np.float32), np.zeros(2, np.float32))
+def test_a_score_forgets() -> None:
     assert update_score(None, 4.0) == 4.0
     assert update_score(4.0, 0.0) == 3.0
 
