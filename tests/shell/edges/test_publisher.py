@@ -16,6 +16,7 @@ from pulsenet.errors import ConfigError, LocalProtocolError, UnavailableError
 from pulsenet.ids import PeerId, RunId, Version
 from pulsenet.local.protocol import PublishDone, PublishStatus, SignedBatch, TasksQueued
 from pulsenet.local.rollouts import Sample, pack_rollouts
+from pulsenet.tensors.bf16 import bits_to_float32
 from pulsenet.training import publisher as publisher_module
 from pulsenet.training.publisher import CopyProgress, Publisher, attach_publisher
 from pulsenet.training.rollout_checks import LogprobCheck
@@ -281,5 +282,4 @@ def test_a_strided_parameter_arrives_as_its_values(serve: Serve, node: Any, tmp_
         assert isinstance(publisher, Publisher)
         publisher.publish({"w": torch.arange(6.0).reshape(2, 3).t()}, step=0, wait=True)
     _, table, region = node.offers[0]
-    bits = table.view(region, 0).astype(np.uint32) << 16
-    assert bits.astype("<u4").view("<f4").tolist() == [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]
+    assert bits_to_float32(table.view(region, 0)).tolist() == [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from pulsenet.tensors.bf16 import bits_to_float32
 from pulsenetd.demo.reports import Finished, Resumed
 from pulsenetd.demo.together.progress import MixedRow, ring_size_bytes
 from pulsenetd.demo.together.settings import INNER_STEPS, TogetherSettings
@@ -107,13 +107,9 @@ def measure_spread(paths: Mapping[str, Path]) -> float:
     models = [open_model(path) for path in paths.values()]
     apart, size = 0.0, 0.0
     for index in range(len(models[0].table.tensors)):
-        values = np.stack([_read_bf16(model.tensor_bytes(index)) for model in models])
+        bits = [model.tensor_bytes(index).view(np.uint16) for model in models]
+        values = np.stack([bits_to_float32(each) for each in bits]).astype(np.float64)
         mean = values.mean(axis=0)
         apart += float(np.square(values - mean).sum()) / len(models)
         size += float(np.square(mean).sum())
     return float(np.sqrt(apart / size)) if size else 0.0
-
-
-def _read_bf16(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
-    bits = data.view(np.uint16).astype(np.uint32) << 16
-    return bits.view(np.float32).astype(np.float64)
