@@ -33,6 +33,7 @@ from pulsenet.errors import (
 from pulsenet.ids import Digest, Version, short
 from pulsenet.local.protocol import UpdateKind
 from pulsenet.node.events import HopApplied, HopFailed
+from pulsenet.serving.engine import name_failure
 from pulsenet.tensors.digest import compute_root
 from pulsenetd.storage.preparation import Preparation, can_prepare
 from pulsenetd.storage.rebuild import HeldVersion, Weights, check_anchor, hash_tensors, load_anchor, rebuild_last
@@ -154,8 +155,8 @@ class Mirror:
                 else:
                     self._patch(manifest)
                 return HopApplied(manifest.version, manifest.root)
-            except PulsenetError as error:
-                reason = _reason(error)
+            except (IntegrityError, RemoteProtocolError, StorageError) as error:
+                reason = name_failure(error)
             if old is not None and self._weights is None:
                 # Lost half written: its memory goes before as much is taken again. Not within the handler: until that
                 # ends, the error's frames hold the memory.
@@ -355,20 +356,3 @@ class Mirror:
         weights, self._weights = self._weights, None
         if weights is not None:
             weights.region.close()
-
-
-def _reason(error: PulsenetError) -> str:
-    """Return the stable code of :class:`HopFailed` for what went wrong."""
-    match error:
-        case StructureError():
-            return "structure"
-        case PatchMismatchError():
-            return "base_mismatch"
-        case IntegrityError():
-            return "root_mismatch"
-        case RemoteProtocolError():
-            return "structure" if error.code.startswith("table") or error.code == "patch-table" else "decode"
-        case StorageError():
-            return error.reason
-        case _:
-            raise AssertionError(f"no reason for {error!r}")

@@ -25,6 +25,8 @@ from pulsenet.serving.engine import name_failure
         (StructureError("x"), "structure"),
         (PatchMismatchError("x"), "base_mismatch"),
         (IntegrityError("x"), "root_mismatch"),
+        (RemoteProtocolError("table-invalid"), "structure"),
+        (RemoteProtocolError("patch-table"), "structure"),
         (RemoteProtocolError("changes-index"), "decode"),
         (StorageError("x", "enospc"), "enospc"),
         (UnavailableError("x"), "engine"),
