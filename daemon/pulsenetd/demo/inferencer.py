@@ -34,42 +34,22 @@ UPDATE_WAIT_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 0.5
 
 
-@dataclass(slots=True)
-class WatchedEngine:
+class WatchedEngine(InProcessEngine):
     """An engine that also remembers how long its last update took and which root it had."""
 
-    inner: InProcessEngine
-    apply_seconds: float = 0.0
-    root: str = ""
-    _started_at: float = 0.0
-    _update_root: str = ""
-
-    @property
-    def version(self) -> Version | None:
-        """The version the weights are, bit by bit."""
-        return self.inner.version
+    apply_seconds = 0.0
+    root = ""
 
     def stage(self, update: EngineUpdate) -> None:
         """Check an update while the version before it is served."""
-        self._started_at, self._update_root = time.monotonic(), update.root.hex()
-        self.inner.stage(update)
+        self._begun = time.monotonic(), update.root.hex()
+        super().stage(update)
 
     def commit(self) -> None:
         """Make the staged update the weights."""
-        self.inner.commit()
-        self.apply_seconds, self.root = time.monotonic() - self._started_at, self._update_root
-
-    def rollback(self) -> None:
-        """Give up what is staged."""
-        self.inner.rollback()
-
-    def read_back(self) -> None:
-        """Hash the weights."""
-        self.inner.read_back()
-
-    def read_back_sample(self) -> None:
-        """Compare a sample of the last update."""
-        self.inner.read_back_sample()
+        super().commit()
+        started_at, self.root = self._begun
+        self.apply_seconds = time.monotonic() - started_at
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(parsed.threads)
     started_at = time.monotonic()
     model, tokenizer = load_empty(parsed.model)
-    engine = WatchedEngine(InProcessEngine(model))
+    engine = WatchedEngine(model)
     sampler = Sampler(model, tokenizer, seed=parsed.seed)
     write_report(sys.stdout, Loaded(time.monotonic() - started_at))
     wait_for_node(parsed.data_dir)
@@ -147,7 +127,7 @@ class Worker:
     def _sample(self, version: Version) -> None:
         started_at = time.monotonic()
         questions = draw_questions(self.draw, count=self.prompt_count, operand_max=self.settings.operand_max)
-        with self.engine.inner.weights() as held:
+        with self.engine.weights() as held:
             assert held == version
             samples = self.sampler.sample(
                 questions,

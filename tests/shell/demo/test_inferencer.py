@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from pulsenet.errors import IntegrityError, UnavailableError
+from pulsenet.errors import UnavailableError
 from pulsenet.ids import Version
 from pulsenet.local.protocol import RolloutsTaken
 from pulsenet.local.rollouts import Sample
-from pulsenet.serving.engine import FullUpdate, SamplesWrites, apply_update, read_back_update
-from pulsenet.serving.in_process import InProcessEngine
+from pulsenet.serving.engine import FullUpdate, apply_update
 from pulsenet.tensors.digest import compute_region_root
 from pulsenet.training.snapshot import take_snapshot
 from pulsenetd.demo import inferencer
@@ -57,7 +56,7 @@ class ScriptedSubscriber:
 
 def make_worker(script: Callable[[WatchedEngine], Iterable[Callable[[], Version | None]]]) -> Any:
     model, tokenizer = load_empty("tiny")
-    engine = WatchedEngine(InProcessEngine(model))
+    engine = WatchedEngine(model)
     subscriber = ScriptedSubscriber(engine, script(engine))
     sampler = Sampler(model, tokenizer, seed=1)
     worker = Worker(SETTINGS["tiny"], subscriber, engine, sampler, random.Random(1), 2)  # type: ignore[arg-type]
@@ -131,16 +130,3 @@ def test_refused_rollouts_are_said_and_not_counted(tmp_path: Path, capsys: pytes
     captured = capsys.readouterr()
     assert "refused by the node: rate" in captured.err
     assert "sampled" not in captured.out
-
-
-def test_an_update_is_read_back_by_sample() -> None:
-    model, _ = load_empty("tiny")
-    engine = WatchedEngine(InProcessEngine(model))
-    apply_update(engine, make_full_update(0))
-    assert isinstance(engine, SamplesWrites)
-    read_back_update(engine)
-    with torch.no_grad():
-        next(model.parameters()).zero_()
-    with pytest.raises(IntegrityError, match="read back"):
-        read_back_update(engine)
-    assert engine.version is None
