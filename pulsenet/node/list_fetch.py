@@ -220,9 +220,7 @@ class ListFetcher:
 
     def _free(self, request: OpenRequest[Digest]) -> _Paging | None:
         """Return the list that waited for a request that is over: none, if it was wanted anew since."""
-        source = self._sources.get(request.peer_id)
-        if source is not None:
-            source.requests_in_flight = max(source.requests_in_flight - 1, 0)
+        self._sources.note_ended(request.peer_id)
         paging = self._paging.get(request.about)
         if paging is None or paging.request_id != request.request_id:
             return None

@@ -126,9 +126,7 @@ class RecordsFetcher:
     def _free(self, request: OpenRequest[_Pending]) -> None:
         """The need and the source of a request that is over have none under way."""
         request.about.request_id = None
-        source = self._sources.get(request.peer_id)
-        if source is not None:
-            source.requests_in_flight = max(source.requests_in_flight - 1, 0)
+        self._sources.note_ended(request.peer_id)
 
     def _take_reply(
         self, pending: _Pending, peer_id: PeerId, reply: object, now: float

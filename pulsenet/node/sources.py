@@ -201,6 +201,12 @@ class Sources:
             source.failure_count = FAILURES_MAX - 1
             source.retry_at = 0.0
 
+    def note_ended(self, peer_id: PeerId) -> None:
+        """A request to the source is over, however it ended; whoever came again since may have none."""
+        source = self._sources.get(peer_id)
+        if source is not None:
+            source.requests_in_flight = max(source.requests_in_flight - 1, 0)
+
     def note_success(self, peer_id: PeerId) -> None:
         """The source answered a request as asked."""
         source = self._sources.get(peer_id)

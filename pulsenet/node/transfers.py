@@ -148,7 +148,5 @@ class Transfers:
         missing = tuple(sorted(transfer.awaited))
         for digest in missing:
             self.stop_awaiting(transfer, digest)
-        source = self._sources.get(transfer.peer_id)
-        if source is not None:
-            source.requests_in_flight = max(source.requests_in_flight - 1, 0)
+        self._sources.note_ended(transfer.peer_id)
         return transfer, missing
