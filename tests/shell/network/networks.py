@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from pulsenet.ids import RunId
-from pulsenetd.identity import load_or_create, verify
+from pulsenet.chain.records import Head, SignedRecord
+from pulsenet.chain.signing import seal
+from pulsenet.ids import Digest, RunId, Version
+from pulsenetd.identity import Identity, load_or_create, verify
 from pulsenetd.network.addresses import join_address
 from pulsenetd.network.directory import Directory
 from pulsenetd.network.p2pd import P2pdSettings
@@ -24,6 +29,28 @@ def make_network(tmp_path: Path, name: str, **options: Any) -> Network:
     transport = Transport(settings, peer_id=identity.peer_id, run_id=RUN_ID, role="seed")
     directory = Directory(peer_id=identity.peer_id, run_id=RUN_ID, verify=verify)
     return Network(transport, directory, draw=lambda: 0.0)
+
+
+@contextlib.asynccontextmanager
+async def open_directory(
+    node: Any, *authorities: Any, client_mode: bool = False, **options: Any
+) -> AsyncIterator[Directory]:
+    """Open a directory on a node of ``make_node``, with the other nodes whose heads it believes."""
+    directory = Directory(peer_id=node.peer_id, run_id=RUN_ID, verify=verify, **options)
+    await directory.set_client_mode(client_mode)
+    directory.set_authorities([one.peer_id for one in authorities])
+    await directory.open(node.transport.p2pd.hivemind_p2p)
+    try:
+        yield directory
+    finally:
+        await directory.close()
+
+
+def sign_head(identity: Identity, number: int, issued_at_ms: int | None = None) -> SignedRecord:
+    issued_at_ms = int(time.time() * 1000) if issued_at_ms is None else issued_at_ms
+    digest = Digest(bytes(32))
+    head = Head(RUN_ID, 0, 0, Version(0, number), digest, digest, digest, None, issued_at_ms, issued_at_ms + 300_000)
+    return seal(head, identity.sign, identity.peer_id)
 
 
 async def bootstrap_address(tmp_path: Path, name: str, network: Network) -> str:

@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from networks import RUN_ID, open_directory, sign_head
 
 from pulsenet import limits
-from pulsenet.chain.records import Have, Head, SignedRecord
+from pulsenet.chain.records import Have, SignedRecord
 from pulsenet.chain.signing import encode_signed, seal
 from pulsenet.errors import LocalProtocolError, UnavailableError
-from pulsenet.ids import Digest, RunId, Version
 from pulsenet.node.mesh import HAVE_SECONDS
-from pulsenetd.identity import Identity, verify
+from pulsenetd.identity import Identity
 from pulsenetd.network import hivemind_repairs
-from pulsenetd.network.directory import Directory
 from pulsenetd.network.directory_keys import DirectoryKeys, get_shard, get_slot
-
-RUN_ID = RunId(bytes(range(32)))
-
-
-@contextlib.asynccontextmanager
-async def open_directory(
-    node: Any, *authorities: Any, client_mode: bool = False, **options: Any
-) -> AsyncIterator[Directory]:
-    directory = Directory(peer_id=node.peer_id, run_id=RUN_ID, verify=verify, **options)
-    await directory.set_client_mode(client_mode)
-    directory.set_authorities([one.peer_id for one in authorities])
-    await directory.open(node.transport.p2pd.hivemind_p2p)
-    try:
-        yield directory
-    finally:
-        await directory.close()
-
-
-def sign_head(identity: Identity, number: int, *, issued_at_ms: int | None = None) -> SignedRecord:
-    issued_at_ms = int(time.time() * 1000) if issued_at_ms is None else issued_at_ms
-    digest = Digest(bytes(32))
-    head = Head(RUN_ID, 0, 0, Version(0, number), digest, digest, digest, None, issued_at_ms, issued_at_ms + 300_000)
-    return seal(head, identity.sign, identity.peer_id)
 
 
 def sign_have(identity: Identity, *, issued_at_ms: int | None = None) -> SignedRecord:

@@ -11,16 +11,16 @@ from typing import Any
 import msgpack
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from networks import RUN_ID, open_directory, sign_head
 
-from pulsenet.chain.records import Have, Head, SignedRecord
+from pulsenet.chain.records import Have, SignedRecord
 from pulsenet.chain.signing import encode_signed, seal
-from pulsenet.ids import Digest, PeerId, RunId, Version
-from pulsenetd.identity import Identity, to_libp2p_bytes, verify
+from pulsenet.ids import PeerId
+from pulsenetd.identity import to_libp2p_bytes
 from pulsenetd.network.directory import RANK_KNOWN, RANK_LISTED, SHARD_SIZE_BYTES_MAX, SUBKEYS_MAX, Directory
 from pulsenetd.network.directory_keys import DirectoryKeys, get_key_id, get_shard, get_slot
 from pulsenetd.network.validator import get_expiry
 
-RUN_ID = RunId(bytes(range(32)))
 HERE = ("/ip4/127.0.0.1/tcp/1",)
 JUNK_COUNT = 10_000
 BATCH = 100
@@ -28,17 +28,6 @@ BATCH = 100
 
 Junk = tuple[bytes, bytes, float, bytes | None]
 """Key, value, expiry and subkey."""
-
-
-@contextlib.asynccontextmanager
-async def open_directory(node: Any, authority: Any) -> AsyncIterator[Directory]:
-    directory = Directory(peer_id=node.peer_id, run_id=RUN_ID, verify=verify)
-    directory.set_authorities([authority.peer_id])
-    await directory.open(node.transport.p2pd.hivemind_p2p)
-    try:
-        yield directory
-    finally:
-        await directory.close()
 
 
 @contextlib.asynccontextmanager
@@ -53,12 +42,6 @@ async def open_both(make_node: Any) -> AsyncIterator[tuple[Any, Any, Directory, 
         await b.meet(a)
         await attacker.join([a.peer_id])
         yield a, b, honest, attacker
-
-
-def sign_head(identity: Identity, number: int, issued_at_ms: int) -> SignedRecord:
-    digest = Digest(bytes(32))
-    head = Head(RUN_ID, 0, 0, Version(0, number), digest, digest, digest, None, issued_at_ms, issued_at_ms + 300_000)
-    return seal(head, identity.sign, identity.peer_id)
 
 
 def sign_have(key: Ed25519PrivateKey, issued_at_ms: int, addresses: tuple[str, ...] = HERE) -> SignedRecord:
