@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import json
-import sys
 import threading
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
+import bench_gossip as bench
+import gossip_report as report
+import gossip_rounds as rounds_module
+import gossip_swarm as swarm
+import gossip_toy as toy
 import numpy as np
+import outer_swarm
+import outer_tasks as tasks
 import pytest
 import torch
 
@@ -20,20 +24,6 @@ from pulsenet.outer.mixing.settings import MixingSettings, MixingVariant
 from pulsenet.tensors.params import ParameterTable, TensorSpec
 from pulsenet.training.gossip_optimizer import GossipOptimizer
 from pulsenet.training.local_mixer import LocalMixing
-
-FOLDER = str(Path(__file__).parent)
-
-
-def _load(name: str) -> ModuleType:
-    if FOLDER not in sys.path:
-        sys.path.append(FOLDER)
-    return importlib.import_module(name)
-
-
-bench, report, rounds_module, swarm, tasks, toy = (
-    _load(name)
-    for name in ("bench_gossip", "gossip_report", "gossip_rounds", "gossip_swarm", "outer_tasks", "gossip_toy")
-)
 
 SMALL = [
     *("--toy-rounds", "20", "--toy-elements", "10", "--seeds", "2", "--gated-seeds", "1", "--large-seeds", "1"),
@@ -165,7 +155,7 @@ def test_stacked_models_train_as_one_alone() -> None:
     start = task.make_start(3)
     stack = swarm.Stack(copy.deepcopy(start), 3, 1e-3)
     optimizer = torch.optim.AdamW(start.parameters(), lr=1e-3, betas=tasks.BETAS, weight_decay=0.0)
-    view = _load("outer_swarm").ComputeView(start)
+    view = outer_swarm.ComputeView(start)
     for step in range(3):
         batches = [task.draw(10 * step + place, 2) for place in range(3)]
         stack.step(torch.stack([ids for ids, _ in batches]), 1.0)

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import math
 import random
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
+import bench_outer as bench
 import numpy as np
+import outer_plot as plot
+import outer_report as report
+import outer_swarm as swarm
+import outer_tasks as tasks
 import pytest
 import torch
-
-FOLDER = str(Path(__file__).parent)
-
-
-def _load(name: str) -> ModuleType:
-    # The path stays: processes that run seeds beside each other import the script by name.
-    if FOLDER not in sys.path:
-        sys.path.append(FOLDER)
-    return importlib.import_module(name)
-
-
-bench, plot, report, swarm, tasks = (
-    _load(name) for name in ("bench_outer", "outer_plot", "outer_report", "outer_swarm", "outer_tasks")
-)
 
 SMALL = [
     *("--trainers", "2", "--inner-steps", "2", "--rounds", "4", "--seeds", "2", "--batch-size", "2"),

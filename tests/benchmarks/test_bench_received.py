@@ -1,16 +1,8 @@
 """The law of what a trainer receives, on a small model: counted from the blobs themselves."""
 
-import sys
-from pathlib import Path
-
+import bench_received
 import pytest
 from numba import config as numba_config
-
-sys.path.insert(0, str(Path(__file__).parent))
-try:
-    import bench_received
-finally:
-    sys.path.pop(0)
 
 from pulsenet import limits
 from pulsenet.outer.settings import Algorithm, OuterSettings

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
-import pytest
-
-
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    path = Path(__file__).with_name("bench_swarm.py")
-    spec = importlib.util.spec_from_file_location("bench_swarm", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bench_swarm"] = module
-    spec.loader.exec_module(module)
-    return module
+import bench_swarm as bench
 
 
-def test_figures_go_between_the_marks_and_the_plot_beside(bench: ModuleType, tmp_path: Path) -> None:
+def test_figures_go_between_the_marks_and_the_plot_beside(tmp_path: Path) -> None:
     figures = bench.measure([2, 5], [2], 1)
     document = tmp_path / "scale.md"
     document.write_text("before\n\n<!-- figures -->\nold\n<!-- end of figures -->\n\nafter\n")

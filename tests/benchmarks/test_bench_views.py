@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import bench_views as bench
 import numpy as np
 import pytest
 import torch
-
-
-def _load_bench() -> ModuleType:
-    path = Path(__file__).with_name("bench_views.py")
-    spec = importlib.util.spec_from_file_location("bench_views", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-bench = _load_bench()
 
 FP8 = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 DOCUMENT = f"before\n{bench.BEGIN}\nold\n{bench.END}\nafter\n"

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import bench_codec as bench
 import pytest
 
 from pulsenet.codec.patch import CODEC_CHOICES
-
-
-def _load_bench() -> ModuleType:
-    path = Path(__file__).with_name("bench_codec.py")
-    spec = importlib.util.spec_from_file_location("bench_codec", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-bench = _load_bench()
 
 
 def _check(lines: list[Any]) -> None:

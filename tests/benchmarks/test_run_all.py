@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
+import bench_averager
+import bench_codec
+import bench_lossy
+import bench_vllm
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-try:
-    import bench_averager
-    import bench_codec
-    import bench_lossy
-    import bench_vllm
-    import run_all
-    from reporting import Figure, replace_block
-finally:
-    sys.path.pop(0)
+import run_all
+from reporting import Figure, replace_block
 
 DOCUMENT = run_all.ROOT / run_all.DOCUMENT
 QUICK = [one.name for one in run_all.BENCHMARKS if one.quick is not None]
