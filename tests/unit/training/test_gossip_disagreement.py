@@ -99,14 +99,6 @@ def told(values: Iterable[float | None]) -> float:
     return float(np.mean(found))
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("variant", [MixingVariant.GLOBAL_M1, MixingVariant.GLOBAL_M1_LOCAL_M2_SUBSET])
 def test_a_global_mean_tells_all_together_how_far_apart_they_began(variant: MixingVariant) -> None:
     run = Run(variant)

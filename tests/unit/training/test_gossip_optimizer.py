@@ -23,14 +23,6 @@ from pulsenet.training.mixer import Mixed, Mixer, MixingReport, RoundPlan
 INNER_STEPS = 3
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def make_settings(variant: MixingVariant = MixingVariant.GLOBAL_M1_LOCAL_M2, **fields: Any) -> MixingSettings:
     return MixingSettings(variant=variant, inner_steps=INNER_STEPS, **fields)
 
