@@ -224,11 +224,6 @@ class Node:
         assert roots, f"{self.name} reports nothing of version {number}"
         return str(roots[0])
 
-    def read_metric(self, name: str) -> float:
-        """Return the value of a metric without labels."""
-        _, text = self.get("/metrics")
-        return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(name + " "))
-
     def find_p2pd(self) -> list[int]:
         """Return the process ids of every p2pd that works for this directory."""
         marker = str(self.data_dir / "p2pd").encode()

@@ -31,7 +31,7 @@ from pulsenet.chain.rollouts import RolloutArrays, pack_rollouts
 from pulsenet.chain.rules import entry_key
 from pulsenet.chain.signing import add_signature, encode_signed, record_digest, seal
 from pulsenet.chain.trust import Trust, entry_of
-from pulsenet.ids import Digest, PeerId, RunId, Version, compute_digest
+from pulsenet.ids import Digest, RunId, Version, compute_digest
 from pulsenet.local.shared_memory import Bytes, Region, SnapshotWriter
 from pulsenet.node.events import Event
 from pulsenet.tensors.params import TensorSpec, make_table
@@ -315,8 +315,3 @@ def hands() -> Any:
         run_quickly=run_quickly,
         InlineExecutor=InlineExecutor,
     )
-
-
-@pytest.fixture
-def stranger_id() -> PeerId:
-    return PeerId(b"\x07" * 32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +73,3 @@ def change_weights(model: Any, seed: int, *, density: float = 0.02) -> None:
             positions = torch.randperm(flat.numel(), generator=generator)[:count]
             noise = 1 + 0.3 * torch.randn(count, generator=generator)
             flat[positions] = (flat[positions].float() * noise + 0.01).to(flat.dtype)
-
-
-def get_state(model: Any) -> Mapping[str, torch.Tensor]:
-    """Return the published state."""
-    return model.state_dict()
