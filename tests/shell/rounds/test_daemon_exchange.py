@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_trainers import Trainer, run_locally, run_rounds
 
 from pulsenet.errors import ConfigError, RemoteProtocolError, UnavailableError
 from pulsenet.ids import Digest, PeerId
@@ -20,9 +20,7 @@ from pulsenet.node.effects import Fate
 from pulsenet.outer.settings import Algorithm, OuterSettings
 from pulsenet.training import daemon_link, join_rounds, round_work
 from pulsenet.training.daemon_exchange import DaemonExchange
-from pulsenet.training.exchange import Exchange, Outcome
-from pulsenet.training.local_exchange import LocalExchange
-from pulsenet.training.outer_optimizer import OuterOptimizer, RoundReport
+from pulsenet.training.exchange import Outcome
 from pulsenet.wire.chunks import ChunkCutter
 
 MakeDaemon = Callable[..., Any]
@@ -33,87 +31,6 @@ DDP = OuterSettings(algorithm=Algorithm.DDP, inner_steps=3)
 
 def key(index: int) -> PeerId:
     return PeerId(bytes([index]) * 32)
-
-
-class Trainer:
-    """A model and its rounds; data come from (seed, step)."""
-
-    def __init__(self, exchange: Exchange, seed: int = 0, **options: Any) -> None:
-        torch.manual_seed(4)
-        self.model = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.Tanh(), torch.nn.Linear(16, 5))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
-        self.sync = OuterOptimizer(self.model, self.optimizer, exchange=exchange, **options)
-        self.seed = seed
-        self.steps_done = 0
-        self.reports: list[RoundReport] = []
-
-    def train_step(self) -> None:
-        generator = torch.Generator().manual_seed(self.seed * 100_003 + self.steps_done)
-        batch = torch.randn(8, 12, generator=generator)
-        torch.nn.functional.mse_loss(self.model(batch), batch[:, :5].sin()).backward()
-        self.optimizer.step()
-        self.steps_done += 1
-        self.note(self.sync.step())
-        self.optimizer.zero_grad()
-
-    def note(self, report: RoundReport | None) -> None:
-        if report is not None:
-            self.reports.append(report)
-
-    def run_rounds(self, count: int) -> None:
-        end = self.sync.round_index + count
-        while self.sync.round_index < end:
-            self.train_step()
-
-    def checkpoint(self) -> dict[str, Any]:
-        parts = {"model": self.model, "optimizer": self.optimizer, "sync": self.sync}
-        return copy.deepcopy({name: part.state_dict() for name, part in parts.items()} | {"done": self.steps_done})
-
-    def restore(self, saved: dict[str, Any]) -> None:
-        saved = copy.deepcopy(saved)
-        self.model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.sync.load_state_dict(saved["sync"])
-        self.steps_done = saved["done"]
-
-    def bits(self) -> bytes:
-        if self.sync.settings.algorithm is Algorithm.DDP:
-            # Of masters and moments.
-            return bytes(self.sync.state_root)
-        state = self.sync.state
-        return b"".join(one.numpy().tobytes() for one in (*state.theta, *state.residual, *state.momentum))
-
-    def shared_bits(self) -> bytes:
-        if self.sync.settings.algorithm is Algorithm.DDP:
-            return bytes(self.sync.state_root)
-        return b"".join(one.numpy().tobytes() for one in (*self.sync.state.theta, *self.sync.state.momentum))
-
-
-def together(trainers: list[Trainer], work: Callable[[Trainer], None]) -> None:
-    """Do ``work`` on all trainers at once; raise the first error."""
-    errors: list[BaseException] = []
-
-    def guarded(trainer: Trainer) -> None:
-        try:
-            work(trainer)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(trainer,)) for trainer in trainers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    if errors:
-        raise errors[0]
-
-
-def run_locally(count: int, rounds: int, settings: OuterSettings) -> list[Trainer]:
-    """The same trainers in one process."""
-    swarm = LocalExchange(settings, count)
-    trainers = [Trainer(swarm.member(index), seed=index) for index in range(count)]
-    together(trainers, lambda trainer: trainer.run_rounds(rounds))
-    return trainers
 
 
 @pytest.fixture
@@ -139,8 +56,8 @@ MakeRun = Callable[..., tuple[Any, list[Trainer]]]
 def test_rounds_have_the_bits_of_rounds_in_one_process(make_run: MakeRun, algorithm: Algorithm) -> None:
     settings = OuterSettings(algorithm=algorithm, inner_steps=3)
     _, trainers = make_run(3, settings)
-    together(trainers, lambda trainer: trainer.run_rounds(4))
-    assert [trainer.bits() for trainer in trainers] == [trainer.bits() for trainer in run_locally(3, 4, settings)]
+    run_rounds(trainers, 4)
+    assert [trainer.bits() for trainer in trainers] == run_locally(3, 4, settings)
     assert {report.outcome for trainer in trainers for report in trainer.reports} == {Outcome.COUNTED}
     assert all(0 < report.payload_size_bytes < 1_000_000 for trainer in trainers for report in trainer.reports)
     assert {report.contributor_count for trainer in trainers for report in trainer.reports} == {3}
@@ -148,9 +65,9 @@ def test_rounds_have_the_bits_of_rounds_in_one_process(make_run: MakeRun, algori
 
 def test_a_trainer_that_is_away_for_rounds_makes_them_all_before_it_goes_on(make_run: MakeRun) -> None:
     run, trainers = make_run(3)
-    together(trainers, lambda trainer: trainer.run_rounds(1))
+    run_rounds(trainers, 1)
     run.leave(2)
-    together(trainers[:2], lambda trainer: trainer.run_rounds(3))
+    run_rounds(trainers[:2], 3)
     run.live.add(2)
     for _ in range(3):
         trainers[2].train_step()
@@ -160,7 +77,7 @@ def test_a_trainer_that_is_away_for_rounds_makes_them_all_before_it_goes_on(make
     assert len({trainer.shared_bits() for trainer in trainers}) == 1
     # The second missed round in a row gave up what was held back.
     assert trainers[2].sync.counters.resyncs == 1
-    together(trainers, lambda trainer: trainer.run_rounds(1))
+    run_rounds(trainers, 1)
     assert len({trainer.shared_bits() for trainer in trainers}) == 1
     assert trainers[2].reports[-1].outcome is Outcome.COUNTED
 
@@ -170,12 +87,12 @@ def test_a_joiner_replays_the_rounds_that_are_kept(
     make_run: MakeRun, connect: Connect, settings: OuterSettings
 ) -> None:
     run, trainers = make_run(2, settings, late=1)
-    together(trainers, lambda trainer: trainer.run_rounds(3))
+    run_rounds(trainers, 3)
     run.live.add(2)
     trainers.append(Trainer(connect(run.daemons[2]), seed=2))
     assert trainers[2].sync.catch_up() == 3
     assert len({trainer.shared_bits() for trainer in trainers}) == 1
-    together(trainers, lambda trainer: trainer.run_rounds(1))
+    run_rounds(trainers, 1)
     assert len({trainer.shared_bits() for trainer in trainers}) == 1
 
 
@@ -186,7 +103,7 @@ def test_a_joiner_no_round_leads_on_takes_the_state_anchor(
 ) -> None:
     """Under ddp the anchor holds the inner optimizer's state as well, or the round after it would differ."""
     run, trainers = make_run(2, settings, late=1, anchor_interval=2)
-    together(trainers, lambda trainer: trainer.run_rounds(5))
+    run_rounds(trainers, 5)
     run.live.add(2)
     trainers.append(Trainer(connect(run.daemons[2]), seed=2))
     joiner = trainers[2]
@@ -202,15 +119,15 @@ def test_a_joiner_no_round_leads_on_takes_the_state_anchor(
     assert joiner.sync.catch_up() == 5
     assert len({trainer.shared_bits() for trainer in trainers}) == 1
     assert joiner.sync.counters.resyncs == 1
-    together(trainers, lambda trainer: trainer.run_rounds(1))
+    run_rounds(trainers, 1)
     assert len({trainer.shared_bits() for trainer in trainers}) == 1
 
 
 def test_a_trainer_restored_from_an_older_round_counts_nothing_twice(make_run: MakeRun, connect: Connect) -> None:
     run, trainers = make_run(3)
-    together(trainers, lambda trainer: trainer.run_rounds(2))
+    run_rounds(trainers, 2)
     saved = trainers[2].checkpoint()
-    together(trainers, lambda trainer: trainer.run_rounds(3))
+    run_rounds(trainers, 3)
     before = [residual.clone() for residual in saved["sync"]["residual"].values()]
     trainers[2].sync._exchange.close()
     back = Trainer(connect(run.daemons[2]), seed=2)
@@ -221,14 +138,14 @@ def test_a_trainer_restored_from_an_older_round_counts_nothing_twice(make_run: M
     kept = back.sync.state.residual
     assert any(not torch.equal(a, b) for a, b in zip(before, kept, strict=True))
     assert all(bool(((b == a) | (b == 0)).all()) for a, b in zip(before, kept, strict=True))
-    together([*trainers[:2], back], lambda trainer: trainer.run_rounds(1))
+    run_rounds([*trainers[:2], back], 1)
     assert len({trainer.shared_bits() for trainer in (*trainers[:2], back)}) == 1
 
 
 def test_what_an_earlier_life_sent_is_what_counts(make_run: MakeRun, connect: Connect) -> None:
     """It died after it sent; the next life made other inner steps for the same round."""
     run, trainers = make_run(2)
-    together(trainers, lambda trainer: trainer.run_rounds(1))
+    run_rounds(trainers, 1)
     saved = trainers[1].checkpoint()
     run.live = {0, 1, 2}  # nobody's contribution closes the round yet
     run.daemons.append(run.daemons[0].__class__(Path("/nowhere"), SETTINGS, peer_id=key(9)))
@@ -255,7 +172,7 @@ def test_what_an_earlier_life_sent_is_what_counts(make_run: MakeRun, connect: Co
     back.sync._has_caught_up = True
     run.daemons.pop()
     run.live = {0, 1}
-    together([trainers[0], back], lambda trainer: trainer.run_rounds(1))
+    run_rounds([trainers[0], back], 1)
     assert run.receipts[1].members[key(1)] == sent
     assert back.reports[-1].outcome is Outcome.COUNTED
     assert trainers[0].shared_bits() == back.shared_bits()
@@ -279,7 +196,7 @@ def test_what_an_earlier_life_sent_is_what_counts(make_run: MakeRun, connect: Co
 def test_a_daemon_that_dies_at_any_message_costs_nothing(make_run: MakeRun, deadly: type, has_heard: bool) -> None:
     """It is restarted each time; before or after it acted on the message."""
     run, trainers = make_run(2, anchor_interval=1)
-    together(trainers, lambda trainer: trainer.run_rounds(1))
+    run_rounds(trainers, 1)
     daemon = run.daemons[0]
     deaths = 1
 
@@ -297,16 +214,16 @@ def test_a_daemon_that_dies_at_any_message_costs_nothing(make_run: MakeRun, dead
     daemon.on_said = die
     if deadly in (local.OpenRounds, local.HoldState):
         trainers[0].sync._exchange._drop()
-    together(trainers, lambda trainer: trainer.run_rounds(2))
+    run_rounds(trainers, 2)
     assert deaths == 0
-    assert [trainer.bits() for trainer in trainers] == [trainer.bits() for trainer in run_locally(2, 3, SETTINGS)]
+    assert [trainer.bits() for trainer in trainers] == run_locally(2, 3, SETTINGS)
     assert {report.outcome for trainer in trainers for report in trainer.reports} == {Outcome.COUNTED}
 
 
 @pytest.mark.parametrize("deadly", [local.OfferContribution, local.FetchBlobPart, local.Stepped, local.AnchorStored])
 def test_under_ddp_too_a_daemon_that_dies_costs_nothing(make_run: MakeRun, deadly: type) -> None:
     run, trainers = make_run(2, DDP, anchor_interval=1)
-    together(trainers, lambda trainer: trainer.run_rounds(1))
+    run_rounds(trainers, 1)
     daemon, deaths = run.daemons[0], [deadly]
 
     def die(message: Any) -> None:
@@ -318,31 +235,31 @@ def test_under_ddp_too_a_daemon_that_dies_costs_nothing(make_run: MakeRun, deadl
         run.hear(0, message)
 
     daemon.on_said = die
-    together(trainers, lambda trainer: trainer.run_rounds(2))
+    run_rounds(trainers, 2)
     assert not deaths
-    assert [trainer.bits() for trainer in trainers] == [trainer.bits() for trainer in run_locally(2, 3, DDP)]
+    assert [trainer.bits() for trainer in trainers] == run_locally(2, 3, DDP)
 
 
 def test_under_ddp_a_round_that_was_missed_is_stepped_by_the_others_mean(make_run: MakeRun) -> None:
     run, trainers = make_run(3, DDP)
-    together(trainers, lambda trainer: trainer.run_rounds(1))
+    run_rounds(trainers, 1)
     run.leave(2)
-    together(trainers[:2], lambda trainer: trainer.run_rounds(3))
+    run_rounds(trainers[:2], 3)
     run.live.add(2)
     trainers[2].train_step()
     assert (trainers[2].reports[-1].outcome, trainers[2].reports[-1].reason) == (Outcome.MISSED, "late")
     assert len({trainer.shared_bits() for trainer in trainers}) == 1
     assert (trainers[2].sync.counters.resyncs, trainers[2].sync.counters.wasted_inner_steps) == (0, 1)
-    together(trainers, lambda trainer: trainer.run_rounds(1))
+    run_rounds(trainers, 1)
     assert len({trainer.shared_bits() for trainer in trainers}) == 1
     assert trainers[2].reports[-1].outcome is Outcome.COUNTED
 
 
 def test_under_ddp_a_trainer_goes_on_from_its_checkpoint(make_run: MakeRun, connect: Connect) -> None:
     run, trainers = make_run(2, DDP)
-    together(trainers, lambda trainer: trainer.run_rounds(2))
+    run_rounds(trainers, 2)
     saved = trainers[1].checkpoint()
-    together(trainers, lambda trainer: trainer.run_rounds(2))
+    run_rounds(trainers, 2)
     trainers[1].sync._exchange.close()
     back = Trainer(connect(run.daemons[1]), seed=1)
     back.restore(saved)
@@ -397,7 +314,7 @@ def test_a_contribution_the_coordinator_refuses_is_rejected_with_its_reason(make
 
     run.daemons[0].on_said = accuse
     kept = [residual.clone() for residual in trainers[1].sync.state.residual]
-    together(trainers, lambda trainer: trainer.run_rounds(1))
+    run_rounds(trainers, 1)
     assert (trainers[1].reports[-1].outcome, trainers[1].reports[-1].reason) == (Outcome.REJECTED, "norm")
     assert all(torch.equal(a, b) for a, b in zip(kept, trainers[1].sync.state.residual, strict=True))
     assert trainers[0].shared_bits() == trainers[1].shared_bits()
@@ -476,7 +393,7 @@ def test_a_step_that_cannot_be_made_moves_nothing_and_is_ordered_again(
     make_run: MakeRun, change: Any, reason: str
 ) -> None:
     run, trainers = make_run(2)
-    together(trainers, lambda trainer: trainer.run_rounds(1))
+    run_rounds(trainers, 1)
     made = run.step_order
     daemon = run.daemons[0]
     wrong: list[local.StepOrder] = []
@@ -494,10 +411,10 @@ def test_a_step_that_cannot_be_made_moves_nothing_and_is_ordered_again(
         run.hear(0, message)
 
     run.step_order, daemon.on_said = order_wrongly, order_again
-    together(trainers, lambda trainer: trainer.run_rounds(1))
+    run_rounds(trainers, 1)
     assert wrong
     assert daemon.last(local.StepFailed) == local.StepFailed(wrong[0].round_index, reason)
-    assert [trainer.bits() for trainer in trainers] == [trainer.bits() for trainer in run_locally(2, 2, SETTINGS)]
+    assert [trainer.bits() for trainer in trainers] == run_locally(2, 2, SETTINGS)
 
 
 def lost_member() -> local.CountedMember:
@@ -561,7 +478,7 @@ def test_a_check_finds_what_its_record_and_blob_do_not_say(make_run: MakeRun, ch
             daemon.orders.insert(0, local.CheckOrder(**{**fields, **changed, "contribution_digest": Digest(bytes(32))}))
 
     run.ask = ask_wrongly
-    together(trainers, lambda trainer: trainer.run_rounds(1))
+    run_rounds(trainers, 1)
     found = {m.contribution_digest: m.reason for m in daemon.said if isinstance(m, local.Checked)}
     assert found.pop(Digest(bytes(32))) == reason
     assert set(found.values()) == {""}
@@ -582,7 +499,7 @@ def test_a_blob_that_cannot_be_read_is_asked_for_again_before_the_connection_is_
         return local.NoBlobPart("damaged")
 
     run.daemons[0].answers[local.FetchBlobPart] = lose
-    together(trainers, lambda trainer: trainer.run_rounds(1))
+    run_rounds(trainers, 1)
     assert trainers[0].shared_bits() == trainers[1].shared_bits()
     # Three tries in vain cost the connection, and the state was told anew.
     assert run.daemons[0].kinds().count("HoldState") == 2
@@ -641,7 +558,7 @@ def test_a_restoration_the_daemon_dies_in_is_made_again(make_run: MakeRun, conne
     assert (report.outcome, report.round_index) == (Outcome.DROPPED, 2)
     assert daemon.last(local.HoldState) == local.HoldState(None, None)
     assert joiner.shared_bits() == trainers[0].shared_bits()
-    together(trainers, lambda trainer: trainer.run_rounds(1))
+    run_rounds(trainers, 1)
     assert joiner.shared_bits() == trainers[0].shared_bits()
 
 
@@ -781,7 +698,7 @@ def test_a_move_that_raises_is_ordered_again_on_a_new_connection(make_run: MakeR
     trainer.note(trainer.sync.step())
     assert trainer.reports[-1].outcome is Outcome.COUNTED
     assert run.daemons[0].kinds().count("HoldState") == 2
-    assert trainer.bits() == run_locally(1, 1, SETTINGS)[0].bits()
+    assert trainer.bits() == run_locally(1, 1, SETTINGS)[0]
 
 
 def test_theta_elsewhere_is_read_tensor_by_tensor(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -791,8 +708,8 @@ def test_theta_elsewhere_is_read_tensor_by_tensor(make_run: MakeRun, monkeypatch
         stepper = trainer.sync._stepper
         read = stepper.theta
         monkeypatch.setattr(stepper, "theta", lambda index, read=read: read(index).copy())
-    together(trainers, lambda trainer: trainer.run_rounds(3))
-    assert [trainer.bits() for trainer in trainers] == [trainer.bits() for trainer in run_locally(2, 3, SETTINGS)]
+    run_rounds(trainers, 3)
+    assert [trainer.bits() for trainer in trainers] == run_locally(2, 3, SETTINGS)
 
 
 def test_the_convenience_finds_the_daemon(make_daemon: MakeDaemon, tmp_path: Path) -> None:
@@ -838,7 +755,7 @@ def test_a_spool_without_room_fails_the_step_and_moves_nothing(make_run: MakeRun
         run.hear(0, message)
 
     daemon.on_said = make_room
-    together(trainers, lambda trainer: trainer.run_rounds(1))
+    run_rounds(trainers, 1)
     assert daemon.last(local.StepFailed) == local.StepFailed(0, "io")
     assert trainers[0].shared_bits() == trainers[1].shared_bits()
     assert list(missing.iterdir()) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from small_trainers import Trainer, run_locally, run_rounds
 
 from pulsenet import limits
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
@@ -22,8 +21,6 @@ from pulsenet.outer.settings import Algorithm, Combination, OuterSettings
 from pulsenet.tensors.params import TensorSpec, make_table
 from pulsenet.training import slice_work
 from pulsenet.training.exchange import Outcome
-from pulsenet.training.local_exchange import LocalExchange
-from pulsenet.training.outer_optimizer import OuterOptimizer
 from pulsenet.training.round_blobs import BlobSpool
 from pulsenet.training.slice_work import SlicedAggregate, is_content_fault
 from pulsenet.wire.sections import BlobCutter, find_slice_range
@@ -39,60 +36,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def key(index: int) -> PeerId:
     return PeerId(bytes([index]) * 32)
-
-
-class Trainer:
-    """A model and its rounds; data come from (seed, step)."""
-
-    def __init__(self, exchange: Any, seed: int) -> None:
-        torch.manual_seed(4)
-        self.model = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.Tanh(), torch.nn.Linear(16, 5))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
-        self.sync = OuterOptimizer(self.model, self.optimizer, exchange=exchange)
-        self.seed = seed
-        self.steps_done = 0
-        self.outcomes: list[Outcome] = []
-
-    def run_rounds(self, count: int) -> None:
-        end = self.sync.round_index + count
-        while self.sync.round_index < end:
-            generator = torch.Generator().manual_seed(self.seed * 100_003 + self.steps_done)
-            batch = torch.randn(8, 12, generator=generator)
-            torch.nn.functional.mse_loss(self.model(batch), batch[:, :5].sin()).backward()
-            self.optimizer.step()
-            self.steps_done += 1
-            report = self.sync.step()
-            self.outcomes += [] if report is None else [report.outcome]
-            self.optimizer.zero_grad()
-
-    def bits(self) -> bytes:
-        state = self.sync.state
-        return b"".join(one.numpy().tobytes() for one in (*state.theta, *state.residual, *state.momentum))
-
-
-def together(trainers: list[Trainer], rounds: int) -> None:
-    errors: list[BaseException] = []
-
-    def work(trainer: Trainer) -> None:
-        try:
-            trainer.run_rounds(rounds)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(trainer,)) for trainer in trainers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    if errors:
-        raise errors[0]
-
-
-def run_locally(count: int, rounds: int, settings: OuterSettings) -> list[bytes]:
-    swarm = LocalExchange(settings, count)
-    trainers = [Trainer(swarm.member(index), index) for index in range(count)]
-    together(trainers, rounds)
-    return [trainer.bits() for trainer in trainers]
 
 
 @pytest.fixture
@@ -175,9 +118,9 @@ def test_rounds_by_slice_have_the_bits_of_rounds_in_one_process(
     make_trainers: MakeTrainers, settings: OuterSettings
 ) -> None:
     run, trainers = make_trainers(settings)
-    together(trainers, 3)
+    run_rounds(trainers, 3)
     assert [trainer.bits() for trainer in trainers] == run_locally(3, 3, settings)
-    assert {outcome for trainer in trainers for outcome in trainer.outcomes} == {Outcome.COUNTED}
+    assert {report.outcome for trainer in trainers for report in trainer.reports} == {Outcome.COUNTED}
     # Owners and the authority found the same names.
     assert [{len(said) for said in found.values()} for found in run.found.values()] == [{1}] * 3
     stepped = [message for message in run.daemons[1].said if isinstance(message, local.Stepped)]
@@ -198,7 +141,7 @@ def test_rounds_by_slice_have_the_bits_of_rounds_in_one_process(
 )
 def test_slices_that_are_not_those_of_the_round_move_nothing(make_trainers: MakeTrainers, spoil: Any) -> None:
     run, trainers = make_trainers()
-    together(trainers, 1)
+    run_rounds(trainers, 1)
     spoiled: list[local.StepOrder] = []
 
     def spoil_once(order: local.StepOrder) -> local.StepOrder:
@@ -216,7 +159,7 @@ def test_slices_that_are_not_those_of_the_round_move_nothing(make_trainers: Make
             heard(message)
 
         daemon.on_said = again
-    together(trainers, 1)
+    run_rounds(trainers, 1)
     failed = [m for daemon in run.daemons for m in daemon.said if isinstance(m, local.StepFailed)]
     assert failed == [local.StepFailed(1, "slices")]
     assert [trainer.bits() for trainer in trainers] == run_locally(3, 2, SETTINGS)
@@ -224,7 +167,7 @@ def test_slices_that_are_not_those_of_the_round_move_nothing(make_trainers: Make
 
 def refuse_of(run: Any, trainers: list[Trainer], change: Callable[[local.SumOrder], local.SumOrder]) -> str:
     """Let the second trainer sum something else first; return why it does not."""
-    together(trainers, 1)
+    run_rounds(trainers, 1)
     daemon, made, changed = run.daemons[1], run.sum_order, []
 
     def order_wrongly(index: int, step: local.StepOrder) -> local.SumOrder:
@@ -242,7 +185,7 @@ def refuse_of(run: Any, trainers: list[Trainer], change: Callable[[local.SumOrde
         heard(message)
 
     run.sum_order, daemon.on_said = order_wrongly, order_again
-    together(trainers, 1)
+    run_rounds(trainers, 1)
     assert [trainer.bits() for trainer in trainers] == run_locally(3, 2, SETTINGS)
     refused = daemon.last(local.SumRefused)
     assert refused.round_index == change(changed[0]).round_index
