@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pulsenet.chain.records import Descriptor
 from pulsenet.outer.mixing.settings import MixingSettings, MixingVariant
-from pulsenet.wire.schema import decode_value
-from pulsenetd import cli, runs
+from pulsenetd import cli
 from pulsenetd.commands.run_mixing import CONSTANTS, SHARED, VARIANTS
 from pulsenetd.commands.run_rounds import describe_algorithm
-from pulsenetd.identity import load_or_create, to_libp2p_text
 
 Create = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def create(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Create:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    key = to_libp2p_text(load_or_create(tmp_path / "a.key").peer_id)
-
-    def run(*options: str) -> tuple[int, str]:
-        code = cli.main(["run", "create", "mine", "--authority", key, "--json", *options])
-        return code, capsys.readouterr().err
-
-    return run
-
-
-def read_descriptor(home: Path) -> Descriptor:
-    return decode_value(Descriptor, runs.load_descriptors(home / "pulsenet" / "mine")[-1].payload)
 
 
 def test_the_variants_are_those_of_the_settings() -> None:
@@ -42,11 +23,11 @@ def test_the_variants_are_those_of_the_settings() -> None:
     assert known == {name for name, _, _ in CONSTANTS} | SHARED
 
 
-def test_a_run_that_mixes_is_signed_with_what_was_given(create: Create, tmp_path: Path) -> None:
+def test_a_run_that_mixes_is_signed_with_what_was_given(create: Create, read_descriptor: Any) -> None:
     given = "--algorithm gossip --variant local_m1_m2 --inner-steps 4 --learning-rate 0.5 --mixes-momentum"
     more = "--roster-rounds 3 --mix1-wait-seconds 2 --mix2-wait-seconds 5 --probe-interval 0 --subset-ratio 0.25"
     assert create(*given.split(), *more.split()) == (0, "")
-    descriptor = read_descriptor(tmp_path)
+    descriptor = read_descriptor()
     settings = MixingSettings.from_constants(descriptor.algorithm, descriptor.constants)
     assert settings == MixingSettings(
         variant=MixingVariant.LOCAL_M1_M2,
@@ -64,9 +45,7 @@ def test_a_run_that_mixes_is_signed_with_what_was_given(create: Create, tmp_path
     assert shown["mixing_gate"] is False
 
 
-def test_a_run_that_mixes_shows_its_defaults(
-    create: Create, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_mixes_shows_its_defaults(create: Create, capsys: pytest.CaptureFixture[str]) -> None:
     assert create("--algorithm", "gossip") == (0, "")
     assert cli.main(["run", "show", "mine", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -75,13 +54,9 @@ def test_a_run_that_mixes_shows_its_defaults(
     assert "missed_rounds_max" not in shown, "a constant of rounds"
 
 
-def test_a_constant_that_is_not_known_is_shown_as_it_is(create: Create, tmp_path: Path) -> None:
+def test_a_constant_that_is_not_known_is_shown_as_it_is(create: Create, read_descriptor: Any) -> None:
     create("--algorithm", "gossip")
-    descriptor = read_descriptor(tmp_path)
-    later: Any = type(descriptor)(
-        **{name: getattr(descriptor, name) for name in descriptor.__slots__ if name != "constants"},
-        constants=(("zeal", 9),),
-    )
+    later = replace(read_descriptor(), constants=(("zeal", 9),))
     assert describe_algorithm(later)["constants"] == ["zeal = 9"]
 
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pulsenet.chain.records import Descriptor
 from pulsenet.chain.round_settings import RoundSettings
 from pulsenet.outer.settings import Algorithm, Combination, OuterSettings
-from pulsenet.wire.schema import decode_value
-from pulsenetd import cli, runs
+from pulsenetd import cli
 from pulsenetd.commands.run_rounds import describe_algorithm
-from pulsenetd.identity import load_or_create, to_libp2p_text
 
 
 def bits(value: float) -> int:
@@ -25,36 +21,18 @@ def bits(value: float) -> int:
     return found
 
 
-@pytest.fixture
-def create(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str]]:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    key = to_libp2p_text(load_or_create(tmp_path / "a.key").peer_id)
-
-    def run(*options: str) -> tuple[int, str]:
-        code = cli.main(["run", "create", "mine", "--authority", key, "--json", *options])
-        return code, capsys.readouterr().err
-
-    return run
-
-
-def read_descriptor(home: Path) -> Descriptor:
-    return decode_value(Descriptor, runs.load_descriptors(home / "pulsenet" / "mine")[-1].payload)
-
-
-def test_a_run_has_no_rounds_unless_it_names_an_algorithm(create: Any, tmp_path: Path) -> None:
+def test_a_run_has_no_rounds_unless_it_names_an_algorithm(create: Any, read_descriptor: Any) -> None:
     assert create() == (0, "")
-    descriptor = read_descriptor(tmp_path)
+    descriptor = read_descriptor()
     assert (descriptor.algorithm, descriptor.constants, descriptor.open_trainers_max) == ("none", (), 0)
     assert describe_algorithm(descriptor) == {"algorithm": "none"}
 
 
-def test_reals_are_signed_as_the_bits_of_their_fp32_value(create: Any, tmp_path: Path) -> None:
+def test_reals_are_signed_as_the_bits_of_their_fp32_value(create: Any, read_descriptor: Any) -> None:
     given = "--algorithm pulseloco --inner-steps 4 --learning-rate 0.5 --momentum-factor 0.8 --clip-norm-ratio 3"
     closing = "--contributions-min 2 --contribution-wait-seconds 0 --open-trainers 7 --all-gather-ratio-min 2.5"
     assert create(*given.split(), *closing.split()) == (0, "")
-    descriptor = read_descriptor(tmp_path)
+    descriptor = read_descriptor()
     constants = dict(descriptor.constants)
     assert list(constants) == sorted(constants)
     assert constants["learning_rate"] == bits(0.5)
@@ -69,9 +47,9 @@ def test_reals_are_signed_as_the_bits_of_their_fp32_value(create: Any, tmp_path:
     assert (closed.contributions_min, closed.contribution_wait_seconds, closed.clip_norm_ratio) == (2, 0, 3.0)
 
 
-def test_a_new_run_of_pulseloco_flushes_unless_it_is_told_not_to(create: Any, tmp_path: Path) -> None:
+def test_a_new_run_of_pulseloco_flushes_unless_it_is_told_not_to(create: Any, read_descriptor: Any) -> None:
     assert create("--algorithm", "pulseloco") == (0, "")
-    descriptor = read_descriptor(tmp_path)
+    descriptor = read_descriptor()
     settings = OuterSettings.from_constants(descriptor.algorithm, descriptor.constants)
     assert (settings.flush_interval, settings.flush_mantissa_bits) == (8, 1)
     assert RoundSettings.of(descriptor).all_gather_ratio_min == 10.0
@@ -84,25 +62,25 @@ def test_a_new_run_of_pulseloco_flushes_unless_it_is_told_not_to(create: Any, tm
     ["--algorithm pulseloco --flush-interval 0", "--algorithm diloco", "--algorithm ddp"],
 )
 def test_runs_without_flushes_sign_nothing_that_older_versions_refuse(
-    create: Any, tmp_path: Path, options: str
+    create: Any, read_descriptor: Any, options: str
 ) -> None:
     assert create(*options.split()) == (0, "")
-    names = {name for name, _ in read_descriptor(tmp_path).constants}
+    names = {name for name, _ in read_descriptor().constants}
     assert not names & {"flush_interval", "flush_mantissa_bits", "all_gather_ratio_min"}
 
 
-def test_flushes_can_be_chosen(create: Any, tmp_path: Path) -> None:
+def test_flushes_can_be_chosen(create: Any, read_descriptor: Any) -> None:
     given = "--algorithm pulseloco --flush-interval 16 --flush-mantissa-bits 23 --all-gather-ratio-min 9"
     assert create(*given.split()) == (0, "")
-    descriptor = read_descriptor(tmp_path)
+    descriptor = read_descriptor()
     settings = OuterSettings.from_constants(descriptor.algorithm, descriptor.constants)
     assert (settings.flush_interval, settings.flush_mantissa_bits) == (16, 23)
     assert RoundSettings.of(descriptor).all_gather_ratio_min == 9.0
 
 
-def test_a_combination_is_signed_by_its_position(create: Any, tmp_path: Path) -> None:
+def test_a_combination_is_signed_by_its_position(create: Any, read_descriptor: Any) -> None:
     assert create("--algorithm", "diloco", "--combination", "trimmed", "--trim-count", "1") == (0, "")
-    descriptor = read_descriptor(tmp_path)
+    descriptor = read_descriptor()
     settings = OuterSettings.from_constants(descriptor.algorithm, descriptor.constants)
     assert (settings.combination, settings.trim_count) == (Combination.TRIMMED, 1)
     shown = describe_algorithm(descriptor)
@@ -151,7 +129,7 @@ def test_the_rounds_of_a_run_are_shown(create: Any, capsys: pytest.CaptureFixtur
     assert "contribution_wait_seconds  30" in capsys.readouterr().out
 
 
-def test_constants_of_a_later_version_are_shown_as_they_are(create: Any, tmp_path: Path) -> None:
+def test_constants_of_a_later_version_are_shown_as_they_are(create: Any, read_descriptor: Any) -> None:
     create("--algorithm", "pulseloco")
-    later = replace(read_descriptor(tmp_path), constants=(("inner_steps", 4), ("zeal", 9)))
+    later = replace(read_descriptor(), constants=(("inner_steps", 4), ("zeal", 9)))
     assert describe_algorithm(later)["constants"] == ["inner_steps = 4", "zeal = 9"]
