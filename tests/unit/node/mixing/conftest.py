@@ -193,6 +193,20 @@ class Desk:
         self.tell(MixingAttached(round_index, SIZE))
         return self.tell(RoundWanted(round_index))
 
+    @property
+    def other(self) -> PeerId:
+        """The first of the others."""
+        return next(key for key in self.keys if key != self.me)
+
+    def begin(self, *slices: Any) -> Desk:
+        """Open a round among all, who are connected, and hand the own vector over, if one is given."""
+        self.convene()
+        self.connect()
+        self.open()
+        if slices:
+            self.hand_over(*slices)
+        return self
+
     def hand_over(self, *slices: Any, round_index: int = 0, job: Job = Job.MIX1, wants: bool = True) -> list[Effect]:
         parts = tuple(self.part(values, round_index, int(job), self.store) for values in slices)
         effects = self.tell(PartStored(round_index, job, parts))

@@ -46,19 +46,9 @@ def shares_of(records: tuple[bytes, ...]) -> list[Share]:
     return [decode_value(Share, decode_signed(record).payload) for record in records]
 
 
-def begin(make_desk: MakeDesk, place: int = 0, count: int = 2, **changes: Any) -> Any:
-    desk = make_desk(place, count, **changes)
-    desk.convene()
-    desk.connect()
-    desk.open()
-    return desk
-
-
 def begin_globally(make_desk: MakeDesk, place: int = 0, **changes: Any) -> Any:
     """One of three whose vector is handed over in slices of 3, 3 and 2."""
-    desk = begin(make_desk, place, 3, variant=MixingVariant.GLOBAL_M1, **changes)
-    desk.hand_over(np.ones(3), np.ones(3), np.ones(2))
-    return desk
+    return make_desk(place, 3, variant=MixingVariant.GLOBAL_M1, **changes).begin(np.ones(3), np.ones(3), np.ones(2))
 
 
 class Book:
@@ -153,7 +143,7 @@ class TestMembers:
         assert (ready.slices, ready.reason) == ((), "")
 
     def test_the_only_member_mixes_with_nobody(self, make_desk: MakeDesk) -> None:
-        desk = begin(make_desk, 0, 1)
+        desk = make_desk(0, 1).begin()
         desk.hand_over(np.ones(SIZE))
         (ready,) = desk.find(MixReady)
         assert (ready.slices, ready.reason) == ((), "")
@@ -176,7 +166,7 @@ class TestMembers:
 
 class TestParts:
     def test_a_second_vector_and_a_second_wish_change_nothing(self, make_desk: MakeDesk) -> None:
-        desk = begin(make_desk)
+        desk = make_desk().begin()
         desk.hand_over(np.ones(SIZE))
         before = [share.blob_id for _, share in desk.pushed()]
         desk.hand_over(np.full(SIZE, 9.0))
@@ -185,7 +175,7 @@ class TestParts:
         assert desk.find(MixReady) == []
 
     def test_a_vector_in_another_number_of_slices_is_none(self, make_desk: MakeDesk) -> None:
-        desk = begin(make_desk)
+        desk = make_desk().begin()
         desk.tell(PartStored(0, Job.MIX1, (PART, PART), ()))
         assert desk.pushed() == []
 
@@ -196,7 +186,7 @@ class TestParts:
         assert len(desk.pushed()) == before
 
     def test_without_a_vector_a_mean_of_all_is_waited_for_to_the_end_only(self, make_desk: MakeDesk) -> None:
-        desk = begin(make_desk, 0, 3, variant=MixingVariant.GLOBAL_M1)
+        desk = make_desk(0, 3, variant=MixingVariant.GLOBAL_M1).begin()
         desk.tell(ResultWanted(0, Job.MIX1))
         desk.wait(5.0)
         assert desk.find(MixReady) == []
@@ -269,14 +259,14 @@ class TestMeansOfAll:
 
 class TestStatesForJoiners:
     def test_a_pair_offers_its_own_vector(self, make_desk: MakeDesk) -> None:
-        desk = begin(make_desk)
+        desk = make_desk().begin()
         desk.hand_over(np.ones(SIZE))
         (share,) = shares_of(desk.machine.reply_shares(GetShares(None, 0, 0), desk.stranger).shares)
         assert (share.kind, share.job, share.peer_id) == (ShareKind.PART, 1, desk.me)
         assert (read_values(desk.store, share) == 1.0).all()
 
     def test_without_anything_to_offer_a_state_is_stored_once_a_round(self, make_desk: MakeDesk) -> None:
-        desk = begin(make_desk)
+        desk = make_desk().begin()
         asked = GetShares(None, 0, 0)
         for _ in range(2):
             assert desk.machine.reply_shares(asked, desk.stranger).shares == ()
@@ -298,7 +288,7 @@ class TestStatesForJoiners:
         assert desk.machine.reply_shares(GetShares(None, 0, 0), desk.stranger).shares == ()
 
     def test_a_round_that_is_over_takes_nothing(self, make_desk: MakeDesk) -> None:
-        desk = begin(make_desk)
+        desk = make_desk().begin()
         desk.open(1)
         assert not desk.machine.reply_shares(GetShares(0, 1, 0), desk.keys[1]).is_open
         assert desk.machine.reply_shares(GetShares(1, 1, 0), desk.keys[1]).is_open
@@ -366,7 +356,7 @@ def test_a_joiner_that_has_chosen_nothing_yet_goes_on_looking(make_desk: MakeDes
 
 class TestEndsOfAJob:
     def test_a_word_of_the_partner_after_the_end_ends_nothing_twice(self, make_desk: MakeDesk) -> None:
-        desk = begin(make_desk)
+        desk = make_desk().begin()
         desk.hand_over(np.ones(SIZE))
         desk.judge("round")
         (ready,) = desk.find(MixReady)
@@ -375,7 +365,7 @@ class TestEndsOfAJob:
         assert desk.find(MixReady) == [ready]
 
     def test_a_part_of_another_size_is_not_fetched(self, make_desk: MakeDesk) -> None:
-        desk = begin(make_desk)
+        desk = make_desk().begin()
         desk.hand_over(np.ones(SIZE))
         part = desk.part(np.ones(SIZE + 1))
         desk.push(desk.keys[1], desk.share(desk.keys[1], part))
@@ -394,7 +384,7 @@ class TestEndsOfAJob:
 
 class TestMachine:
     def test_who_names_an_unknown_roster_is_asked_for_it(self, make_desk: MakeDesk) -> None:
-        desk = begin(make_desk, 0, 3)
+        desk = make_desk(0, 3).begin()
         desk.wait(5.0)
         desk.effects = []
         key = desk.keys[1]
@@ -419,7 +409,7 @@ class TestMachine:
         assert desk.find(StartMixing) == [order]
 
     def test_a_round_whose_roster_is_gone_is_not_come_back_into(self, make_desk: MakeDesk) -> None:
-        desk = begin(make_desk)
+        desk = make_desk().begin()
         desk.convene(number=2)
         desk.tell(MixingAttached(1, SIZE, 0))
         desk.hand_over(np.ones(SIZE))

@@ -22,34 +22,15 @@ MakeDesk = Callable[..., Any]
 ONES, TWOS, FIVES = np.ones(SIZE), np.full(SIZE, 2.0), np.full(SIZE, 5.0)
 
 
-def begin(make_desk: MakeDesk, place: int, **changes: Any) -> Any:
-    """A pair's member with its own vector handed over; the other one is connected."""
-    desk = make_desk(place, **changes)
-    desk.convene()
-    desk.connect()
-    desk.open()
-    desk.hand_over(ONES)
-    return desk
-
-
-def other(desk: Any) -> Any:
-    return next(key for key in desk.keys if key != desk.me)
-
-
-def results(desk: Any) -> list[MixReady]:
-    found: list[MixReady] = desk.find(MixReady)
-    return found
-
-
 def say(desk: Any, kind: ShareKind, values: Any = TWOS, **changes: Any) -> str:
     """Let the other one share a part, or hint at it; return the code of the answer."""
-    code: str = desk.push(other(desk), desk.share(other(desk), desk.part(values), kind=kind, **changes))
+    code: str = desk.push(desk.other, desk.share(desk.other, desk.part(values), kind=kind, **changes))
     return code
 
 
 def hinted(make_desk: MakeDesk) -> Any:
     """The lower key's member that combined on a hint."""
-    desk = begin(make_desk, 0)
+    desk = make_desk(0).begin(ONES)
     assert say(desk, ShareKind.HINT) == ""
     desk.serve()
     assert len(desk.find(CombineParts)) == 1
@@ -64,9 +45,9 @@ def asks_for(desk: Any, values: Any) -> bool:
 
 
 def test_the_upper_key_hints_at_its_part_as_soon_as_it_has_one(make_desk: MakeDesk) -> None:
-    desk = begin(make_desk, 1)
+    desk = make_desk(1).begin(ONES)
     ((peer, share),) = desk.pushed()
-    assert (peer, share.kind, share.slice_count) == (other(desk), ShareKind.HINT, 1)
+    assert (peer, share.kind, share.slice_count) == (desk.other, ShareKind.HINT, 1)
     assert (read_values(desk.store, share) == ONES).all()
     # It binds to nothing.
     assert desk.machine.stands() == {}
@@ -79,17 +60,17 @@ def test_the_upper_key_hints_at_its_part_as_soon_as_it_has_one(make_desk: MakeDe
 
 
 def test_the_lower_key_fetches_and_combines_on_a_hint_and_takes_on_the_answer(make_desk: MakeDesk) -> None:
-    desk = begin(make_desk, 0)
+    desk = make_desk(0).begin(ONES)
     assert say(desk, ShareKind.HINT) == ""
     assert asks_for(desk, TWOS)
     desk.serve()
     desk.work()
-    assert results(desk) == []
+    assert desk.find(MixReady) == []
     assert desk.pushed(ShareKind.TAKEN) == []
     assert desk.machine.stands() == {}
     desk.effects = []
     assert say(desk, ShareKind.PART) == ""
-    (ready,) = results(desk)
+    (ready,) = desk.find(MixReady)
     assert (read_values(desk.store, ready.slices[0].mean) == 1.5).all()
     assert len(desk.pushed(ShareKind.TAKEN)) == 1
     assert desk.machine.stands() == {(0, 1): Stand.TAKEN}
@@ -99,24 +80,24 @@ def test_the_lower_key_fetches_and_combines_on_a_hint_and_takes_on_the_answer(ma
 
 
 def test_an_answer_that_comes_while_its_hint_is_fetched_or_combined_is_taken_in_the_end(make_desk: MakeDesk) -> None:
-    desk = begin(make_desk, 0)
+    desk = make_desk(0).begin(ONES)
     say(desk, ShareKind.HINT)
     say(desk, ShareKind.PART)
     desk.serve()
     assert len(desk.find(CombineParts)) == 1
     desk.work()
-    assert [ready.is_alone for ready in results(desk)] == [False]
+    assert [ready.is_alone for ready in desk.find(MixReady)] == [False]
 
 
 def test_of_a_hint_and_an_answer_with_other_content_the_answer_counts(make_desk: MakeDesk) -> None:
     desk = hinted(make_desk)
     desk.effects = []
     assert say(desk, ShareKind.PART, FIVES) == ""
-    assert results(desk) == []
+    assert desk.find(MixReady) == []
     assert asks_for(desk, FIVES)
     desk.serve()
     desk.work()
-    (ready,) = results(desk)
+    (ready,) = desk.find(MixReady)
     assert (read_values(desk.store, ready.slices[0].mean) == 3.0).all()
     assert Count("rejected", "mismatch") in desk.effects
     # A node that came back with another vector does that: it is no crime.
@@ -124,22 +105,22 @@ def test_of_a_hint_and_an_answer_with_other_content_the_answer_counts(make_desk:
 
 
 def test_other_content_counts_too_while_what_was_hinted_at_is_combined(make_desk: MakeDesk) -> None:
-    desk = begin(make_desk, 0)
+    desk = make_desk(0).begin(ONES)
     say(desk, ShareKind.HINT)
     desk.serve()
     assert len(desk.find(CombineParts)) == 1
     say(desk, ShareKind.PART, FIVES)
     desk.serve()
     desk.work()
-    assert results(desk) == []
+    assert desk.find(MixReady) == []
     desk.serve()
     desk.work()
-    (ready,) = results(desk)
+    (ready,) = desk.find(MixReady)
     assert (read_values(desk.store, ready.slices[0].mean) == 3.0).all()
 
 
 def test_an_answer_of_another_size_than_its_hint_is_not_fetched(make_desk: MakeDesk) -> None:
-    desk = begin(make_desk, 0)
+    desk = make_desk(0).begin(ONES)
     say(desk, ShareKind.HINT)
     desk.serve()
     assert len(desk.find(CombineParts)) == 1
@@ -148,17 +129,17 @@ def test_an_answer_of_another_size_than_its_hint_is_not_fetched(make_desk: MakeD
     assert not asks_for(desk, longer)
     desk.work()
     assert Count("rejected", "shape") in desk.effects
-    assert [(ready.is_alone, ready.reason) for ready in results(desk)] == [(True, "refused")]
+    assert [(ready.is_alone, ready.reason) for ready in desk.find(MixReady)] == [(True, "refused")]
 
 
 def test_a_hint_that_comes_after_the_answer_changes_nothing(make_desk: MakeDesk) -> None:
-    desk = begin(make_desk, 0)
+    desk = make_desk(0).begin(ONES)
     say(desk, ShareKind.PART)
     assert say(desk, ShareKind.HINT, FIVES) == ""
     assert not asks_for(desk, FIVES)
     desk.serve()
     desk.work()
-    (ready,) = results(desk)
+    (ready,) = desk.find(MixReady)
     assert (read_values(desk.store, ready.slices[0].mean) == 1.5).all()
     assert say(desk, ShareKind.HINT, FIVES) == ""
 
@@ -175,33 +156,29 @@ def test_a_hint_that_comes_after_the_answer_changes_nothing(make_desk: MakeDesk)
 def test_a_hint_at_a_part_that_may_not_be_mixed_ends_the_job(
     make_desk: MakeDesk, values: Any, changes: dict[str, Any], code: str
 ) -> None:
-    desk = begin(make_desk, 0)
+    desk = make_desk(0).begin(ONES)
     say(desk, ShareKind.HINT, values, **changes)
     desk.serve()
     desk.work()
-    assert [(ready.reason, ready.is_alone) for ready in results(desk)] == [("refused", True)]
-    assert StrikePeer(other(desk), code) in desk.effects
+    assert [(ready.reason, ready.is_alone) for ready in desk.find(MixReady)] == [("refused", True)]
+    assert StrikePeer(desk.other, code) in desk.effects
     assert say(desk, ShareKind.PART) == "round"
 
 
 def test_only_the_upper_key_of_the_pair_hints_and_once(make_desk: MakeDesk) -> None:
-    upper = begin(make_desk, 1)
+    upper = make_desk(1).begin(ONES)
     assert say(upper, ShareKind.HINT) == "unexpected"
-    lower = begin(make_desk, 0)
+    lower = make_desk(0).begin(ONES)
     assert say(lower, ShareKind.HINT) == ""
     assert say(lower, ShareKind.HINT) == ""
     assert say(lower, ShareKind.HINT, FIVES) == "duplicate"
-    crowd = begin(make_desk, 0, member_count=4)
+    crowd = make_desk(0, member_count=4).begin(ONES)
     third = next(key for key in crowd.keys if key not in (crowd.me, crowd.partner(0, Job.MIX1)))
     assert crowd.push(third, crowd.share(third, crowd.part(TWOS), kind=ShareKind.HINT)) == "unexpected"
 
 
 def test_nobody_hints_at_a_slice_of_a_mean_of_all(make_desk: MakeDesk) -> None:
-    desk = make_desk(0, 3, MixingVariant.GLOBAL_M1)
-    desk.convene()
-    desk.connect()
-    desk.open()
-    desk.hand_over(np.ones(3), np.ones(3), np.ones(2))
+    desk = make_desk(0, 3, MixingVariant.GLOBAL_M1).begin(np.ones(3), np.ones(3), np.ones(2))
     assert desk.pushed(ShareKind.HINT) == []
     assert desk.push(desk.keys[1], desk.share(desk.keys[1], desk.part(TWOS), kind=ShareKind.HINT)) == "unexpected"
 
@@ -210,28 +187,28 @@ def test_an_upper_key_that_dies_after_its_hint_costs_the_lower_its_wait(make_des
     for is_noticed, seconds, reason in ((True, 2.5, "lost"), (False, 10.1, "late")):
         desk = hinted(make_desk)
         if is_noticed:
-            desk.lose(other(desk))
+            desk.lose(desk.other)
         desk.wait(seconds)
-        assert [(ready.is_alone, ready.reason) for ready in results(desk)] == [(True, reason)]
+        assert [(ready.is_alone, ready.reason) for ready in desk.find(MixReady)] == [(True, reason)]
         # It does not take later, whoever comes back.
         assert say(desk, ShareKind.PART) == "round"
         assert desk.machine.stands() == {}
-        reply = desk.machine.reply_shares(GetShares(0, 1, 0), other(desk))
+        reply = desk.machine.reply_shares(GetShares(0, 1, 0), desk.other)
         assert not reply.is_open
 
 
 def test_a_partner_that_has_no_use_for_a_hint_is_not_waited_for(make_desk: MakeDesk) -> None:
-    desk = begin(make_desk, 1)
+    desk = make_desk(1).begin(ONES)
     desk.judge("round")
-    assert [(ready.is_alone, ready.reason) for ready in results(desk)] == [(True, "over")]
+    assert [(ready.is_alone, ready.reason) for ready in desk.find(MixReady)] == [(True, "over")]
     assert desk.machine.stands() == {}
 
 
 @pytest.mark.parametrize("code", ["", "duplicate", "roster", "early"])
 def test_any_other_word_on_a_hint_leaves_the_exchange_as_it_is(make_desk: MakeDesk, code: str) -> None:
-    desk = begin(make_desk, 1)
+    desk = make_desk(1).begin(ONES)
     desk.judge(code)
-    assert results(desk) == []
+    assert desk.find(MixReady) == []
     say(desk, ShareKind.PART)
     desk.serve()
     desk.work()
@@ -239,20 +216,20 @@ def test_any_other_word_on_a_hint_leaves_the_exchange_as_it_is(make_desk: MakeDe
 
 
 def test_a_word_on_a_hint_that_comes_after_the_answer_voids_nothing(make_desk: MakeDesk) -> None:
-    desk = begin(make_desk, 1)
+    desk = make_desk(1).begin(ONES)
     (hint,) = [e for e in desk.find(SendRequest) if isinstance(e.message, PushShare)]
     say(desk, ShareKind.PART)
     desk.serve()
     desk.work()
     desk.effects = [hint]
     desk.judge("round")
-    assert results(desk) == []
+    assert desk.find(MixReady) == []
     assert desk.machine.stands() == {(0, 1): Stand.ANSWERED}
 
 
 def test_a_lower_key_that_restarts_asks_for_the_hint_again(make_desk: MakeDesk) -> None:
-    upper = begin(make_desk, 1)
-    reply = upper.machine.reply_shares(GetShares(0, 1, 0), other(upper))
+    upper = make_desk(1).begin(ONES)
+    reply = upper.machine.reply_shares(GetShares(0, 1, 0), upper.other)
     hint = [share.kind for _, share in upper.pushed()]
     assert (hint, len(reply.shares)) == ([ShareKind.HINT], 1)
 
@@ -264,8 +241,8 @@ def test_a_lower_key_that_restarts_asks_for_the_hint_again(make_desk: MakeDesk) 
     lower.hand_over(ONES)
     lower.wait(3.0)
     (asked,) = [e for e in lower.find(SendRequest) if isinstance(e.message, GetShares) and e.message.job == 1]
-    record = lower.share(other(lower), lower.part(TWOS), kind=ShareKind.HINT)
-    lower.tell(ReplyReceived(asked.request_id, other(lower), SharesReply(0, 0, True, (record,))))
+    record = lower.share(lower.other, lower.part(TWOS), kind=ShareKind.HINT)
+    lower.tell(ReplyReceived(asked.request_id, lower.other, SharesReply(0, 0, True, (record,))))
     # A hint is not all there is to hear: the answer is asked for too.
     lower.effects = []
     lower.wait(3.0)
@@ -273,14 +250,14 @@ def test_a_lower_key_that_restarts_asks_for_the_hint_again(make_desk: MakeDesk) 
     # What the hint is of is here since the life before.
     assert not asks_for(lower, TWOS)
     lower.work()
-    assert results(lower) == []
+    assert lower.find(MixReady) == []
     say(lower, ShareKind.PART)
-    assert [ready.is_alone for ready in results(lower)] == [False]
+    assert [ready.is_alone for ready in lower.find(MixReady)] == [False]
 
 
 def test_a_hint_is_told_to_the_partner_alone(make_desk: MakeDesk) -> None:
     for place in range(4):
-        desk = begin(make_desk, place, member_count=4)
+        desk = make_desk(place, member_count=4).begin(ONES)
         partner = desk.partner(0, Job.MIX1)
         told = {key: desk.machine.reply_shares(GetShares(0, 1, 0), key).shares for key in desk.keys if key != desk.me}
         assert [key for key, shares in told.items() if shares] == [partner]
@@ -288,7 +265,7 @@ def test_a_hint_is_told_to_the_partner_alone(make_desk: MakeDesk) -> None:
 
 def test_an_upper_key_that_restarts_hints_again_unless_it_answered(make_desk: MakeDesk) -> None:
     for answers, kinds in ((False, [ShareKind.HINT]), (True, [ShareKind.PART])):
-        desk = begin(make_desk, 1)
+        desk = make_desk(1).begin(ONES)
         if answers:
             say(desk, ShareKind.PART)
             desk.serve()
@@ -303,7 +280,7 @@ def test_an_upper_key_that_restarts_hints_again_unless_it_answered(make_desk: Ma
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_what_a_hint_led_to_is_released_with_its_round(make_desk: MakeDesk, is_late: bool) -> None:
-    desk = begin(make_desk, 0)
+    desk = make_desk(0).begin(ONES)
     say(desk, ShareKind.HINT)
     desk.serve()
     if is_late:

@@ -34,64 +34,45 @@ MakeDesk = Callable[..., Any]
 ONES, TWOS = np.ones(SIZE), np.full(SIZE, 2.0)
 
 
-def begin(make_desk: MakeDesk, place: int, **changes: Any) -> Any:
-    """A pair's member with its own vector handed over; the other one is connected."""
-    desk = make_desk(place, **changes)
-    desk.convene()
-    desk.connect()
-    desk.open()
-    desk.hand_over(ONES)
-    return desk
-
-
-def other(desk: Any) -> Any:
-    return next(key for key in desk.keys if key != desk.me)
-
-
-def results(desk: Any) -> list[MixReady]:
-    found: list[MixReady] = desk.find(MixReady)
-    return found
-
-
 def test_the_lower_key_offers_takes_and_says_so(make_desk: MakeDesk) -> None:
-    desk = begin(make_desk, 0)
-    assert [(peer, share.kind) for peer, share in desk.pushed()] == [(other(desk), ShareKind.PART)]
-    assert desk.push(other(desk), desk.share(other(desk), desk.part(TWOS))) == ""
+    desk = make_desk(0).begin(ONES)
+    assert [(peer, share.kind) for peer, share in desk.pushed()] == [(desk.other, ShareKind.PART)]
+    assert desk.push(desk.other, desk.share(desk.other, desk.part(TWOS))) == ""
     desk.serve()
-    assert results(desk) == []
+    assert desk.find(MixReady) == []
     desk.work()
-    (ready,) = results(desk)
+    (ready,) = desk.find(MixReady)
     assert not ready.is_alone
     assert (read_values(desk.store, ready.slices[0].mean) == 1.5).all()
     desk.judge("")
     assert desk.machine.stands() == {(0, 1): Stand.TAKEN}
-    reply = desk.machine.reply_shares(GetShares(0, 1, 0), other(desk))
+    reply = desk.machine.reply_shares(GetShares(0, 1, 0), desk.other)
     assert not reply.is_open
     assert len(reply.shares) == 1
 
 
 def answer(make_desk: MakeDesk) -> Any:
     """The upper key's member that answered an offer."""
-    desk = begin(make_desk, 1)
-    desk.push(other(desk), desk.share(other(desk), desk.part(TWOS)))
+    desk = make_desk(1).begin(ONES)
+    desk.push(desk.other, desk.share(desk.other, desk.part(TWOS)))
     desk.serve()
     desk.work()
     assert [share.kind for _, share in desk.pushed()] == [ShareKind.HINT, ShareKind.PART]
     assert desk.machine.stands() == {(0, 1): Stand.ANSWERED}
-    assert results(desk) == []
+    assert desk.find(MixReady) == []
     return desk
 
 
 def taken(desk: Any) -> bytes:
     mean = desk.part(np.full(SIZE, 1.5))
-    record: bytes = desk.share(other(desk), mean, kind=ShareKind.TAKEN)
+    record: bytes = desk.share(desk.other, mean, kind=ShareKind.TAKEN)
     return record
 
 
 def test_the_upper_key_answers_and_takes_when_it_hears_that_the_other_did(make_desk: MakeDesk) -> None:
     desk = answer(make_desk)
-    assert desk.push(other(desk), taken(desk)) == ""
-    (ready,) = results(desk)
+    assert desk.push(desk.other, taken(desk)) == ""
+    (ready,) = desk.find(MixReady)
     assert not ready.is_alone
     assert desk.machine.stands() == {}
 
@@ -99,12 +80,12 @@ def test_the_upper_key_answers_and_takes_when_it_hears_that_the_other_did(make_d
 def test_an_answer_whose_end_is_not_heard_is_a_debt_once_the_other_says_that_it_took(make_desk: MakeDesk) -> None:
     desk = answer(make_desk)
     desk.wait(10.0)
-    (ready,) = results(desk)
+    (ready,) = desk.find(MixReady)
     assert (ready.is_alone, ready.reason) == (True, "late")
     (asked,) = [e for e in desk.find(SendRequest) if isinstance(e.message, GetShares) and e.message.job == 1][-1:]
     reply = SharesReply(0, 0, False, (taken(desk),))
 
-    desk.tell(ReplyReceived(asked.request_id, other(desk), reply))
+    desk.tell(ReplyReceived(asked.request_id, desk.other, reply))
     assert desk.machine.stands() == {(0, 1): Stand.OWED}
     desk.effects = []
     desk.tell(RoundWanted(1))
@@ -119,7 +100,7 @@ def test_an_answer_whose_end_is_not_heard_is_a_debt_once_the_other_says_that_it_
 def test_a_late_word_that_the_other_took_is_a_debt_too(make_desk: MakeDesk) -> None:
     desk = answer(make_desk)
     desk.wait(10.0)
-    assert desk.push(other(desk), taken(desk)) == ""
+    assert desk.push(desk.other, taken(desk)) == ""
     desk.wait(0.1)
     assert desk.machine.stands() == {(0, 1): Stand.OWED}
 
@@ -128,7 +109,7 @@ def test_a_word_that_comes_a_round_late_is_a_debt_too(make_desk: MakeDesk) -> No
     desk = answer(make_desk)
     desk.wait(10.0)
     desk.tell(RoundWanted(1))
-    assert desk.push(other(desk), taken(desk)) == ""
+    assert desk.push(desk.other, taken(desk)) == ""
     assert desk.machine.stands() == {(0, 1): Stand.OWED}
     assert desk.find(Count)[-1] == Count("debts", "owed")
 
@@ -144,71 +125,71 @@ def test_an_exchange_the_other_did_not_take_leaves_nothing(
     desk = answer(make_desk)
     desk.wait(10.0)
     asked = [e for e in desk.find(SendRequest) if isinstance(e.message, GetShares)][-1]
-    desk.tell(ReplyReceived(asked.request_id, other(desk), SharesReply(0, known_from, is_open, ())))
+    desk.tell(ReplyReceived(asked.request_id, desk.other, SharesReply(0, known_from, is_open, ())))
     assert desk.machine.stands() == stands
     assert label is None or Count("debts", label) in desk.effects
 
 
 def test_a_partner_whose_round_is_over_is_not_waited_for(make_desk: MakeDesk) -> None:
-    lower = begin(make_desk, 0)
+    lower = make_desk(0).begin(ONES)
     lower.judge("round")
-    assert [ready.reason for ready in results(lower)] == ["over"]
+    assert [ready.reason for ready in lower.find(MixReady)] == ["over"]
     upper = answer(make_desk)
     upper.judge("round")
-    assert [ready.reason for ready in results(upper)] == ["over"]
+    assert [ready.reason for ready in upper.find(MixReady)] == ["over"]
     assert upper.machine.stands() == {}
 
 
 def test_a_partner_that_calls_an_answer_a_second_one_leaves_the_exchange_as_it_is(make_desk: MakeDesk) -> None:
-    desk = begin(make_desk, 1)
-    desk.push(other(desk), desk.share(other(desk), desk.part(TWOS)))
+    desk = make_desk(1).begin(ONES)
+    desk.push(desk.other, desk.share(desk.other, desk.part(TWOS)))
     desk.serve()
     desk.work()
     assert [share.kind for _, share in desk.pushed()] == [ShareKind.HINT, ShareKind.PART]
     desk.judge("duplicate")
-    assert results(desk) == []
+    assert desk.find(MixReady) == []
     assert desk.machine.stands() == {(0, 1): Stand.ANSWERED}
 
 
 def test_a_partner_that_cannot_be_reached_is_waited_for_briefly(make_desk: MakeDesk) -> None:
-    desk = begin(make_desk, 0)
-    desk.lose(other(desk))
+    desk = make_desk(0).begin(ONES)
+    desk.lose(desk.other)
     desk.wait(1.0)
-    assert results(desk) == []
+    assert desk.find(MixReady) == []
     desk.wait(1.5)
-    assert [ready.reason for ready in results(desk)] == ["lost"]
+    assert [ready.reason for ready in desk.find(MixReady)] == ["lost"]
     # What comes afterwards is too late, for good.
-    assert desk.push(other(desk), desk.share(other(desk), desk.part(TWOS))) == "round"
+    assert desk.push(desk.other, desk.share(desk.other, desk.part(TWOS))) == "round"
 
 
 def test_after_its_wait_a_member_keeps_its_own_and_says_that_the_job_is_closed(make_desk: MakeDesk) -> None:
-    desk = begin(make_desk, 0)
+    desk = make_desk(0).begin(ONES)
     desk.wait(9.9)
-    assert results(desk) == []
+    assert desk.find(MixReady) == []
     desk.wait(0.2)
-    assert [(ready.reason, ready.is_alone) for ready in results(desk)] == [("late", True)]
-    reply = desk.machine.reply_shares(GetShares(0, 1, 0), other(desk))
+    assert [(ready.reason, ready.is_alone) for ready in desk.find(MixReady)] == [("late", True)]
+    reply = desk.machine.reply_shares(GetShares(0, 1, 0), desk.other)
     assert (reply.is_open, [len(reply.shares)]) == (False, [1])
     # Also in its next life, into which the training process comes with the same vector.
     desk.make_machine(desk.store.state[MIXING_KEY])
     desk.effects = []
     desk.tell(MixingAttached(1, SIZE, 0))
     desk.hand_over(ONES)
-    assert [ready.is_alone for ready in results(desk)] == [True]
+    assert [ready.is_alone for ready in desk.find(MixReady)] == [True]
 
 
 def test_a_side_that_took_takes_again_after_a_restart(make_desk: MakeDesk) -> None:
-    desk = begin(make_desk, 0)
-    desk.push(other(desk), desk.share(other(desk), desk.part(TWOS)))
+    desk = make_desk(0).begin(ONES)
+    desk.push(desk.other, desk.share(desk.other, desk.part(TWOS)))
     desk.serve()
     desk.work()
-    (before,) = results(desk)
+    (before,) = desk.find(MixReady)
     desk.make_machine(desk.store.state[MIXING_KEY])
     desk.effects = []
-    assert desk.machine.reply_shares(GetShares(0, 1, 0), other(desk)).shares
+    assert desk.machine.reply_shares(GetShares(0, 1, 0), desk.other).shares
     desk.tell(MixingAttached(1, SIZE, 0))
     desk.hand_over(ONES)
-    assert results(desk) == [before]
+    assert desk.find(MixReady) == [before]
 
 
 def test_another_vector_than_the_one_shown_is_not_shown_after_a_restart(make_desk: MakeDesk) -> None:
@@ -218,7 +199,7 @@ def test_another_vector_than_the_one_shown_is_not_shown_after_a_restart(make_des
     desk.connect()
     desk.tell(MixingAttached(1, SIZE, 0))
     desk.hand_over(TWOS)
-    assert [ready.reason for ready in results(desk)] == ["part"]
+    assert [ready.reason for ready in desk.find(MixReady)] == ["part"]
     assert desk.pushed() == []
 
 
@@ -253,14 +234,11 @@ def test_shares_that_are_not_for_this_round_or_member_are_refused(make_desk: Mak
 
 
 def test_shares_of_rounds_to_come_are_kept_of_the_two_newest(make_desk: MakeDesk) -> None:
-    desk = make_desk(0)
-    desk.convene()
-    desk.connect()
-    desk.open(0)
-    codes = [desk.push(other(desk), desk.share(other(desk), desk.part(TWOS), round_index=index)) for index in (3, 4, 1)]
+    desk = make_desk(0).begin()
+    codes = [desk.push(desk.other, desk.share(desk.other, desk.part(TWOS), round_index=index)) for index in (3, 4, 1)]
     assert codes == ["", "", "early"]
-    assert desk.push(other(desk), desk.share(other(desk), desk.part(TWOS), round_index=5)) == ""
-    assert desk.push(other(desk), desk.share(other(desk), desk.part(TWOS), round_index=0)) == ""
+    assert desk.push(desk.other, desk.share(desk.other, desk.part(TWOS), round_index=5)) == ""
+    assert desk.push(desk.other, desk.share(desk.other, desk.part(TWOS), round_index=0)) == ""
 
 
 @pytest.mark.parametrize(
@@ -276,43 +254,43 @@ def test_shares_of_rounds_to_come_are_kept_of_the_two_newest(make_desk: MakeDesk
 def test_a_part_that_may_not_be_mixed_is_mixed_by_nobody(
     make_desk: MakeDesk, values: Any, changes: dict[str, Any], code: str
 ) -> None:
-    desk = begin(make_desk, 0)
-    assert desk.push(other(desk), desk.share(other(desk), desk.part(values), **changes)) == ""
+    desk = make_desk(0).begin(ONES)
+    assert desk.push(desk.other, desk.share(desk.other, desk.part(values), **changes)) == ""
     desk.serve()
     desk.work()
-    assert [(ready.reason, ready.is_alone) for ready in results(desk)] == [("refused", True)]
-    assert StrikePeer(other(desk), code) in desk.effects
+    assert [(ready.reason, ready.is_alone) for ready in desk.find(MixReady)] == [("refused", True)]
+    assert StrikePeer(desk.other, code) in desk.effects
 
 
 def test_a_part_that_is_no_vector_is_mixed_by_nobody(make_desk: MakeDesk) -> None:
 
-    desk = begin(make_desk, 0)
+    desk = make_desk(0).begin(ONES)
     good = desk.part(TWOS)
     blob_id, size_bytes = write_blob(desk.others, b"rubbish of some length")
-    record = desk.share(other(desk), good, blob_id=blob_id, encoded_size_bytes=size_bytes)
-    desk.push(other(desk), record)
+    record = desk.share(desk.other, good, blob_id=blob_id, encoded_size_bytes=size_bytes)
+    desk.push(desk.other, record)
     desk.serve()
     desk.work()
-    assert StrikePeer(other(desk), "decode") in desk.effects
-    assert [ready.reason for ready in results(desk)] == ["refused"]
+    assert StrikePeer(desk.other, "decode") in desk.effects
+    assert [ready.reason for ready in desk.find(MixReady)] == ["refused"]
 
 
 def test_a_node_that_cannot_combine_keeps_its_own(make_desk: MakeDesk) -> None:
-    desk = begin(make_desk, 0)
-    desk.push(other(desk), desk.share(other(desk), desk.part(TWOS)))
+    desk = make_desk(0).begin(ONES)
+    desk.push(desk.other, desk.share(desk.other, desk.part(TWOS)))
     desk.serve()
     (order,) = desk.find(CombineParts)
     desk.tell(CombineFailed(order.number, "enospc"))
-    assert [ready.reason for ready in results(desk)] == ["store"]
+    assert [ready.reason for ready in desk.find(MixReady)] == ["store"]
 
 
 def test_a_node_whose_own_part_is_bad_blames_nobody(make_desk: MakeDesk) -> None:
-    desk = begin(make_desk, 0)
-    desk.push(other(desk), desk.share(other(desk), desk.part(TWOS)))
+    desk = make_desk(0).begin(ONES)
+    desk.push(desk.other, desk.share(desk.other, desk.part(TWOS)))
     desk.serve()
     (order,) = desk.find(CombineParts)
     desk.tell(CombineFailed(order.number, "finite", ((desk.me, "finite"),)))
-    assert [ready.reason for ready in results(desk)] == ["refused"]
+    assert [ready.reason for ready in desk.find(MixReady)] == ["refused"]
     assert desk.find(StrikePeer) == []
 
 
@@ -320,21 +298,18 @@ def test_a_node_whose_own_part_is_bad_blames_nobody(make_desk: MakeDesk) -> None
 
 
 def test_without_a_vector_nothing_is_shown_or_taken(make_desk: MakeDesk) -> None:
-    desk = make_desk(0)
-    desk.convene()
-    desk.connect()
-    desk.open()
+    desk = make_desk(0).begin()
     desk.tell(PartFailed(0, Job.MIX1, "finite"))
     desk.tell(ResultWanted(0, Job.MIX1))
-    assert [(ready.slices, ready.reason) for ready in results(desk)] == [((), "part")]
+    assert [(ready.slices, ready.reason) for ready in desk.find(MixReady)] == [((), "part")]
     assert desk.pushed() == []
 
 
 def test_results_of_rounds_that_are_over_are_empty(make_desk: MakeDesk) -> None:
-    desk = begin(make_desk, 0)
+    desk = make_desk(0).begin(ONES)
     desk.effects = []
     desk.tell(ResultWanted(7, Job.MIX1))
-    assert [(ready.round_index, ready.reason, ready.slices) for ready in results(desk)] == [(7, "over", ())]
+    assert [(ready.round_index, ready.reason, ready.slices) for ready in desk.find(MixReady)] == [(7, "over", ())]
 
 
 def test_the_opening_waits_for_a_first_roster_and_not_for_one_that_does_not_come(make_desk: MakeDesk) -> None:
@@ -366,11 +341,8 @@ def test_who_gave_up_hope_waits_again_once_a_roster_was_seen(make_desk: MakeDesk
 
 
 def test_a_straggler_opens_the_newest_round_that_a_member_shared_in(make_desk: MakeDesk) -> None:
-    desk = make_desk(0)
-    desk.convene()
-    desk.connect()
-    desk.open(0)
-    desk.push(other(desk), desk.share(other(desk), desk.part(TWOS), round_index=5))
+    desk = make_desk(0).begin()
+    desk.push(desk.other, desk.share(desk.other, desk.part(TWOS), round_index=5))
     desk.effects = []
     desk.tell(RoundWanted(1))
     assert [opened.round_index for opened in desk.find(OpenRound)] == [5]
@@ -382,19 +354,19 @@ def test_a_straggler_opens_the_newest_round_that_a_member_shared_in(make_desk: M
 
 
 def test_what_the_disk_refused_is_ordered_again(make_desk: MakeDesk) -> None:
-    desk = begin(make_desk, 0)
-    desk.push(other(desk), desk.share(other(desk), desk.part(TWOS)))
+    desk = make_desk(0).begin(ONES)
+    desk.push(desk.other, desk.share(desk.other, desk.part(TWOS)))
     desk.serve()
     desk.work()
-    (ready,) = results(desk)
+    (ready,) = desk.find(MixReady)
     desk.effects = []
     desk.tell(StoreFailed(None, "enospc"))
     assert desk.find(SaveState) == []
-    assert desk.machine.reply_shares(GetShares(0, 1, 0), other(desk)).shares == ()
+    assert desk.machine.reply_shares(GetShares(0, 1, 0), desk.other).shares == ()
     desk.wait(5.0)
-    assert results(desk) == [ready]
+    assert desk.find(MixReady) == [ready]
     assert desk.find(SaveState)
-    assert desk.machine.reply_shares(GetShares(0, 1, 0), other(desk)).shares != ()
+    assert desk.machine.reply_shares(GetShares(0, 1, 0), desk.other).shares != ()
 
 
 def test_without_a_training_process_what_the_disk_refused_is_only_stored_again(make_desk: MakeDesk) -> None:
@@ -406,13 +378,13 @@ def test_without_a_training_process_what_the_disk_refused_is_only_stored_again(m
     desk.effects = []
     desk.wait(5.0)
     assert desk.store.state[MIXING_KEY] == stored
-    assert desk.find(OpenRound) + desk.find(StartMixing) + results(desk) == []
+    assert desk.find(OpenRound) + desk.find(StartMixing) + desk.find(MixReady) == []
     assert known.record in Journal(stored).stored_rosters
 
 
 def test_a_disk_that_refuses_puts_off_no_wait_that_ends_sooner(make_desk: MakeDesk) -> None:
     """Found by a seed of the simulator: a trainer waited 1.7 s longer than it had promised."""
-    desk = begin(make_desk, 0)
+    desk = make_desk(0).begin(ONES)
     at = desk.find(SetTimer)[-1].at
     desk.now = at - 0.5
     desk.tell(StoreFailed(None, "enospc"))
@@ -423,7 +395,7 @@ def test_a_disk_that_refuses_puts_off_no_wait_that_ends_sooner(make_desk: MakeDe
 
 
 def test_a_push_that_fails_is_sent_again(make_desk: MakeDesk) -> None:
-    desk = begin(make_desk, 0)
+    desk = make_desk(0).begin(ONES)
     (request,) = [e for e in desk.find(SendRequest) if e.message.__class__.__name__ == "PushShare"]
     desk.effects = []
     desk.tell(RequestFailed(request.request_id, request.peer_id, "timeout"))
@@ -435,12 +407,7 @@ def test_a_push_that_fails_is_sent_again(make_desk: MakeDesk) -> None:
 
 
 def begin_globally(make_desk: MakeDesk, place: int = 0, **changes: Any) -> Any:
-    desk = make_desk(place, 3, MixingVariant.GLOBAL_M1, **changes)
-    desk.convene()
-    desk.connect()
-    desk.open()
-    desk.hand_over(np.ones(3), np.ones(3), np.ones(2))
-    return desk
+    return make_desk(place, 3, MixingVariant.GLOBAL_M1, **changes).begin(np.ones(3), np.ones(3), np.ones(2))
 
 
 def test_an_owner_sums_everybodys_parts_and_shows_the_mean(make_desk: MakeDesk) -> None:
@@ -490,7 +457,7 @@ def test_a_mean_is_taken_if_it_may_be(make_desk: MakeDesk, value: float, is_take
     desk.serve()
     desk.work()
     desk.wait(10.0)
-    (ready,) = results(desk)
+    (ready,) = desk.find(MixReady)
     assert [piece.mean is not None for piece in ready.slices] == [False, is_taken, True]
     assert (StrikePeer(desk.keys[1], "finite") in desk.effects) is not is_taken
 
@@ -536,7 +503,7 @@ def test_the_mean_of_one_round_is_not_that_of_the_next(make_desk: MakeDesk) -> N
 def test_a_mean_that_comes_when_the_wait_is_over_is_not_fetched_or_checked(make_desk: MakeDesk) -> None:
     desk = begin_globally(make_desk)
     desk.wait(10.0)
-    assert len(results(desk)) == 1
+    assert len(desk.find(MixReady)) == 1
     desk.effects = []
     fields = {"kind": ShareKind.MEAN, "slice_count": 3, "slice_index": 1, "contributors": b"\xe0"}
     assert desk.push(desk.keys[1], desk.share(desk.keys[1], desk.part(np.full(3, 5.0)), **fields)) == ""

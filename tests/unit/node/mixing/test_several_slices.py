@@ -31,12 +31,9 @@ def _two_slices_an_owner(monkeypatch: pytest.MonkeyPatch, _one_slice_an_owner: N
 
 
 def begin(make_desk: Any, **changes: Any) -> Any:
-    desk = make_desk(0, 2, MixingVariant.GLOBAL_M1, **changes)
-    desk.convene()
-    desk.connect()
-    desk.open()
-    desk.hand_over(*(np.full(2, float(place)) for place in range(COUNT)))
-    return desk
+    return make_desk(0, 2, MixingVariant.GLOBAL_M1, **changes).begin(
+        *(np.full(2, float(place)) for place in range(COUNT))
+    )
 
 
 def push_part(desk: Any, place: int) -> str:
