@@ -44,3 +44,8 @@ def say_seconds(seconds: float) -> str:
     if total < 86_400:
         return f"{total // 3_600} h {total % 3_600 // 60} min"
     return f"{total // 86_400} d {total % 86_400 // 3_600} h"
+
+
+def say_count(count: int, noun: str) -> str:
+    """Return how many there are of a thing whose plural ends in s."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pulsenetd.words import say_rate, say_seconds, say_size, say_version
+from pulsenetd.words import say_count, say_rate, say_seconds, say_size, say_version
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,7 @@ def test_a_version_is_said_with_its_epoch_and_nothing_where_there_is_none() -> N
     assert say_version({"applied_epoch": 2, "applied_version": 7}) == "2.7"
     assert say_version({"latest_seen_version": 7}, "latest_seen") == "0.7"
     assert say_version({"applied_version": None}) == ""
+
+
+def test_one_thing_has_no_plural() -> None:
+    assert [say_count(count, "peer") for count in (0, 1, 2)] == ["0 peers", "1 peer", "2 peers"]

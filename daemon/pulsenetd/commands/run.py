@@ -25,6 +25,7 @@ from pulsenetd import config, runs
 from pulsenetd.commands import run_examples, run_rounds
 from pulsenetd.logs import printable
 from pulsenetd.storage.disk import Disk, make_directory
+from pulsenetd.words import say_count
 
 ANCHOR_INTERVAL_MAX: Final = 1_000_000
 PUBLISH_INTERVAL_SECONDS_MAX: Final = 86_400
@@ -377,9 +378,5 @@ def _countersign(arguments: argparse.Namespace) -> int:
     owner = _owner(arguments, path)
     sign_again = runs.countersign_epoch if arguments.epoch else runs.countersign
     count = sign_again(path, sign=owner.sign, owner=owner.peer_id)
-    print(
-        json.dumps({"signatures": count})
-        if arguments.json
-        else f"{count} {'signature' if count == 1 else 'signatures'}"
-    )
+    print(json.dumps({"signatures": count}) if arguments.json else say_count(count, "signature"))
     return 0

@@ -31,7 +31,7 @@ from pulsenetd.demo.reports import Applied, Compared, EngineFound, Finished, Loa
 from pulsenetd.demo.settings import SETTINGS, VLLM_START_SECONDS_MAX, DemoSettings
 from pulsenetd.demo.stage import Stopped, explain, open_workdir, say, stop_on_signals
 from pulsenetd.demo.vllm_stage import VllmEngines, end_engines, prepare_vllm
-from pulsenetd.words import say_size
+from pulsenetd.words import say_count, say_size
 
 NODE_START_SECONDS_MAX: Final = 90.0
 SILENCE_SECONDS_MAX: Final = 180.0
@@ -98,7 +98,7 @@ def run_demo(
             name: NodeWatch(command_lines.node_directory(directory.path, "inferencer", index))
             for index, name in enumerate(names, 1)
         }
-        title = f"pulsenet demo: {settings.title}, GRPO on small sums, {_count(inferencers, 'inferencer')}"
+        title = f"pulsenet demo: {settings.title}, GRPO on small sums, {say_count(inferencers, 'inferencer')}"
         title += "" if vllm is None else f" with vLLM {vllm.version}"
         try:
             with Children(directory.path / "logs") as children:
@@ -375,7 +375,7 @@ def _print_summary(console: Console, summary: Mapping[str, Any], comparisons: Ma
     first = say_size(summary["anchor_bytes"])
     lines += [
         f"{'transfer':<14} {patches} of patches instead of {dense} dense: {summary['ratio']:.0f} times less",
-        f"{'':<14} {_count(summary['versions'], 'version')}, after {first} once for the first",
+        f"{'':<14} {say_count(summary['versions'], 'version')}, after {first} once for the first",
         f"{'changed':<14} {summary['density']:.2%} of the weights per version on average",
         f"{'training':<14} mean reward {summary['reward_start']:.2f} in the first third of the steps, "
         f"{summary['reward_end']:.2f} in the last ({summary['rollout_samples']} samples)",
@@ -384,15 +384,11 @@ def _print_summary(console: Console, summary: Mapping[str, Any], comparisons: Ma
     ]
     engine = summary.get("engine")
     if engine is not None:
-        pauses = f"{_count(engine['pauses'], 'update')} held requests up"
+        pauses = f"{say_count(engine['pauses'], 'update')} held requests up"
         if engine["pauses"]:
             pauses += f" for {engine['pause_ms_median']:.0f} ms (median), {engine['pause_ms_max']:.0f} ms at most"
         lines.append(f"{'engine':<14} {engine['name']}; {pauses}; all weights compared in its memory")
     say(console, "", *lines)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _needed_size_bytes(settings: DemoSettings, inferencers: int) -> int:

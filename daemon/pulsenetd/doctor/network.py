@@ -17,6 +17,7 @@ from pulsenetd.network import addresses
 from pulsenetd.network.dial_back import GREETING
 from pulsenetd.network.knock import CLOSED, knock
 from pulsenetd.node_file import NODE_FILE
+from pulsenetd.words import say_count
 
 Ask = Callable[[Path], dict[str, Any]]
 
@@ -119,7 +120,7 @@ def _judge_node(node: Path, status: dict[str, Any]) -> list[Finding]:
     found: list[Finding] = []
     peers = status.get("peers", 0)
     found.append(
-        ok(f"{name}: {peers} {'peer' if peers == 1 else 'peers'}")
+        ok(f"{name}: {say_count(peers, 'peer')}")
         if peers
         else warn(f"{name}: no peers", "is another node of the run up? Look at 'bootstraps' above")
     )

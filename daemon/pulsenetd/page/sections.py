@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element
 from pulsenetd.page.charts import Chart, Line, draw_chart
 from pulsenetd.page.markup import tag
 from pulsenetd.status.log_tail import FILTER_SIZE_MAX
-from pulsenetd.words import say_rate, say_seconds, say_size, say_version
+from pulsenetd.words import say_count, say_rate, say_seconds, say_size, say_version
 
 Status = Mapping[str, Any]
 
@@ -140,7 +140,7 @@ def draw_figures(status: Status) -> list[Element]:
         (
             "Peers",
             str(status.get("peers") or 0),
-            f"connected, {_count(status.get('peers_neighbour') or 0, 'neighbour')}",
+            f"connected, {say_count(status.get('peers_neighbour') or 0, 'neighbour')}",
         ),
         ("Receiving", say_rate(status.get("received_bytes_per_second")) or "unknown", _total(status, "received")),
         ("Sending", say_rate(status.get("sent_bytes_per_second")) or "unknown", _total(status, "sent")),
@@ -317,10 +317,6 @@ def _mark(one: Mapping[str, str]) -> Element:
     mark = tag("span", MARKS[one["level"]], class_="mark")
     mark.set("aria-hidden", "true")
     return tag("span", mark, tag("span", LEVEL_WORDS[one["level"]], class_="word"), class_="badge")
-
-
-def _count(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def _total(status: Status, direction: str) -> str:
