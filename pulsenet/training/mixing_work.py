@@ -48,6 +48,8 @@ class HandedOver:
 
     message: local.StorePart
     job_table: JobTable
+    base_root: Digest
+    """Of its headers."""
     entries: tuple[Entries, ...]
     """By tensor of the joint table, debts added."""
     own: list[FP32s]
@@ -117,34 +119,28 @@ class MixingWork:
             count = sum(end - start for _, start, end in job_table.list_blocks(index, plan.slice_count))
             slices.append(local.PartBlob(blob.blob_id, blob.size_bytes, count, fp32_to_bits(norm)))
         message = local.StorePart(opened.round_index, int(job), tuple(slices), tuple(settled), mixed_root)
-        return HandedOver(message, job_table, tuple(entries), spread_all(job_table, entries))
+        return HandedOver(message, job_table, base_root, tuple(entries), spread_all(job_table, entries))
 
     def take(self, connection: MixingConnection, handed: HandedOver, done: local.MixDone) -> Mixed:
         """Write the means that came over the own values; a slice that cannot be read keeps them."""
-        count, reason = max(1, len(done.slices)), done.reason
+        job_table, count, reason = handed.job_table, max(1, len(done.slices)), done.reason
         contributor_counts = []
-        is_whole = bool(done.slices)
         for index, piece in enumerate(done.slices):
+            if piece.mean is None:
+                continue
+            contributors = max(1, piece.contributor_count)
             header = MixingHeader(
-                handed.job_table.digest,
-                handed.job_table.job,
-                done.round_index,
-                self._base_root(handed),
-                index,
-                count,
-                max(1, piece.contributor_count),
+                job_table.digest, job_table.job, done.round_index, handed.base_root, index, count, contributors
             )
-            if piece.mean is not None:
-                try:
-                    self._write(connection, piece.mean, handed, header)
-                except (RemoteProtocolError, StorageError, UnavailableError) as error:
-                    handed.restore(index, count)
-                    reason = reason or _code_of(error)
-                    piece = replace(piece, mean=None)
-            is_whole = is_whole and piece.mean is not None
-            if piece.mean is not None:
-                contributor_counts.append(piece.contributor_count)
-        is_common = self._settings.variant.kind(handed.job_table.job) is MixingKind.GLOBAL and is_whole
+            try:
+                self._read_into(connection, piece.mean, job_table, header, handed.own)
+            except (RemoteProtocolError, StorageError, UnavailableError) as error:
+                handed.restore(index, count)
+                reason = reason or _code_of(error)
+                continue
+            contributor_counts.append(piece.contributor_count)
+        is_whole = 0 < len(done.slices) == len(contributor_counts)
+        is_common = is_whole and self._settings.variant.kind(job_table.job) is MixingKind.GLOBAL
         return self.gather(handed, min(contributor_counts, default=1), reason, is_common=is_common)
 
     @staticmethod
@@ -220,16 +216,17 @@ class MixingWork:
         """Add a debt to the entries, on the tensors that both have; tell whether it could be read."""
         name = debt.name
         owed_table = self.job_table(job_table.job, name.round_index, debt.subset if job_table.job is Job.MIX2 else ())
+        read = []
         try:
-            own, mean = (
-                self._read_whole(connection, blob, owed_table, name.round_index, contributor_count)
-                for blob, contributor_count in ((debt.own, 1), (debt.mean, 2))
-            )
+            for blob, count in ((debt.own, 1), (debt.mean, 2)):
+                header = MixingHeader(owed_table.digest, owed_table.job, name.round_index, contributor_count=count)
+                values = [np.zeros(spec.element_count, np.float32) for spec in owed_table.table.tensors]
+                read.append(self._read_into(connection, blob, owed_table, header, values))
         except (RemoteProtocolError, StorageError) as error:
             if isinstance(error, RemoteProtocolError) and error.code not in BLOB_FAULTS:
                 raise
             return False
-        for place, (kept, agreed) in enumerate(zip(own, mean, strict=True)):
+        for place, (kept, agreed) in enumerate(zip(*read, strict=True)):
             vector, tensor_index = owed_table.source(place)
             if tensor_index not in job_table.tensor_indices:
                 continue
@@ -238,34 +235,19 @@ class MixingWork:
             entries[here] = _add(entries[here], owed)
         return True
 
-    def _read_whole(
+    def _read_into(
         self,
         connection: MixingConnection,
         blob: local.MixBlob,
         job_table: JobTable,
-        round_index: int,
-        contributor_count: int,
+        header: MixingHeader,
+        values: list[FP32s],
     ) -> list[FP32s]:
-        header = MixingHeader(job_table.digest, job_table.job, round_index, contributor_count=contributor_count)
-        values = [np.zeros(spec.element_count, np.float32) for spec in job_table.table.tensors]
+        """Write what a blob holds over the values of its slice."""
         pieces = (bytes(piece) for piece in connection.fetch_blob(blob.blob_id, blob.encoded_size_bytes))
         parts = decode_part(pieces, job_table, header=header, run_blocks=self._run_blocks)
-        write_slice_values(values, parts, job_table, slice_index=0, slice_count=1)
+        write_slice_values(values, parts, job_table, slice_index=header.slice_index, slice_count=header.slice_count)
         return values
-
-    def _write(
-        self, connection: MixingConnection, mean: local.MixBlob, handed: HandedOver, header: MixingHeader
-    ) -> None:
-        pieces = (bytes(piece) for piece in connection.fetch_blob(mean.blob_id, mean.encoded_size_bytes))
-        parts = decode_part(pieces, handed.job_table, header=header, run_blocks=self._run_blocks)
-        write_slice_values(
-            handed.own, parts, handed.job_table, slice_index=header.slice_index, slice_count=header.slice_count
-        )
-
-    @staticmethod
-    def _base_root(handed: HandedOver) -> Digest:
-        is_relative = handed.job_table.job is Job.MIX1 and handed.job_table.gated
-        return handed.message.mixed_root if is_relative and handed.message.mixed_root is not None else NO_BASE
 
 
 def measure_slice(job_table: JobTable, entries: Sequence[Entries], header: MixingHeader, norm_max: float) -> float:
