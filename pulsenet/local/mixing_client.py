@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Final, TypeVar
 
-from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest
 from pulsenet.local import mixing_protocol as local
 from pulsenet.local.handover import REPLY_SECONDS_MAX
@@ -55,13 +54,7 @@ class MixingConnection(RoundsConnection):
 
     def _await(self, request: LocalMessage, kind: type[Answer], wait_seconds: float) -> Answer | None:
         message = self._receive(request, wait_seconds + REPLY_SECONDS_MAX).message
-        if isinstance(message, NoOrder):
-            return None
-        try:
-            return self._expect(message, kind)
-        except RemoteProtocolError:
-            self.close()
-            raise
+        return None if isinstance(message, NoOrder) else self._expect(message, kind)
 
 
 def _to_ms(seconds: float) -> int:

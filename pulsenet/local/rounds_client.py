@@ -82,8 +82,7 @@ class RoundsConnection:
             return None
         if isinstance(message, local.Order):
             return message
-        self.close()
-        return expect(message, local.GoOn)
+        return self._expect(message, local.GoOn)
 
     def put_blob(self, pieces: Iterable[Piece]) -> StoredBlob:
         """Store a blob; at most two parts of it are in memory.
