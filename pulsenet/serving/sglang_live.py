@@ -162,35 +162,31 @@ class SglangControl:
         """Let requests go on."""
         self._routes.resume()
 
+    def _find_rank_count(self) -> int:
+        return self.count_ranks() if self._rank_count is None else self._rank_count
+
     def _is_paused(self) -> bool:
         return (self._directory / PAUSED_NAME).exists()
 
     def _give(self, order: Mapping[str, Any]) -> None:
         """Let SGLang call the hook on every rank. It calls no loader while it computes, so it is paused meanwhile."""
-        if self._rank_count is None:
-            self.count_ranks()
-        assert self._rank_count is not None
+        payloads = [encode_order(order)] * self._find_rank_count()
         was_paused = self._is_paused()
         if not was_paused:
             self._routes.pause("in_place")
         try:
-            self._routes.call_loader(
-                HOOK, [encode_order(order)] * self._rank_count, must_flush=order["order"] != Order.ATTACH
-            )
+            self._routes.call_loader(HOOK, payloads, must_flush=order["order"] != Order.ATTACH)
         finally:
             if not was_paused:
                 self._routes.resume()
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         """Put an order into the directory until every rank has taken it."""
-        if self._rank_count is None:
-            self.count_ranks()
-        assert self._rank_count is not None
-        identifier = secrets.token_hex(8)
+        rank_count, identifier = self._find_rank_count(), secrets.token_hex(8)
         path = self._directory / BACKGROUND_NAME
         write_whole(path, json.dumps({**message, "id": identifier}).encode())
         try:
-            self._await_acknowledgements(identifier, self._rank_count)
+            self._await_acknowledgements(identifier, rank_count)
         finally:
             path.unlink(missing_ok=True)
 
