@@ -27,6 +27,7 @@ REQUEST_SECONDS_MAX: Final = 10.0
 
 REQUEST_SIZE_BYTES_MAX: Final = 32 << 10
 CONNECTIONS_MAX: Final = 64
+"""Further ones are closed at once."""
 FIELDS_MAX: Final = 8
 TEXT: Final = "text/plain; charset=utf-8"
 
@@ -69,7 +70,6 @@ class Server(ThreadingHTTPServer):
         port: Port; 0 lets the system choose.
         routes: What answers each path. Called from threads of the server.
         seconds_max: For a request to arrive, and for its answer to leave.
-        connections_max: Further ones are closed at once.
 
     Raises:
         AddressInUseError: The port is taken, or cannot be listened on.
@@ -85,12 +85,11 @@ class Server(ThreadingHTTPServer):
         routes: Mapping[str, Route],
         *,
         seconds_max: float = REQUEST_SECONDS_MAX,
-        connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         self.address_family = find_family(host)
         self.routes = routes
         self.seconds_max = seconds_max
-        self._places = threading.BoundedSemaphore(connections_max)
+        self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._connections: set[socket.socket] = set()
         self._thread: threading.Thread | None = None
         try:
