@@ -6,21 +6,26 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 from pulsenet.chain.records import Head, SignedRecord
 from pulsenet.chain.signing import seal
-from pulsenet.ids import Digest, RunId, Version
-from pulsenetd.identity import Identity, load_or_create, verify
+from pulsenet.ids import Digest, PeerId, RunId, Version
+from pulsenet.wire.messages import Hello
+from pulsenetd.identity import Identity, load_or_create, to_libp2p_bytes, verify
 from pulsenetd.network.addresses import join_address
 from pulsenetd.network.directory import Directory
-from pulsenetd.network.p2pd import P2pdSettings
+from pulsenetd.network.p2pd import P2pdSettings, RawStream
+from pulsenetd.network.provider import Provider
+from pulsenetd.network.requester import OpenRawStream, Requester
 from pulsenetd.network.stack import Network
 from pulsenetd.network.transport import Transport
 
 RUN_ID = RunId(bytes(range(32)))
+PEER = PeerId(bytes(range(32)))
+HELLO = Hello(RunId(bytes(32)), 1, 1, "seed", "test")
 
 
 def make_network(tmp_path: Path, name: str, **options: Any) -> Network:
@@ -51,6 +56,28 @@ def sign_head(identity: Identity, number: int, issued_at_ms: int | None = None) 
     digest = Digest(bytes(32))
     head = Head(RUN_ID, 0, 0, Version(0, number), digest, digest, digest, None, issued_at_ms, issued_at_ms + 300_000)
     return seal(head, identity.sign, identity.peer_id)
+
+
+@contextlib.asynccontextmanager
+async def open_line(provider: Provider, make: Callable[[OpenRawStream], Requester]) -> AsyncIterator[Requester]:
+    """Open a requester of a provider, both of which know the other as PEER, over loopback TCP instead of libp2p."""
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await provider.serve_stream(to_libp2p_bytes(PEER), reader, writer)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+
+    async def open_raw_stream(_peer: PeerId, _timeout_seconds: float) -> RawStream:
+        return await asyncio.open_connection(*server.sockets[0].getsockname())
+
+    requester = make(open_raw_stream)
+    requester.open()
+    try:
+        yield requester
+    finally:
+        requester.close()
+        await provider.close()
+        server.close()
 
 
 async def bootstrap_address(tmp_path: Path, name: str, network: Network) -> str:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
+from networks import HELLO, PEER, open_line
 
 from pulsenet import limits
 from pulsenet.errors import UnavailableError
-from pulsenet.ids import Digest, PeerId, RunId, compute_digest
-from pulsenet.wire.messages import ChunkReply, GetChunks, Hello, Message
-from pulsenetd.identity import to_libp2p_bytes
-from pulsenetd.network.p2pd import RawStream
+from pulsenet.ids import Digest, PeerId, compute_digest
+from pulsenet.wire.messages import ChunkReply, GetChunks, Message
 from pulsenetd.network.pacing import Gate, UploadDesk
 from pulsenetd.network.provider import Provider
 from pulsenetd.network.requester import Requester, split_chunks
 from pulsenetd.network.streams import Deadlines, PeerRefusedError, Traffic
 
-PEER = PeerId(bytes(range(32)))
-HELLO = Hello(RunId(bytes(32)), 1, 1, "seed", "test")
 CHUNKS = [bytes([number]) * 10 for number in range(limits.CHUNKS_PER_REQUEST_MAX)]
 DIGESTS = tuple(map(compute_digest, CHUNKS))
 BULK_STREAMS = limits.STREAMS_PER_PEER_MAX - 1
@@ -37,23 +35,10 @@ async def connected(
     provider = Provider(HELLO, Deadlines(), served or Traffic(), desk)
     provider.handler = answer
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await provider.serve_stream(to_libp2p_bytes(PEER), reader, writer)
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-
-    async def open_raw_stream(_peer: PeerId, _timeout_seconds: float) -> RawStream:
-        return await asyncio.open_connection(*server.sockets[0].getsockname())
-
     traffic = Traffic()
-    requester = Requester(HELLO, open_raw_stream, Deadlines(), traffic, gate=gate)
-    requester.open()
-    try:
+    make = partial(Requester, HELLO, deadlines=Deadlines(), traffic=traffic, gate=gate)
+    async with open_line(provider, make) as requester:
         yield requester, traffic
-    finally:
-        requester.close()
-        await provider.close()
-        server.close()
 
 
 def replies_to(digests: tuple[Digest, ...]) -> list[Message]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
+from networks import HELLO, PEER, open_line
 
 from pulsenet.errors import UnavailableError
-from pulsenet.ids import Digest, PeerId, RunId
+from pulsenet.ids import Digest, PeerId
 from pulsenet.node.rate import LATE_SECONDS
 from pulsenet.wire.messages import (
     FEATURES,
@@ -25,16 +26,13 @@ from pulsenet.wire.messages import (
     PushProbe,
     PushReply,
 )
-from pulsenetd.identity import to_libp2p_bytes
 from pulsenetd.network.p2pd import RawStream
 from pulsenetd.network.pacing import Gate
 from pulsenetd.network.provider import Provider
 from pulsenetd.network.requester import Requester
 from pulsenetd.network.streams import Deadlines, PeerRefusedError, PeerUnavailableError, Traffic
 
-PEER = PeerId(bytes(range(32)))
 BLOB = Digest(bytes(32))
-HELLO = Hello(RunId(bytes(32)), 1, 1, "seed", "test")
 
 
 class Clock:
@@ -54,24 +52,11 @@ async def connected(clock: Clock, provider_hello: Hello = HELLO) -> AsyncIterato
             return [PushReply(True, "")]
         return [HoldingsReply(message.blob_id, b"", b"")] if isinstance(message, GetHoldings) else [HeadReply(None)]
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await provider.serve_stream(to_libp2p_bytes(PEER), reader, writer)
-
     provider.handler = answer
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-
-    async def open_raw_stream(_peer: PeerId, _timeout_seconds: float) -> RawStream:
-        return await asyncio.open_connection(*server.sockets[0].getsockname())
-
     traffic = Traffic()
-    requester = Requester(HELLO, open_raw_stream, Deadlines(), traffic, clock)
-    requester.open()
-    try:
+    make = partial(Requester, HELLO, deadlines=Deadlines(), traffic=traffic, clock=clock)
+    async with open_line(provider, make) as requester:
         yield requester, provider, traffic
-    finally:
-        requester.close()
-        await provider.close()
-        server.close()
 
 
 async def test_streams_unused_for_a_minute_are_closed_and_used_ones_kept() -> None:

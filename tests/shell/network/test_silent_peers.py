@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
+from networks import HELLO, PEER, open_line
 
-from pulsenet.ids import PeerId, RunId
-from pulsenet.wire.messages import GetHead, GetRounds, HeadReply, Hello, Message
-from pulsenetd.identity import to_libp2p_bytes
-from pulsenetd.network.p2pd import RawStream
+from pulsenet.ids import PeerId
+from pulsenet.wire.messages import GetHead, GetRounds, HeadReply, Message
 from pulsenetd.network.provider import Provider
 from pulsenetd.network.requester import Requester
 from pulsenetd.network.streams import Deadlines, PeerUnavailableError, Traffic
 
-PEER = PeerId(bytes(range(32)))
-HELLO = Hello(RunId(bytes(32)), 1, 1, "seed", "test")
 QUICK = Deadlines(open_seconds=5.0, read_stall_seconds=0.5, write_stall_seconds=5.0)
 
 
@@ -31,25 +29,12 @@ async def connected(
     provider.handler = answer
     dropped: list[PeerId] = []
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await provider.serve_stream(to_libp2p_bytes(PEER), reader, writer)
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-
-    async def open_raw_stream(_peer: PeerId, _timeout_seconds: float) -> RawStream:
-        return await asyncio.open_connection(*server.sockets[0].getsockname())
-
     async def drop(peer_id: PeerId) -> None:
         dropped.append(peer_id)
 
-    requester = Requester(HELLO, open_raw_stream, QUICK, Traffic(), drop_connection=drop)
-    requester.open()
-    try:
+    make = partial(Requester, HELLO, deadlines=QUICK, traffic=Traffic(), drop_connection=drop)
+    async with open_line(provider, make) as requester:
         yield requester, dropped
-    finally:
-        requester.close()
-        await provider.close()
-        server.close()
 
 
 async def never(_peer: PeerId, _message: Message) -> list[Message]:
