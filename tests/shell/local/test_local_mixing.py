@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,18 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from servers import ServerThread, hooks_of, wait_until
+from servers import RawProcess, ServerThread, hooks_of, refusal, wait_until
 
 from pulsenet.chain.records import SliceName
 from pulsenet.errors import ConfigError, RemoteProtocolError, StorageError, UnavailableError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.local import mixing_protocol as local
-from pulsenet.local import protocol
 from pulsenet.local import rounds_protocol as rounds
 from pulsenet.local.client import Client
 from pulsenet.local.mixing_client import MixingConnection
-from pulsenet.local.shared_memory import create_memory, seal_snapshot, write_at
-from pulsenet.local.sockets import Channel, socket_path
 from pulsenet.node.mixing.effects import (
     CheckMean,
     CombinePart,
@@ -548,39 +544,9 @@ def test_one_process_a_daemon(make_daemon: Callable[..., Daemon], connect: Calla
 # What is refused
 
 
-class Process:
-    """Raw messages, so that they may break every rule."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self.channel = Channel(socket_path(daemon.directory), 5.0)
-        self.ask(protocol.Attach(protocol.PROTOCOL_VERSION, "test"))
-
-    def ask(self, message: Any, descriptor: int | None = None) -> Any:
-        self.channel.send(message, descriptor=descriptor, timeout_seconds=5.0)
-        frame = self.channel.receive(10.0)
-        frame.close()
-        return frame.message
-
+class Process(RawProcess):
     def open(self) -> None:
         assert self.ask(local.OpenMixing(TABLE.encode(), SELF_TEST_DIGEST)) == local.MixingOpened()
-
-    def put(self, data: bytes) -> rounds.BlobTaken:
-        memory = create_memory("pulsenet-test", len(data))
-        write_at(memory, data, 0)
-        seal_snapshot(memory)
-        try:
-            taken: rounds.BlobTaken = self.ask(rounds.PutBlobPart(len(data), True), memory)
-            return taken
-        finally:
-            os.close(memory)
-
-    def close(self) -> None:
-        self.channel.close()
-
-
-def refusal(answer: Any) -> str:
-    assert isinstance(answer, protocol.LocalRefusal), answer
-    return answer.code
 
 
 BLOB = local.PartBlob(Digest(b"b" * 32), 9, 73, 0)
@@ -605,19 +571,19 @@ BLOB = local.PartBlob(Digest(b"b" * 32), 9, 73, 0)
     ids=lambda one: type(one).__name__ if not isinstance(one, str) else one,
 )
 def test_what_does_not_belong_there_is_refused(message: Any, code: str, make_daemon: Callable[..., Daemon]) -> None:
-    with closing(Process(make_daemon())) as process:
+    with closing(Process(make_daemon().directory)) as process:
         process.open()
         assert refusal(process.ask(message)) == code
 
 
 def test_nothing_is_answered_before_mixing_is_open(make_daemon: Callable[..., Daemon]) -> None:
-    with closing(Process(make_daemon())) as process:
+    with closing(Process(make_daemon().directory)) as process:
         assert refusal(process.ask(local.Locate(0, None, 10))) == "message-unexpected"
 
 
 def test_a_question_asked_again_waits_on(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon()
-    with closing(Process(daemon)) as process:
+    with closing(Process(daemon.directory)) as process:
         process.open()
         assert process.ask(local.Locate(3, None, 10)) == rounds.NoOrder()
         assert process.ask(local.Locate(3, None, 10)) == rounds.NoOrder()
@@ -640,7 +606,7 @@ def test_blobs_that_were_never_named_go_and_those_of_vectors_stay(
     make_daemon: Callable[..., Daemon], store: Store
 ) -> None:
     daemon = make_daemon()
-    with closing(Process(daemon)) as process:
+    with closing(Process(daemon.directory)) as process:
         process.open()
         kept, forgotten = process.put(b"kept"), process.put(b"forgotten")
         assert kept.blob_id is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -13,17 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from servers import ServerThread, hooks_of, wait_until
+from servers import RawProcess, ServerThread, hooks_of, refusal, wait_until
 
 from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.records import Contribution, SliceName, StateAnchor
 from pulsenet.errors import RemoteProtocolError, StorageError, UnavailableError
 from pulsenet.ids import Digest, PeerId, RunId, compute_digest
-from pulsenet.local import protocol
 from pulsenet.local import rounds_protocol as local
-from pulsenet.local.framing import Frame
-from pulsenet.local.shared_memory import Region, create_memory, seal_snapshot, write_at
-from pulsenet.local.sockets import Channel, socket_path
+from pulsenet.local.shared_memory import Region
 from pulsenet.node.effects import (
     ApplyAggregate,
     CheckContribution,
@@ -112,37 +108,10 @@ class Daemon:
         self.threads.shutdown()
 
 
-class Process:
-    """The other end: raw messages, so that it may break every rule."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self.channel = Channel(socket_path(daemon.directory), 5.0)
-        self.ask(protocol.Attach(protocol.PROTOCOL_VERSION, "test"))
-
-    def send(self, message: Any, descriptor: int | None = None) -> None:
-        self.channel.send(message, descriptor=descriptor, timeout_seconds=5.0)
-
-    def receive(self) -> Frame:
-        return self.channel.receive(10.0)
-
-    def ask(self, message: Any, descriptor: int | None = None) -> Any:
-        self.send(message, descriptor)
-        frame = self.receive()
-        frame.close()
-        return frame.message
-
+class Process(RawProcess):
     def open(self, round_index: int = 0) -> None:
         assert self.ask(local.OpenRounds(TABLE.encode(), SELF_TEST_DIGEST)) == local.RoundsOpened()
         assert self.ask(local.HoldState(round_index, ROOT)) == local.Waiting()
-
-    def put(self, data: bytes, *, is_last: bool = True, said_size_bytes: int | None = None) -> Any:
-        descriptor = create_memory("pulsenet-test", len(data))
-        write_at(descriptor, data, 0)
-        seal_snapshot(descriptor)
-        try:
-            return self.ask(local.PutBlobPart(said_size_bytes or len(data), is_last), descriptor)
-        finally:
-            os.close(descriptor)
 
     def offer(self, blob: local.BlobTaken, **changes: Any) -> Any:
         fields = {
@@ -157,9 +126,6 @@ class Process:
         }
         return self.ask(local.OfferContribution(**{**fields, **changes}))
 
-    def close(self) -> None:
-        self.channel.close()
-
 
 @pytest.fixture
 def daemon(tmp_path: Path, run: Any, store: Store) -> Iterator[Daemon]:
@@ -170,13 +136,8 @@ def daemon(tmp_path: Path, run: Any, store: Store) -> Iterator[Daemon]:
 
 @pytest.fixture
 def process(daemon: Daemon) -> Iterator[Process]:
-    with closing(Process(daemon)) as made:
+    with closing(Process(daemon.directory)) as made:
         yield made
-
-
-def refusal(answer: Any) -> str:
-    assert isinstance(answer, protocol.LocalRefusal), answer
-    return answer.code
 
 
 def test_the_settings_are_told_before_anything_is_opened(daemon: Daemon, process: Process) -> None:
@@ -189,19 +150,10 @@ async def test_a_node_that_trains_nothing_says_so(tmp_path: Path, daemon: Daemon
     server = LocalServer(tmp_path / "other", hooks_of(), role="seed")
     server.listen()
     serving = asyncio.create_task(server.serve())
-    other = await asyncio.to_thread(Process, server_like(tmp_path / "other"))
+    other = await asyncio.to_thread(Process, tmp_path / "other")
     assert refusal(await asyncio.to_thread(other.ask, local.GetRoundSettings())) == "not-trainer"
     other.close()
     serving.cancel()
-
-
-def server_like(directory: Path) -> Any:
-    class Place:
-        pass
-
-    place = Place()
-    place.directory = directory  # type: ignore[attr-defined]
-    return place
 
 
 def test_a_round_from_the_first_message_to_the_end_of_the_process(daemon: Daemon, process: Process) -> None:
@@ -235,21 +187,21 @@ def test_a_process_that_dies_while_it_waits_is_noticed(daemon: Daemon, process: 
     process.send(local.AwaitOrder(300_000))
     process.close()
     wait_until(lambda: TrainingLost() in daemon.heard)
-    again = Process(daemon)
+    again = Process(daemon.directory)
     again.open()
     again.close()
 
 
 def test_only_one_process_takes_part_at_a_time(daemon: Daemon, process: Process) -> None:
     process.open()
-    second = Process(daemon)
+    second = Process(daemon.directory)
     assert refusal(second.ask(local.OpenRounds(TABLE.encode(), SELF_TEST_DIGEST))) == "busy"
     second.close()
     assert process.ask(local.AwaitOrder(0)) == local.NoOrder(), "the first goes on"
     assert TrainingLost() not in daemon.heard
     process.close()
     wait_until(lambda: TrainingLost() in daemon.heard)
-    third = Process(daemon)
+    third = Process(daemon.directory)
     third.open()
     third.close()
 
@@ -257,7 +209,7 @@ def test_only_one_process_takes_part_at_a_time(daemon: Daemon, process: Process)
 def test_arithmetic_that_would_diverge_is_refused_and_the_place_is_free_again(daemon: Daemon, process: Process) -> None:
     assert refusal(process.ask(local.OpenRounds(TABLE.encode(), Digest(bytes(32))))) == "self-test"
     wait_until(lambda: daemon.desk._owner is None)
-    second = Process(daemon)
+    second = Process(daemon.directory)
     second.open()
     second.close()
 
@@ -267,7 +219,7 @@ def test_a_node_that_is_building_itself_anew_is_left_and_found_again(daemon: Dae
     with pytest.raises(UnavailableError):
         process.ask(local.OpenRounds(TABLE.encode(), SELF_TEST_DIGEST))
     daemon.is_rebuilding = False
-    second = Process(daemon)
+    second = Process(daemon.directory)
     second.open()
     second.close()
 
@@ -312,7 +264,7 @@ def test_what_breaks_the_protocol_costs_the_connection_only(
     process.open()
     assert refusal(process.ask(message)) == code
     wait_until(lambda: TrainingLost() in daemon.heard)
-    again = Process(daemon)
+    again = Process(daemon.directory)
     again.open()
     again.close()
 
@@ -447,9 +399,7 @@ def test_a_slice_counts_as_stored_only_if_it_was_put(daemon: Daemon, process: Pr
     )
     daemon.order(SumSlices(0, (), (0, 1), (0,)))
     process.ask(local.AwaitOrder(5_000))
-    reply = process.ask(local.Summed(0, (local.SliceBlob(0, ROOT, 9), names[1])))
-    assert isinstance(reply, protocol.LocalRefusal)
-    assert reply.code == "not-found"
+    assert refusal(process.ask(local.Summed(0, (local.SliceBlob(0, ROOT, 9), names[1])))) == "not-found"
 
 
 def test_a_disk_that_deletes_nothing_costs_neither_the_process_nor_the_node_anything(
@@ -463,7 +413,7 @@ def test_a_disk_that_deletes_nothing_costs_neither_the_process_nor_the_node_anyt
 
     monkeypatch.setattr(daemon.store._chunks, "remove", refuse)
     process.close()
-    with closing(Process(daemon)) as another:
+    with closing(Process(daemon.directory)) as another:
         wait_until(lambda: "could not be deleted" in caplog.text)
         another.open()
         monkeypatch.setattr(RoundBlobs, "let_go", refuse)
@@ -477,7 +427,5 @@ def test_a_disk_that_deletes_nothing_costs_neither_the_process_nor_the_node_anyt
 
 def test_what_begins_like_a_contribution_and_is_none_is_refused(daemon: Daemon, process: Process) -> None:
     process.open()
-    reply = process.put(b"PLSC but nothing of the kind")
-    assert isinstance(reply, protocol.LocalRefusal)
-    assert reply.code == "decode"
+    assert refusal(process.put(b"PLSC but nothing of the kind")) == "decode"
     assert len(daemon.store.blob_ids()) == 0
