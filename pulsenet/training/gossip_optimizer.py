@@ -196,8 +196,7 @@ class GossipOptimizer:
             "inner_step": self._inner_step,
             "warmup_left": self._inner.warmup_left,
         }
-        masters = self._masters.tensors if self._masters.are_separate else ()
-        packed = self.state.pack(masters, numbers, self._counters)
+        packed = self.state.pack(self._masters.separate, numbers, self._counters)
         if self._gate is not None:
             packed["gate"] = self._gate.pack()
             packed["mixed_root"] = "" if self._mixed_root is None else self._mixed_root.hex()
@@ -209,8 +208,7 @@ class GossipOptimizer:
         Raises:
             ConfigError: the state is of other masters, or of another algorithm.
         """
-        masters = self._masters.tensors if self._masters.are_separate else ()
-        numbers, self._counters = self.state.unpack(saved, masters)
+        numbers, self._counters = self.state.unpack(saved, self._masters.separate)
         self._round_index, self._inner_step = numbers["round_index"], numbers["inner_step"]
         if self._gate is not None:
             self._gate.unpack(saved.get("gate", {}))

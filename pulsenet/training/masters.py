@@ -53,9 +53,9 @@ class Masters:
             self._replace_zero_grad(optimizer)
 
     @property
-    def are_separate(self) -> bool:
-        """Whether any parameter has a master beside it, which a checkpoint of the model does not hold."""
-        return bool(self._narrow)
+    def separate(self) -> tuple[torch.nn.Parameter, ...]:
+        """All, if any parameter has a master beside it, which a checkpoint of the model does not hold; else none."""
+        return self.tensors if self._narrow else ()
 
     def check_model(self, model: torch.nn.Module) -> None:
         """Make sure that these are still what ``model`` computes with, and all that the optimizer steps.

@@ -254,7 +254,7 @@ class OuterOptimizer:
         return pack_state(
             table=self._masters.table,
             state=self._stepper.held,
-            masters=self._masters.tensors if self._masters.are_separate else (),
+            masters=self._masters.separate,
             pending=self._pending,
             numbers={
                 "round_index": self.round_index,
@@ -275,7 +275,7 @@ class OuterOptimizer:
             saved,
             table=self._masters.table,
             state=self._stepper.held,
-            masters=self._masters.tensors if self._masters.are_separate else (),
+            masters=self._masters.separate,
         )
         self._stepper.round_index, self._inner_step = numbers["round_index"], numbers["inner_step"]
         self._extra_inner_steps, self._inner.warmup_left = numbers["extra_inner_steps"], numbers["warmup_left"]

@@ -18,7 +18,7 @@ def test_fp32_parameters_are_their_own_masters_under_canonical_names() -> None:
     assert [spec.dtype for spec in masters.table.tensors] == ["F32", "F32"]
     assert masters.tensors[0] is model.bias
     assert masters.tensors[1] is model.weight
-    assert not masters.are_separate
+    assert masters.separate == ()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -26,7 +26,7 @@ def test_narrow_parameters_follow_fp32_masters(dtype: torch.dtype) -> None:
     model, optimizer = make(dtype)
     start = model.bias.detach().float().clone()
     masters = adopt_masters(model, optimizer)
-    assert masters.are_separate
+    assert masters.separate == masters.tensors
     assert optimizer.param_groups[0]["params"][0].dtype == torch.float32
     for _ in range(3):
         model.bias.grad = torch.full((2,), 2.0**-9, dtype=dtype)
