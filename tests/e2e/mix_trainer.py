@@ -6,23 +6,15 @@ It prints a line of JSON for each round: what was mixed with how many, and how f
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from round_trainer import compute_loss, draw_batch, make_model, tell
+from round_trainer import compute_loss, draw_batch, make_model, save, tell
 
 import pulsenet
 from pulsenet.training import GossipOptimizer, MixingReport, Probe
-
-
-def save(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync: GossipOptimizer) -> None:
-    """Replace the checkpoint; a kill in between leaves the one before."""
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rounds": sync.state_dict()}
-    torch.save(state, path.with_suffix(".partial"))
-    os.replace(path.with_suffix(".partial"), path)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import pulsenet
 from pulsenet.errors import UnavailableError
 from pulsenet.local.protocol import LocalMessage
 from pulsenet.local.rounds_client import RoundsConnection
-from pulsenet.training import OuterOptimizer, RoundReport
+from pulsenet.training import GossipOptimizer, OuterOptimizer, RoundReport
 
 
 def make_model() -> torch.nn.Module:
@@ -60,7 +60,9 @@ def pause_on_demand(directory: Path) -> None:
     RoundsConnection.tell = say_slowly  # type: ignore[method-assign]
 
 
-def save(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync: OuterOptimizer) -> None:
+def save(
+    path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync: OuterOptimizer | GossipOptimizer
+) -> None:
     """Replace the checkpoint; a kill in between leaves the one before."""
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rounds": sync.state_dict()}
     torch.save(state, path.with_suffix(".partial"))
