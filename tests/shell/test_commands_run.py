@@ -167,6 +167,17 @@ def test_who_makes_a_run_is_told_where_a_token_with_an_address_comes_from(shell:
     assert "no address" not in shell.run("create", "found", *bootstrap, *arguments)[1]
 
 
+def test_a_promoted_key_is_not_taken_for_a_trainer_of_rounds(shell: Shell) -> None:
+    """It may publish; what it contributes counts only once it is admitted, and nothing else would say so."""
+    shell.create("--algorithm", "pulseloco")
+    hint = "pulsenet run admit mine {} --role trainer"
+    assert hint.format(shell.text("second")) in shell.run("promote", "mine", shell.text("second"))[1]
+    shell.ok("admit", "mine", shell.text("third"), "--role", "trainer")
+    assert "run admit" not in shell.run("promote", "mine", shell.text("third"))[1]
+    shell.ok("create", "plain", "--authority", shell.text("authority"))
+    assert "run admit" not in shell.run("promote", "plain", shell.text("second"))[1]
+
+
 def test_a_run_is_never_created_over_another(shell: Shell) -> None:
     made = shell.create()
     shell.fails(78, "exists already", "create", "mine", "--authority", shell.text("authority"))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pulsenet import limits
-from pulsenet.chain.records import Descriptor, EpochRecord
+from pulsenet.chain.records import ALGORITHM_NONE, Descriptor, EpochRecord
 from pulsenet.chain.rules import check_record
 from pulsenet.chain.token import encode_token
 from pulsenet.errors import ConfigError, LocalProtocolError, RemoteProtocolError, UsageError
@@ -321,7 +321,14 @@ def _change(arguments: argparse.Namespace) -> int:
         print(f"revision {descriptor.revision} signed; running nodes of this machine pass it on within a minute")
     else:
         print(f"revision {descriptor.revision} needs more owners: 'pulsenet run countersign {arguments.name}'")
+    if not arguments.json and _may_publish_only(arguments.action, descriptor, key):
+        print(f"to contribute to rounds as well: 'pulsenet run admit {arguments.name} {arguments.key} --role trainer'")
     return 0
+
+
+def _may_publish_only(action: str, descriptor: Descriptor, key: PeerId) -> bool:
+    """Say whether a key was given the one half of what a trainer of a run with rounds needs."""
+    return action == "promote" and descriptor.algorithm != ALGORITHM_NONE and key not in descriptor.trainers
 
 
 def _parse_kept(arguments: argparse.Namespace) -> tuple[Version | None, Digest | None]:
