@@ -20,6 +20,8 @@ from pulsenet.ids import Version
 
 ENVIRONMENT_PREFIX: Final = "PULSENET_"
 
+_LINK_SUFFIX: Final = "_SERVICE_HOST"
+
 FILE_SIZE_BYTES_MAX: Final = 1 << 20
 """A longer file is not read: it is something else, and a device has no end."""
 
@@ -163,6 +165,10 @@ def _read_file(file: Path) -> dict[str, Any]:
 
 def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
     known = [environment_name(item.name) for item in fields()] + [ENVIRONMENT_PREFIX + "CONFIG"]
+    link = next((key for key in environment if key.startswith(ENVIRONMENT_PREFIX) and key.endswith(_LINK_SUFFIX)), None)
+    if link is not None:
+        cause = "Kubernetes makes it of a service's name; set enableServiceLinks: false in the pod"
+        raise ConfigError(f"unknown environment variable {link}: {cause}")
     for key in environment:
         if key.startswith(ENVIRONMENT_PREFIX):
             _refuse_unknown(key, known, f"environment variable {key}")

@@ -48,6 +48,12 @@ def test_unknown_key_names_the_nearest_one(tmp_path: Path) -> None:
         config.resolve({}, {"PULSENET_ZZZZZZZZ": "x"}, None)
 
 
+def test_what_kubernetes_tells_of_services_is_named_with_the_remedy() -> None:
+    told = {"PULSENET_SEED_PORT": "tcp://10.96.0.1:4001", "PULSENET_SEED_SERVICE_HOST": "10.96.0.1"}
+    with pytest.raises(ConfigError, match=r"PULSENET_SEED_SERVICE_HOST: Kubernetes .* enableServiceLinks: false"):
+        config.resolve({}, told, None)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
