@@ -18,6 +18,8 @@ from pulsenetd.logs import logger
 PASSING_CODES: Final = frozenset({1, 3, 6, 7})
 """Runtime failure, no bootstrap, storage, p2pd: each may be gone in a minute. A signal counts as passing too."""
 
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 PAUSE_SECONDS_MIN: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 60.0
 HEALTHY_SECONDS: Final = 120.0
@@ -54,6 +56,10 @@ def keep(
         sleep: Waits so many seconds.
         monotonic: Monotonic seconds.
     """
+    # Before '--': what comes after it is the engine's.
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    own, rest = arguments[:end], arguments[end:]
+    command = [sys.executable, "-m", "pulsenetd.cli", *own, "--no-supervise", *rest]
     child: Child | None = None
     stopping: list[int] = []
     is_pausing = False
@@ -65,22 +71,29 @@ def keep(
         elif is_pausing:
             raise InterruptedError  # ends the pause at once
 
-    previous = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    # Under nohup or in the background of a script a signal does not count, here as little as in the node.
+    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, pass_on) for number in heard}
     pause_seconds = PAUSE_SECONDS_MIN
     try:
         while True:
             started = monotonic()
-            child = start([sys.executable, "-m", "pulsenetd.cli", *arguments, "--no-supervise"])
-            if stopping:  # before there was anybody to pass it on to
-                child.send_signal(stopping[0])
-            status = child.wait()
-            child = None
-            if stopping or (status >= 0 and status not in PASSING_CODES):
-                return status if status >= 0 else 128 - status
+            try:
+                child = start(command)
+            except OSError as error:
+                # No memory or no room for a process, perhaps what the node died of: gone in a minute as well.
+                what = f"cannot be started ({error.strerror})"
+            else:
+                if stopping:  # before there was anybody to pass it on to
+                    child.send_signal(stopping[0])
+                status = child.wait()
+                child = None
+                if stopping or (status >= 0 and status not in PASSING_CODES):
+                    return status if status >= 0 else 128 - status
+                what = f"ended with signal {-status}" if status < 0 else f"ended with exit code {status}"
             if monotonic() - started >= HEALTHY_SECONDS:
                 pause_seconds = PAUSE_SECONDS_MIN
-            what = f"signal {-status}" if status < 0 else f"exit code {status}"
-            logger.warning("the node ended with %s: starting it again in %.0f s", what, pause_seconds)
+            logger.warning("the node %s: starting it again in %.0f s", what, pause_seconds)
             is_pausing = True
             if stopping:  # since it was looked at last
                 return 128 + stopping[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ import time
 import pytest
 
 from pulsenetd import keeper
+from pulsenetd.cli import build_parser
 
 
 class Scripted:
@@ -116,3 +118,45 @@ def test_a_real_pause_ends_with_the_signal() -> None:
 def test_a_node_is_started_where_our_terminals_ctrl_c_does_not_reach_it() -> None:
     child = keeper._start_apart([sys.executable, "-c", "import os, sys; sys.exit(os.getsid(0) == os.getpid())"])
     assert child.wait() == 1
+
+
+def test_what_follows_two_dashes_stays_the_engines() -> None:
+    """Taken as an argument of the engine, the last word would leave the child a supervisor of another one."""
+    node = Scripted(0)
+    words = ["join", "--supervise", "--engine", "vllm", "--serve", "--", "--model", "/base"]
+    assert keeper.keep(words, start=node.start, sleep=node.pauses.append, monotonic=lambda: node.now) == 0
+    (command,) = node.commands
+    parsed = build_parser().parse_args(command[command.index("join") :])
+    assert (parsed.supervise, parsed.serve) == (False, ["--model", "/base"])
+
+
+def test_a_signal_that_the_shell_ruled_out_ends_nothing() -> None:
+    """As under nohup, whose terminal is closed later."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    node = Scripted(0)
+    wait = node.wait
+
+    def hang_up() -> int:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return wait()
+
+    node.wait = hang_up  # type: ignore[method-assign]
+    try:
+        assert node.run() == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert node.signals == []
+
+
+def test_a_machine_without_room_for_a_process_is_tried_again() -> None:
+    node = Scripted(0)
+    refusals = [OSError(errno.ENOMEM, "Cannot allocate memory"), OSError(errno.EAGAIN, "no room")]
+
+    def start(command: list[str]) -> Scripted:
+        if refusals:
+            raise refusals.pop()
+        return node.start(command)
+
+    assert keeper.keep(["join"], start=start, sleep=node.pauses.append, monotonic=lambda: node.now) == 0
+    assert node.pauses == [1.0, 2.0]
