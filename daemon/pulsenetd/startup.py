@@ -140,6 +140,9 @@ def _take_directory(config: Config, run: Path) -> tuple[Path, DirectoryLock]:
     """Lock the directory asked for, or the first free one of the role."""
     if config.data_dir:
         directory = Path(config.data_dir).absolute()
+        if os.path.realpath(directory) == os.path.realpath(run):
+            # One lock would be two: the node's for its life, and the run's, which it takes for moments.
+            raise ConfigError(f"{directory} is the run's own directory: give --data-dir one below it, or elsewhere")
         return directory, _lock(directory)
     for index in range(1, NODES_PER_ROLE_MAX + 1):
         directory = runs.node_path(run, config.role, index)

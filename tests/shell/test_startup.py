@@ -253,6 +253,21 @@ def test_a_directory_that_was_asked_for_is_that_one_or_an_error(machine: Machine
         machine.settle(data_dir=str(path), role="inferencer")
 
 
+def test_the_directory_of_the_run_itself_is_refused_instead_of_waited_for(
+    machine: Machine, run: Any, tmp_path: Path
+) -> None:
+    """As an instance of systemd that is called like its run would have it."""
+    (tmp_path / "link").symlink_to(machine.home)
+    for path in (machine.home / "local", tmp_path / "link" / "local"):
+        with pytest.raises(ConfigError, match="local is the run's own directory: give --data-dir one below it"):
+            machine.settle(data_dir=str(path))
+    with pytest.raises(ConfigError, match="mine is the run's own directory"):
+        machine.settle(data_dir=str(machine.home / "mine"), run="mine", token=encode_token(run.token))
+    assert not machine.home.exists()
+    below = machine.home / "local" / "mine"
+    assert machine.settle(data_dir=str(below)).data_directory == below
+
+
 def test_a_directory_elsewhere_is_found_among_those_of_the_run(machine: Machine, tmp_path: Path) -> None:
     path = tmp_path / "node"
     placed = machine.settle()
