@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 import secrets
 import stat
@@ -167,7 +168,7 @@ def _write(disk: Disk, path: Path, data: Data, *, is_durable: bool) -> None:
 
 
 def make_directory(disk: Disk, path: Path) -> None:
-    """Create a private directory (0700) and its parents, durably; an existing one is left as it is.
+    """Create a private directory (0700), and those that lead there, durably; an existing one is left as it is.
 
     Raises:
         StorageError: The system refused, or something else has this name.
@@ -175,9 +176,11 @@ def make_directory(disk: Disk, path: Path) -> None:
     if path.is_dir():
         return
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(mode=0o700, exist_ok=True)
-        disk.sync_directory(path.parent)
+        # Whoever may write in one of them can put another in the place of what lies below.
+        missing = [path, *itertools.takewhile(lambda one: not one.exists(), path.parents)]
+        for one in reversed(missing):
+            one.mkdir(mode=0o700, exist_ok=True)
+            disk.sync_directory(one.parent)
     except OSError as error:
         raise describe_os_error("create directory", path, error) from error
 

@@ -82,6 +82,29 @@ def test_made_directories_are_private(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
 
 
+def test_made_directories_are_private_up_to_those_that_were_there(tmp_path: Path) -> None:
+    """With the umask of a group, others of it could put a run of theirs where the keys lie."""
+    before = os.umask(0o002)
+    try:
+        make_directory(Disk(), tmp_path / "home" / "run" / "node")
+    finally:
+        os.umask(before)
+    made = [tmp_path / "home", tmp_path / "home" / "run", tmp_path / "home" / "run" / "node"]
+    assert [path.stat().st_mode & 0o777 for path in made] == [0o700] * 3
+
+
+def test_every_directory_that_is_made_is_durable(tmp_path: Path) -> None:
+    synced: list[Path] = []
+
+    class NotingDisk(Disk):
+        def sync_directory(self, path: Path) -> None:
+            synced.append(path)
+            super().sync_directory(path)
+
+    make_directory(NotingDisk(), tmp_path / "a" / "b")
+    assert synced == [tmp_path, tmp_path / "a"]
+
+
 def test_a_directory_that_refuses_files_is_named_with_errno(tmp_path: Path) -> None:
     """A-DSK-4; works for root too, who may write where mode bits say no."""
     with pytest.raises(StorageError, match=r"proc.*ENOENT|proc.*EACCES"):
