@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from pulsenet.chain.records import Aggregate, Contribution, Manifest, SignedRecord, StateAnchor
+from pulsenet.chain.signing import decode_signed, record_digest
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest
 from pulsenet.wire.chunks import ChunkList
@@ -22,6 +23,16 @@ def find_blobs_of(record: SignedRecord) -> set[Digest]:
             named: Naming = decode_value(kind, record.payload)
             return {each.blob_id for each in (named.slices if isinstance(named, Aggregate) else (named,))}
     return set()
+
+
+def is_sound(digest: Digest, encoded: bytes) -> bool:
+    """Return whether a stored record is what it is kept as."""
+    try:
+        record = decode_signed(encoded)
+        find_blobs_of(record)
+    except RemoteProtocolError:
+        return False
+    return record_digest(record) == digest
 
 
 def describe_record(record: SignedRecord) -> str:

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pulsenet.chain.records import Manifest
-from pulsenet.chain.signing import decode_signed, record_digest
-from pulsenet.errors import RemoteProtocolError
+from pulsenet.chain.signing import decode_signed
 from pulsenet.ids import Digest
-from pulsenetd.storage.naming import NAMING, describe_record, find_blobs_of
+from pulsenetd.storage.naming import NAMING, describe_record, find_blobs_of, is_sound
 from pulsenetd.storage.store import Store
 
 
@@ -71,7 +70,7 @@ def scrub(store: Store, on_progress: Callable[[int, int], None] = lambda done, t
         chunk_size_bytes=before.chunk_size_bytes,
         damaged_count=damaged,
         record_count=len(store.records()),
-        bad_record_count=len(bad),
+        bad_record_count=len(bad) + store.dropped_record_count,
         lacks=tuple(lacks),
     )
 
@@ -89,12 +88,10 @@ def _read_records(store: Store) -> tuple[dict[Digest, str], list[Digest]]:
     names: dict[Digest, str] = {}
     bad = []
     for digest, encoded in store.records():
-        try:
-            record = decode_signed(encoded)
-            if record_digest(record) != digest:
-                raise RemoteProtocolError("mismatch", "another record")
-            for blob_id in find_blobs_of(record):
-                names[blob_id] = describe_record(record)
-        except RemoteProtocolError:
+        if not is_sound(digest, encoded):
             bad.append(digest)
+            continue
+        record = decode_signed(encoded)
+        for blob_id in find_blobs_of(record):
+            names[blob_id] = describe_record(record)
     return names, bad

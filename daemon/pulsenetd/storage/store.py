@@ -24,6 +24,7 @@ from pulsenet.ids import Digest, short
 from pulsenet.wire.chunks import ChunkCutter, ChunkList
 from pulsenet.wire.schema import decode_value
 from pulsenet.wire.sections import BlobCutter
+from pulsenetd.logs import logger
 from pulsenetd.storage import list_parts
 from pulsenetd.storage.blob_writer import BlobWriter
 from pulsenetd.storage.chunk_files import ChunkFiles
@@ -37,7 +38,7 @@ from pulsenetd.storage.disk import (
     require_free_space,
 )
 from pulsenetd.storage.leases import Leases
-from pulsenetd.storage.naming import NAMING, decode_own_list, find_blobs_of
+from pulsenetd.storage.naming import NAMING, decode_own_list, find_blobs_of, is_sound
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (digest BLOB PRIMARY KEY, type TEXT NOT NULL, encoded BLOB NOT NULL);
@@ -82,14 +83,16 @@ class Store:
         self._uncommitted: set[Digest] = set()
         """Blobs made by this process that no stored record names yet."""
         self._leases = Leases()
+        self.dropped_record_count = 0
+        """Records that were damaged when the store was opened, and are deleted."""
         self._database = Database(directory / DATABASE_NAME, disk, _SCHEMA + list_parts.SCHEMA)
 
     @classmethod
     def open(cls, directory: Path, *, disk: Disk | None = None, lock: DirectoryLock | None = None) -> Store:
         """Open or create the store and repair what a crash left.
 
-        Partial files go, blobs made here that no record names go, chunks no list names go, and the chunks of
-        half-fetched blobs are checked again.
+        Partial files and damaged records go, blobs made here that no record names go, chunks no list names go, and the
+        chunks of half-fetched blobs are checked again.
 
         Args:
             directory: The node's data directory; created if absent.
@@ -404,6 +407,7 @@ class Store:
 
     def _recover(self) -> None:
         self._chunks.scan()
+        self._drop_damaged_records()
         named = self._find_named_blobs()
         lists: list[ChunkList] = []
         dead: list[Digest] = []
@@ -421,6 +425,15 @@ class Store:
                 self._chunks.remove(digest)
         for chunk_list in lists:
             self._check_chunks(chunk_list)
+
+    def _drop_damaged_records(self) -> None:
+        """Delete records in which bits flipped: SQLite does not notice it, and whoever reads them would end of it."""
+        bad = [digest for digest, encoded in self.records() if not is_sound(digest, encoded)]
+        if bad:
+            with self._database.transaction() as database:
+                database.executemany("DELETE FROM records WHERE digest = ?", [(digest,) for digest in bad])
+            self.dropped_record_count = len(bad)
+            logger.warning("%d stored records were damaged and are deleted; others have what is needed", len(bad))
 
     def _find_named_blobs(self) -> set[Digest]:
         records = (decode_signed(data) for kind in NAMING for data in self.records_of_type(kind.TYPE))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pulsenet.chain.signing import record_digest
+import pytest
+
+from pulsenet.chain.signing import decode_signed, record_digest
 from pulsenet.ids import Digest, Version
 from pulsenetd.storage.naming import describe_record
 from pulsenetd.storage.scrub import scrub
@@ -73,3 +75,29 @@ def test_a_record_that_is_another_is_deleted(store: Store, kit: Any) -> None:
     assert (report.bad_record_count, report.record_count) == (2, 1)
     assert store.record(record_digest(other)) is not None
     assert describe_record(other) == "anchor to 0.9"
+
+
+@pytest.mark.parametrize("where", ["envelope", "payload"])
+def test_a_record_in_which_bits_flipped_keeps_no_store_from_opening(
+    store: Store, kit: Any, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SQLite does not notice it, and a scrub, which deletes such records, has to open the store first."""
+    put_version(store, kit, 1)
+    put_version(store, kit, 2)
+    (digest, encoded), (kept, _) = store.records()
+    damaged = bytearray(encoded)
+    damaged[0 if where == "envelope" else encoded.index(decode_signed(encoded).payload) + 4] ^= 0x81
+    with store._database.transaction() as database:
+        database.execute("UPDATE records SET encoded = ? WHERE digest = ?", (bytes(damaged), digest))
+    store.close()
+    again = Store.open(store.directory)
+    try:
+        assert "1 stored records were damaged and are deleted" in caplog.text
+        assert list(again.whole_manifests()) == [kept]
+        (blob_id,) = again.blob_ids()
+        assert again.missing_chunks(blob_id) == []
+        assert len(again.chunk_digests()) == 3
+        report = scrub(again)
+        assert (report.bad_record_count, report.record_count, report.is_whole) == (1, 1, False)
+    finally:
+        again.close()
