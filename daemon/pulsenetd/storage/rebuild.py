@@ -94,7 +94,8 @@ def rebuild_last(store: Store, key: str, *, name: str, run_blocks: RunBlocks = m
         return None
     try:
         return rebuild(store, HeldVersion.decode(data), name=name, run_blocks=run_blocks)
-    except UnavailableError:
+    except (UnavailableError, RemoteProtocolError):
+        # No way leads there, or the note of it is damaged: readers fetch an anchor, and a trainer makes one.
         return None
 
 

@@ -19,7 +19,7 @@ from pulsenet.errors import StorageError, UnavailableError
 from pulsenet.ids import Digest, Version
 from pulsenet.tensors.digest import compute_region_root
 from pulsenetd.storage.mirror import STATE_KEY, Mirror
-from pulsenetd.storage.rebuild import HeldVersion, rebuild
+from pulsenetd.storage.rebuild import HeldVersion, rebuild, rebuild_last
 from pulsenetd.storage.store import Store
 
 
@@ -56,6 +56,12 @@ def held(manifest: Any, **changes: Any) -> HeldVersion:
 def test_what_was_held_reads_back() -> None:
     value = HeldVersion(Version(3, 9), Digest(bytes(range(32))), Digest(bytes(32)))
     assert HeldVersion.decode(value.encode()) == value
+
+
+def test_a_damaged_note_of_what_was_held_is_like_none(node: Any) -> None:
+    for note in (b"", b"\xc1", b"\x93\x01\x02\x03"):
+        node.store.save_state(STATE_KEY, note)
+        assert rebuild_last(node.store, STATE_KEY, name="note") is None
 
 
 def test_every_version_between_the_anchor_and_the_newest_can_be_rebuilt(node: Any, kit: Any) -> None:
