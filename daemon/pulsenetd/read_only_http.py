@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from pulsenet.errors import PulsenetError
 from pulsenetd.errors import AddressInUseError
 from pulsenetd.http_hosts import find_family, is_loopback_host, join_host, takes_host
+from pulsenetd.listening import ListeningServer
 from pulsenetd.logs import logger
 
 REQUEST_SECONDS_MAX: Final = 10.0
@@ -62,7 +63,7 @@ class _TooLargeError(Exception):
     """A request is longer than anybody needs."""
 
 
-class Server(ThreadingHTTPServer):
+class Server(ListeningServer):
     """Listens at once; serves the given paths until :meth:`stop`.
 
     Args:
@@ -74,9 +75,6 @@ class Server(ThreadingHTTPServer):
     Raises:
         AddressInUseError: The port is taken, or cannot be listened on.
     """
-
-    daemon_threads = True
-    allow_reuse_port = False
 
     def __init__(
         self,

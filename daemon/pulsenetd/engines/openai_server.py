@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -26,6 +26,7 @@ from pulsenetd.engines.openai_clients import HangUpWatch, Incoming, MemoryBudget
 from pulsenetd.engines.openai_upstream import Upstream, find_stamp, read_stamp
 from pulsenetd.errors import AddressInUseError
 from pulsenetd.http_hosts import find_family, join_host, takes_host
+from pulsenetd.listening import ListeningServer
 from pulsenetd.logs import logger
 
 ROUTES: Final = {"/v1/completions": "POST", "/v1/chat/completions": "POST", "/v1/models": "GET"}
@@ -112,9 +113,7 @@ class OpenAiServer:
         self._thread.join()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    allow_reuse_port = False
+class _Server(ListeningServer):
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
