@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from pulsenet.errors import ConfigError, StorageError
-from pulsenetd import identity
+from pulsenetd import identity, runs
 from pulsenetd.doctor.findings import Finding, Subject, fail, ok, warn
 from pulsenetd.errors import P2pdError
 from pulsenetd.network import p2pd_binary
@@ -59,7 +59,7 @@ def look_at_p2pd(subject: Subject) -> Sequence[Finding]:
 
 
 def look_at_keys(subject: Subject) -> Sequence[Finding]:
-    """Say whether anybody else can read keys and tokens of this machine or replace them, and whether keys are whole."""
+    """Say whether anybody else can read or replace keys and tokens of this machine, and whether they are whole."""
     count = 0
     problems = []
     for place in _private_places(subject):
@@ -70,6 +70,7 @@ def look_at_keys(subject: Subject) -> Sequence[Finding]:
         for path in (place / name for name in PRIVATE_NAMES if (place / name).is_file()):
             count += 1
             problems += _judge_private(path)
+        problems += _judge_run(place)
     return problems or [ok(f"{count} files, for their owner only" if count else "none on this machine yet")]
 
 
@@ -88,6 +89,25 @@ def _judge_private(path: Path) -> list[Finding]:
     except (StorageError, ConfigError) as error:
         return [fail(str(error), "restore it from a backup; docs/recovering.md says what a lost key means")]
     return []
+
+
+def _judge_run(place: Path) -> list[Finding]:
+    """Say whether what a run's directory holds for all its nodes can be read: none of them starts else."""
+    reads: tuple[Callable[[], object], ...] = (
+        lambda: runs.read_run_file(place / "run.json"),
+        lambda: runs.load_descriptors(place),
+        lambda: runs.load_epochs(place),
+    )
+    found = []
+    for read in reads:
+        try:
+            read()
+        except FileNotFoundError:
+            continue
+        except (ConfigError, StorageError) as error:
+            text, _, step = str(error).partition("; ")
+            found.append(fail(text, step or "run this as the user of the node"))
+    return found
 
 
 def _close(path: Path, mode: int) -> str:

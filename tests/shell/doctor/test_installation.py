@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 from pathlib import Path
 
+from pulsenet.chain.records import JoinToken
+from pulsenet.ids import RunId
+from pulsenetd import runs
 from pulsenetd.doctor.findings import Grade, Subject
 from pulsenetd.doctor.installation import look_at_keys, look_at_p2pd, look_at_packages
 from pulsenetd.identity import load_or_create
@@ -43,7 +46,7 @@ def test_keys_and_tokens_that_others_can_read_are_named_one_by_one(tmp_path: Pat
     elsewhere.mkdir()
     files = [node / "identity.key", tmp_path / "run" / "run.json", elsewhere / "identity.key"]
     for path in files:
-        load_or_create(path) if path.suffix == ".key" else path.touch(mode=0o600)
+        load_or_create(path) if path.suffix == ".key" else write_run(path)
     subject = Subject(tmp_path, nodes=(elsewhere,))
     assert look_at_keys(subject)[0].text == "3 files, for their owner only"
     files[0].chmod(0o644)
@@ -79,3 +82,25 @@ def test_a_damaged_key_is_named_and_left_to_the_operator(tmp_path: Path) -> None
 def load_or_create_in(node: Path) -> Path:
     node.mkdir(parents=True)
     return load_or_create(node / "identity.key").path
+
+
+def write_run(path: Path) -> None:
+    runs.write_run_file(path, runs.RunFile("run", JoinToken(RunId(bytes(32)), 0, (), b"", None), ()))
+
+
+def test_what_is_damaged_of_a_run_is_named_with_what_to_do(tmp_path: Path) -> None:
+    """Whichever run it is: no node of it starts, and other commands pass over what is no run file."""
+    write_run(tmp_path / "whole" / "run.json")
+    write_run(tmp_path / "mine" / "run.json")
+    (tmp_path / "mine" / "run.json").write_text("{")
+    record = tmp_path / "theirs" / "descriptors" / "000000.record"
+    record.parent.mkdir(parents=True)
+    record.write_bytes(b"no record")
+    for place in ("whole", "mine", "theirs"):
+        (tmp_path / place).chmod(0o700)
+    file, descriptor = look_at_keys(Subject(tmp_path))
+    assert (file.grade, descriptor.grade) == (Grade.FAIL, Grade.FAIL)
+    assert str(tmp_path / "mine" / "run.json") in file.text
+    assert file.next_step == "delete it, then join with --token again"
+    assert str(record) in descriptor.text
+    assert descriptor.next_step == "delete it and join again"
