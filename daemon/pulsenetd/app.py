@@ -36,7 +36,7 @@ from pulsenetd.roles import Parts, build_role
 from pulsenetd.rollouts import Rollouts
 from pulsenetd.service_manager import ServiceManager
 from pulsenetd.serving import Lasting, PartChangedError, Serving
-from pulsenetd.startup import Settled
+from pulsenetd.startup import Settled, leave_link
 from pulsenetd.status.log_tail import LogTail, find_hidden
 from pulsenetd.status.report import NodeReport
 from pulsenetd.storage.store import Store
@@ -111,6 +111,7 @@ class Node:
         config, settled, metrics = self._config, self._settled, Metrics()
         check_port(config.metrics_host, config.metrics_port)
         refuse_other_run(store, settled.token)
+        leave_link(settled.run_path, settled.data_directory)
         version_min = parse_version(config.version_min) if config.version_min else None
         parts = Parts(
             config=config,

@@ -109,7 +109,6 @@ def settle(
             _refuse_expired(token, now_ms())
         elif not (path / "run.json").exists():
             runs.write_run_file(path / "run.json", runs.RunFile(name, token, ()))
-        _leave_link(path, directory)
     except BaseException:
         lock.release()
         raise
@@ -153,7 +152,7 @@ def _take_directory(config: Config, run: Path) -> tuple[Path, DirectoryLock]:
     raise ConfigError(f"{NODES_PER_ROLE_MAX} {config.role} nodes of this run are running here already")
 
 
-def _leave_link(run: Path, directory: Path) -> None:
+def leave_link(run: Path, directory: Path) -> None:
     """Let commands that look at all nodes of a run find one whose directory lies elsewhere."""
     if directory.resolve().parent.parent == run.resolve().parent:
         return

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from pulsenet.errors import ConfigError
+from pulsenet.local.directories import list_nodes
 from pulsenetd import app, startup
 from pulsenetd.app import Node
 from pulsenetd.config import Config
@@ -53,6 +55,21 @@ def test_a_store_that_is_being_opened_is_closed_before_the_node_gives_its_direct
 
     asyncio.run(main())
     assert opened[0]._database._connection is None
+
+
+def test_a_directory_of_another_run_is_refused_without_a_link_to_it(tmp_path: Path, run: Any) -> None:
+    """Commands would take the other run's node for one of this run, too."""
+    home, directory = tmp_path / "home", tmp_path / "node"
+    store = Store.open(directory)
+    store.put_record(run.genesis)
+    store.close()
+    config = Config(role="trainer", data_dir=str(directory))
+    settled = startup.settle(config, {"XDG_DATA_HOME": str(home)}, say=print, now_ms=lambda: 0)
+    node = Node(config, settled, ServiceManager.take_from({}, os.getpid(), time.monotonic), print)
+    with pytest.raises(ConfigError, match="holds a node of another run"):
+        asyncio.run(node.run())
+    settled.lock.release()
+    assert list_nodes(home / "pulsenet", None, "store.sqlite") == []
 
 
 def test_rollouts_are_taken_until_no_peer_is_served_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,8 +272,11 @@ def test_a_directory_elsewhere_is_found_among_those_of_the_run(machine: Machine,
     path = tmp_path / "node"
     placed = machine.settle()
     for _ in range(2):
-        machine.settle(data_dir=str(path)).lock.release()
-    machine.settle(data_dir=str(machine.home / "local" / "mine"))
+        node = machine.settle(data_dir=str(path))
+        startup.leave_link(node.run_path, node.data_directory)
+        node.lock.release()
+    mine = machine.settle(data_dir=str(machine.home / "local" / "mine"))
+    startup.leave_link(mine.run_path, mine.data_directory)
     beside = [machine.home / "local" / "mine", path, placed.data_directory]
     assert list_nodes(machine.home, "local", "identity.key") == list_nodes(machine.home, None, "identity.key") == beside
 
