@@ -28,6 +28,7 @@ from pulsenetd.config import Config
 from pulsenetd.errors import DirectoryLockedError
 from pulsenetd.identity import Identity, load, load_or_create
 from pulsenetd.storage.disk import DirectoryLock, Disk, check_writable, make_directory
+from pulsenetd.storage.store import DATABASE_NAME
 
 LOOPBACK: Final = "/ip4/127.0.0.1/tcp/0"
 EVERYWHERE: Final = "/ip4/0.0.0.0/tcp/0"
@@ -104,7 +105,7 @@ def settle(
         identity = load_or_create(directory / "identity.key")
         if token is None:
             if config.role == "trainer":
-                _open_local_run(path, identity)
+                _open_local_run(path, directory, identity)
             token = _wait_for_token(path, say, sleep)
             _refuse_expired(token, now_ms())
         elif not (path / "run.json").exists():
@@ -184,16 +185,25 @@ def find_directory_risk(directory: Path) -> str:
     return ""
 
 
-def _open_local_run(path: Path, identity: Identity) -> None:
-    """Make the private run of this machine, owned and published by this node, unless it exists."""
+def _open_local_run(path: Path, directory: Path, identity: Identity) -> None:
+    """Make the private run of this machine, owned and published by the node of a directory, unless it exists."""
+    has_run = (directory / DATABASE_NAME).exists()
+    if has_run and not (path / "run.json").exists() and not runs.load_descriptors(path):
+        # Its directory would be refused later, and the run be one in which only its key may publish.
+        raise ConfigError(
+            f"{directory} holds a node of another run than '{path.name}', which is not open here yet: give --run or "
+            "--token, or another --data-dir"
+        )
     make_directory(Disk(), path)
     # Two trainers started together: one opens the run, the other waits and finds it.
     lock = DirectoryLock.acquire(path, wait=True)
     try:
         records = runs.load_descriptors(path)
+        if (path / "run.json").exists():
+            return  # whatever is missing beside it: others may have joined by its token
         if not records:
             _create_local_run(path, identity)
-        elif not (path / "run.json").exists():
+        else:
             # A crash came between the two files. Nobody can have joined by a token that was never written.
             token = JoinToken(RunId(record_digest(records[0])), 0, (), secrets.token_bytes(SECRET_SIZE_BYTES), None)
             runs.write_run_file(path / "run.json", runs.RunFile(runs.LOCAL_RUN, token, ()))

@@ -6,12 +6,15 @@ import asyncio
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pulsenet.chain.token import encode_token
 from pulsenet.errors import ConfigError
+from pulsenet.ids import RunId
 from pulsenet.local.directories import list_nodes
 from pulsenetd import app, startup
 from pulsenetd.app import Node
@@ -63,7 +66,8 @@ def test_a_directory_of_another_run_is_refused_without_a_link_to_it(tmp_path: Pa
     store = Store.open(directory)
     store.put_record(run.genesis)
     store.close()
-    config = Config(role="trainer", data_dir=str(directory))
+    other = replace(run.token, run_id=RunId(b"o" * 32))
+    config = Config(role="trainer", data_dir=str(directory), token=encode_token(other))
     settled = startup.settle(config, {"XDG_DATA_HOME": str(home)}, say=print, now_ms=lambda: 0)
     node = Node(config, settled, ServiceManager.take_from({}, os.getpid(), time.monotonic), print)
     with pytest.raises(ConfigError, match="holds a node of another run"):

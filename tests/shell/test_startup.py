@@ -25,6 +25,7 @@ from pulsenetd.config import Config
 from pulsenetd.errors import DirectoryLockedError
 from pulsenetd.identity import verify
 from pulsenetd.startup import EVERYWHERE, LOOPBACK, Settled, settle
+from pulsenetd.storage.store import Store
 
 NOW_MS = 1_800_000_000_000
 
@@ -266,6 +267,30 @@ def test_the_directory_of_the_run_itself_is_refused_instead_of_waited_for(
     assert not machine.home.exists()
     below = machine.home / "local" / "mine"
     assert machine.settle(data_dir=str(below)).data_directory == below
+
+
+def test_a_run_whose_descriptors_are_gone_is_not_opened_anew(machine: Machine) -> None:
+    """They are to be deleted where they are damaged, and stand in the node's store."""
+    first = machine.settle()
+    Store.open(first.data_directory, lock=first.lock).close()
+    for path in (machine.home / "local" / "descriptors").iterdir():
+        path.unlink()
+    assert machine.settle().token == first.token, "at a node that knows no descriptors either"
+    machine.close()
+    assert machine.settle().token == first.token
+
+
+def test_no_run_is_opened_for_a_directory_that_has_one(machine: Machine, run: Any, tmp_path: Path) -> None:
+    """Whoever forgets --run would find a run 'local' in which only the key of that directory may publish."""
+    path = tmp_path / "node"
+    machine.settle(token=encode_token(run.token), run="theirs", data_dir=str(path)).lock.release()
+    Store.open(path).close()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"node holds a node of another run than 'local'.*give --run or --token"):
+            machine.settle(data_dir=str(path))
+    assert not (machine.home / "local").exists()
+    first = machine.settle()
+    assert machine.descriptor().authorities == (first.identity.peer_id,)
 
 
 def test_a_directory_elsewhere_is_found_among_those_of_the_run(machine: Machine, tmp_path: Path) -> None:
