@@ -28,12 +28,15 @@ from pulsenet.ids import PeerId, RunId
 from pulsenet.local.directories import RUN_NAME_DEFAULT
 from pulsenet.wire.schema import decode_value
 from pulsenetd.config import check_run_name
-from pulsenetd.storage.disk import Disk, make_directory, read_regular, write_durably
+from pulsenetd.storage.disk import Disk, find_partials, make_directory, read_regular, write_durably
 
 LOCAL_RUN: Final = RUN_NAME_DEFAULT
 """The run that opens by itself, on loopback, when nothing else is asked for."""
 
 RUN_FILE_SIZE_BYTES_MAX: Final = 64 << 10
+
+UNFINISHED_SECONDS_MIN: Final = 3_600.0
+"""Writing one of these small files takes a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,17 @@ def read_run_file(path: Path) -> RunFile:
         return RunFile(name, decode_token(table["token"]), bootstraps)
     except (ValueError, KeyError, TypeError, RecursionError, PulsenetError) as error:
         raise ConfigError(f"{path} is not a run file ({error}); delete it, then join with --token again") from error
+
+
+def find_unfinished(run: Path) -> list[Path]:
+    """Return files of a run's directory that a process began to write long ago, keys perhaps, and was killed.
+
+    Raises:
+        OSError: The directory cannot be read.
+    """
+    # By age, because several processes write there.
+    places = (run, run / "descriptors", run / "epochs")
+    return [path for place in places for path in find_partials(place, seconds_min=UNFINISHED_SECONDS_MIN)]
 
 
 def list_tokens(home: Path) -> dict[str, JoinToken]:

@@ -27,7 +27,7 @@ from pulsenetd import runs
 from pulsenetd.config import Config
 from pulsenetd.errors import DirectoryLockedError
 from pulsenetd.identity import Identity, load, load_or_create
-from pulsenetd.storage.disk import DirectoryLock, Disk, check_writable, make_directory
+from pulsenetd.storage.disk import DirectoryLock, Disk, check_writable, find_partials, make_directory
 from pulsenetd.storage.store import DATABASE_NAME
 
 LOOPBACK: Final = "/ip4/127.0.0.1/tcp/0"
@@ -98,6 +98,7 @@ def settle(
         _refuse_expired(token, now_ms())
         _refuse_other_run(path, name, token)
     directory, lock = _take_directory(config, path)
+    _sweep(directory, path)
     risk = find_directory_risk(directory)
     if risk:
         say(risk)
@@ -151,6 +152,13 @@ def _take_directory(config: Config, run: Path) -> tuple[Path, DirectoryLock]:
         except DirectoryLockedError:
             continue
     raise ConfigError(f"{NODES_PER_ROLE_MAX} {config.role} nodes of this run are running here already")
+
+
+def _sweep(directory: Path, run: Path) -> None:
+    """Delete what was left half written: in the node's directory, which is locked, and long ago in the run's."""
+    with suppress(OSError):  # what the disk does not let go harms nothing
+        for path in (*find_partials(directory), *runs.find_unfinished(run)):
+            path.unlink(missing_ok=True)
 
 
 def leave_link(run: Path, directory: Path) -> None:

@@ -293,6 +293,21 @@ def test_no_run_is_opened_for_a_directory_that_has_one(machine: Machine, run: An
     assert machine.descriptor().authorities == (first.identity.peer_id,)
 
 
+def test_what_killed_processes_left_half_written_goes(machine: Machine, tmp_path: Path) -> None:
+    """Keys among it, in a directory that other nodes and commands write in at the same time."""
+    run, node = machine.home / "local", machine.home / "local" / "trainer"
+    machine.settle().lock.release()
+    old = [run / f".owner.key.{'0a' * 8}.partial", run / "descriptors" / f"000001.record.{'0b' * 8}.partial"]
+    young = run / f"run.json.{'0c' * 8}.partial"
+    own = node / f".identity.key.{'0d' * 8}.partial"
+    for path in (*old, young, own):
+        path.touch()
+    for path in old:
+        os.utime(path, (1_000_000_000.0, 1_000_000_000.0))
+    machine.settle()
+    assert sorted(machine.home.rglob("*.partial")) == [young]
+
+
 def test_a_directory_elsewhere_is_found_among_those_of_the_run(machine: Machine, tmp_path: Path) -> None:
     path = tmp_path / "node"
     placed = machine.settle()

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from pulsenet.local.sockets import socket_path
+from pulsenetd import runs
 from pulsenetd.doctor.findings import Finding, Subject, ok, warn
 from pulsenetd.node_file import NODE_FILE
-from pulsenetd.storage.disk import LOCK_NAME, PARTIAL_SUFFIX, DirectoryLock, open_regular
+from pulsenetd.storage.disk import LOCK_NAME, PARTIAL_SUFFIX, DirectoryLock, find_partials, open_regular
 
 P2PD_DIRECTORY: Final = "p2pd"
 
@@ -50,14 +51,28 @@ def look_at_leftovers(subject: Subject) -> Sequence[Finding]:
                     partial(_clear, node),
                 )
             )
+    found += [_judge_run(run) for run in sorted(subject.home.glob("*")) if runs.find_unfinished(run)]
     return found or [ok("none: every node that does not run has left cleanly")]
+
+
+def _judge_run(run: Path) -> Finding:
+    names = ", ".join(path.name for path in runs.find_unfinished(run)[:3])
+    text = f"{run}: files that a process began to write and left ({names}), which may hold keys"
+    return warn(text, "start a node of the run, which clears them", partial(_clear_run, run))
+
+
+def _clear_run(run: Path) -> str:
+    left = runs.find_unfinished(run)
+    for path in left:
+        path.unlink(missing_ok=True)
+    return f"{run}: {len(left)} unfinished files deleted"
 
 
 def find_stale(node: Path) -> list[Path]:
     """Return what only a running node should have."""
     sockets = [path for path in (node / P2PD_DIRECTORY).glob("*") if stat.S_ISSOCK(path.lstat().st_mode)]
     named = [path for path in (node / NODE_FILE, socket_path(node)) if path.exists()]
-    partials = [*node.glob(f"*{PARTIAL_SUFFIX}"), *node.glob(f"chunks/*/*{PARTIAL_SUFFIX}")]
+    partials = [*find_partials(node), *node.glob(f"chunks/*/*{PARTIAL_SUFFIX}")]
     return [*named, *sockets, *partials]
 
 

@@ -10,8 +10,10 @@ import errno
 import fcntl
 import itertools
 import os
+import re
 import secrets
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +25,8 @@ PARTIAL_SUFFIX = ".partial"
 
 PROBE_PREFIX = "probe-"
 """Begins the name of the file by which a directory is found to be writable."""
+
+_PARTIAL_NAME = re.compile(rf"(.+\.[0-9a-f]{{16}}|{PROBE_PREFIX}[0-9]+){re.escape(PARTIAL_SUFFIX)}", re.DOTALL)
 
 LOCK_NAME = "lock"
 
@@ -165,6 +169,29 @@ def _write(disk: Disk, path: Path, data: Data, *, is_durable: bool) -> None:
             raise
     except OSError as error:
         raise describe_os_error("write", path, error) from error
+
+
+def find_partials(directory: Path, *, seconds_min: float = 0.0) -> list[Path]:
+    """Return files of a directory that a process of ours began to write and left.
+
+    Args:
+        directory: Where to look; it need not exist.
+        seconds_min: How long they were not touched; 0 where a lock says that nobody writes there.
+
+    Raises:
+        OSError: The directory cannot be read.
+    """
+    found = []
+    for path in directory.glob(f"*{PARTIAL_SUFFIX}"):
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            continue  # finished meanwhile
+        is_left = not seconds_min or time.time() - status.st_mtime >= seconds_min
+        # By the whole name: other programs have partial files too, and --data-dir may be any directory.
+        if is_left and stat.S_ISREG(status.st_mode) and _PARTIAL_NAME.fullmatch(path.name):
+            found.append(path)
+    return found
 
 
 def make_directory(disk: Disk, path: Path) -> None:

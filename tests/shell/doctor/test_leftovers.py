@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -65,3 +66,19 @@ def test_asking_takes_the_lock_from_nobody(node: Path) -> None:
 def test_a_directory_that_never_ran_has_nothing_stale(tmp_path: Path) -> None:
     (finding,) = look_at_leftovers(Subject(tmp_path, nodes=(tmp_path / "none", tmp_path)))
     assert finding.grade is Grade.OK
+
+
+def test_what_was_left_half_written_in_a_runs_directory_is_named_and_cleared(tmp_path: Path) -> None:
+    """There a key of the owner's may be, and only nodes that start there look."""
+    left = tmp_path / "mine" / f".owner.key.{'0a' * 8}.partial"
+    left.parent.mkdir()
+    left.touch()
+    assert look_at_leftovers(Subject(tmp_path))[0].grade is Grade.OK, "it may be in work"
+    os.utime(left, (1_000_000_000.0, 1_000_000_000.0))
+    (finding,) = look_at_leftovers(Subject(tmp_path))
+    assert finding.grade is Grade.WARN
+    assert str(tmp_path / "mine") in finding.text
+    assert left.name in finding.text
+    assert finding.repair is not None
+    assert "1 unfinished files deleted" in finding.repair()
+    assert not left.exists()

@@ -17,6 +17,7 @@ from pulsenetd.storage.disk import (
     Disk,
     check_writable,
     describe_os_error,
+    find_partials,
     free_size_bytes,
     make_directory,
     require_free_space,
@@ -203,3 +204,14 @@ def test_a_lock_is_given_up_on_a_disk_that_fails(tmp_path: Path, monkeypatch: py
     lock.release()
     monkeypatch.undo()
     DirectoryLock.acquire(tmp_path).release()
+
+
+def test_what_was_left_half_written_is_found_by_name_and_age(tmp_path: Path) -> None:
+    ours = [tmp_path / f".identity.key.{'0a' * 8}.partial", tmp_path / f"run.json.{'1b' * 8}.partial"]
+    for path in (*ours, tmp_path / "film.partial", tmp_path / "run.json"):
+        path.touch()
+    (tmp_path / f"pipe.{'2c' * 8}.partial").mkdir()
+    assert sorted(find_partials(tmp_path)) == ours
+    os.utime(ours[1], (1_000_000_000.0, 1_000_000_000.0))
+    assert find_partials(tmp_path, seconds_min=3_600.0) == ours[1:]
+    assert find_partials(tmp_path / "nowhere") == []
