@@ -13,8 +13,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +28,7 @@ from pulsenet.ids import PeerId, RunId
 from pulsenet.local.directories import RUN_NAME_DEFAULT
 from pulsenet.wire.schema import decode_value
 from pulsenetd.config import check_run_name
-from pulsenetd.storage.disk import Disk, find_partials, make_directory, read_regular, write_durably
+from pulsenetd.storage.disk import DirectoryLock, Disk, find_partials, make_directory, read_regular, write_durably
 
 LOCAL_RUN: Final = RUN_NAME_DEFAULT
 """The run that opens by itself, on loopback, when nothing else is asked for."""
@@ -165,10 +165,11 @@ def open_epoch(
     Raises:
         ConfigError: There is no run here, its newest revision lacks signatures, or the key is none of its owners'.
     """
-    records, current = _find_complete(run, owner)
-    made = record(current, RunId(record_digest(records[0])))
-    signed = seal(made, sign, owner)
-    save_epoch(run, signed)
+    with _changing(run):
+        records, current = _find_complete(run, owner)
+        made = record(current, RunId(record_digest(records[0])))
+        signed = seal(made, sign, owner)
+        save_epoch(run, signed)
     return made, len(signed.signers) >= current.owner_threshold
 
 
@@ -178,12 +179,13 @@ def countersign_epoch(run: Path, *, sign: Callable[[bytes], bytes], owner: PeerI
     Raises:
         ConfigError: There is none here, or the key is none of the run's owners'.
     """
-    _find_complete(run, owner)
-    epochs = load_epochs(run)
-    if not epochs:
-        raise ConfigError(f"the owners opened no epoch in {run}")
-    signed = add_signature(epochs[-1], sign, owner)
-    save_epoch(run, signed)
+    with _changing(run):
+        _find_complete(run, owner)
+        epochs = load_epochs(run)
+        if not epochs:
+            raise ConfigError(f"the owners opened no epoch in {run}")
+        signed = add_signature(epochs[-1], sign, owner)
+        save_epoch(run, signed)
     return len(signed.signers)
 
 
@@ -266,11 +268,13 @@ def revise(
 
     Raises:
         ConfigError: There is no run here, or the key is not one of its owners.
+        Exception: What ``change`` raises; nothing is written then.
     """
-    records, current = _find_complete(run, owner)
-    changed = replace(change(current), revision=current.revision + 1, previous=record_digest(records[-1]))
-    signed = seal(changed, sign, owner)
-    save_descriptor(run, signed)
+    with _changing(run):
+        records, current = _find_complete(run, owner)
+        changed = replace(change(current), revision=current.revision + 1, previous=record_digest(records[-1]))
+        signed = seal(changed, sign, owner)
+        save_descriptor(run, signed)
     return changed, len(signed.signers) >= current.owner_threshold
 
 
@@ -280,13 +284,26 @@ def countersign(run: Path, *, sign: Callable[[bytes], bytes], owner: PeerId) -> 
     Raises:
         ConfigError: There is no run here, or the key is not one of its owners.
     """
-    records = load_descriptors(run)
-    if not records:
-        raise ConfigError(f"no run in {run}")
-    _check_owner(run, _judge(records), owner)
-    signed = add_signature(records[-1], sign, owner)
-    save_descriptor(run, signed)
+    with _changing(run):
+        records = load_descriptors(run)
+        if not records:
+            raise ConfigError(f"no run in {run}")
+        _check_owner(run, _judge(records), owner)
+        signed = add_signature(records[-1], sign, owner)
+        save_descriptor(run, signed)
     return len(signed.signers)
+
+
+@contextmanager
+def _changing(run: Path) -> Iterator[None]:
+    """Keep other commands and nodes out: each of two would sign a revision of one number, and all nodes refuse one."""
+    # Where there is no directory the block finds nothing to change, and says so.
+    lock = DirectoryLock.acquire(run, wait=True) if run.is_dir() else None
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
 
 
 def _find_complete(run: Path, owner: PeerId) -> tuple[list[SignedRecord], Descriptor]:

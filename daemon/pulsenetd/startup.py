@@ -22,7 +22,6 @@ from pulsenet.errors import ConfigError, RemoteProtocolError, UsageError
 from pulsenet.ids import RunId, short
 from pulsenet.local.directories import data_home
 from pulsenet.outer.settings import Algorithm, OuterSettings
-from pulsenet.wire.schema import decode_value
 from pulsenetd import runs
 from pulsenetd.config import Config
 from pulsenetd.errors import DirectoryLockedError
@@ -248,30 +247,29 @@ def take_up_rounds(run: Path) -> bool:
     """Give the run that opened by itself the algorithm PULSELoCo, and places for trainers of this machine.
 
     Returns:
-        Whether that changed anything; not where the owner's key is elsewhere, or the run has an algorithm.
+        Whether the run has rounds now; not where the owner's key is elsewhere.
     """
-    lock = DirectoryLock.acquire(run, wait=True)
-    try:
-        records = runs.load_descriptors(run)
-        if not records or not (run / "owner.key").exists():
-            return False
-        if decode_value(Descriptor, records[-1].payload).algorithm != ALGORITHM_NONE:
-            return True  # another node of the run was asked as well
-        owner = load(run / "owner.key")
-        runs.revise(
-            run,
-            lambda descriptor: replace(
-                descriptor,
-                algorithm=str(Algorithm.PULSELOCO),
-                constants=OuterSettings().to_constants(),
-                open_trainers_max=OPEN_TRAINERS_LOCAL,
-            ),
-            sign=owner.sign,
-            owner=owner.peer_id,
+    if not runs.load_descriptors(run) or not (run / "owner.key").exists():
+        return False
+
+    def give(descriptor: Descriptor) -> Descriptor:
+        if descriptor.algorithm != ALGORITHM_NONE:
+            raise _HasRoundsError
+        return replace(
+            descriptor,
+            algorithm=str(Algorithm.PULSELOCO),
+            constants=OuterSettings().to_constants(),
+            open_trainers_max=OPEN_TRAINERS_LOCAL,
         )
-    finally:
-        lock.release()
+
+    owner = load(run / "owner.key")
+    with suppress(_HasRoundsError):
+        runs.revise(run, give, sign=owner.sign, owner=owner.peer_id)
     return True
+
+
+class _HasRoundsError(Exception):
+    """Another node of the run was asked for rounds as well."""
 
 
 def _read_token(path: Path, name: str) -> JoinToken:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pulsenet.chain.records import Descriptor
+from pulsenet.chain.records import Descriptor, EpochRecord
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import ConfigError, StorageError
-from pulsenet.ids import PeerId
+from pulsenet.ids import PeerId, RunId
 from pulsenetd import identity, runs
+from pulsenetd.errors import DirectoryLockedError
+from pulsenetd.storage.disk import DirectoryLock
 
 
 def make_run(path: Path, owner: identity.Identity) -> runs.RunFile:
@@ -80,6 +82,37 @@ def test_a_second_owner_completes_a_revision(tmp_path: Path, owner: identity.Ide
     _, complete = runs.revise(tmp_path / "mine", lambda current: current, sign=owner.sign, owner=owner.peer_id)
     assert not complete
     assert runs.countersign(tmp_path / "mine", sign=second.sign, owner=second.peer_id) == 2
+
+
+def test_nobody_else_changes_a_run_while_it_is_changed(tmp_path: Path, owner: identity.Identity) -> None:
+    """Two commands at a time would sign two revisions of one number: one is lost, and what follows it is refused."""
+    run = tmp_path / "mine"
+    make_run(run, owner)
+    held: list[bool] = []
+
+    def look() -> None:
+        with pytest.raises(DirectoryLockedError):
+            DirectoryLock.acquire(run)
+        held.append(True)
+
+    def change(current: Descriptor) -> Descriptor:
+        look()
+        return replace(current, anchor_interval=current.anchor_interval + 1)
+
+    def open_epoch(current: Descriptor, run_id: RunId) -> EpochRecord:
+        look()
+        return EpochRecord(run_id, current.revision, 1, None, None, 5, "owners")
+
+    def sign(message: bytes) -> bytes:
+        look()
+        return owner.sign(message)
+
+    runs.revise(run, change, sign=sign, owner=owner.peer_id)
+    runs.open_epoch(run, open_epoch, sign=sign, owner=owner.peer_id)
+    runs.countersign(run, sign=sign, owner=owner.peer_id)
+    runs.countersign_epoch(run, sign=sign, owner=owner.peer_id)
+    assert len(held) == 6
+    DirectoryLock.acquire(run).release()
 
 
 def test_strangers_and_absent_runs_are_refused(tmp_path: Path, owner: identity.Identity) -> None:

@@ -355,11 +355,13 @@ def _open_epoch(arguments: argparse.Namespace) -> int:
         if kept is None:
             raise UsageError("--first-number: say with which number the run goes on, or which version it --keep")
         first = kept.number + 1
-    opened = [decode_value(EpochRecord, signed.payload).epoch for signed in runs.load_epochs(path)]
-    number = max([0, *opened, 0 if kept is None else kept.epoch]) + 1 if arguments.epoch is None else arguments.epoch
     owner = _owner(arguments, path)
 
     def make(current: Descriptor, run_id: RunId) -> EpochRecord:
+        # Here, where no other command opens one meanwhile.
+        opened = [decode_value(EpochRecord, signed.payload).epoch for signed in runs.load_epochs(path)]
+        least = max([0, *opened, 0 if kept is None else kept.epoch]) + 1
+        number = least if arguments.epoch is None else arguments.epoch
         record = EpochRecord(run_id, current.revision, number, kept, root, first, "owners")
         try:
             check_record(record)
