@@ -247,8 +247,7 @@ def create_run(
         ConfigError: The run exists already.
         StorageError: The disk refused.
     """
-    if load_descriptors(run):
-        raise ConfigError(f"run '{descriptor.name}' exists already in {run}; choose another name or remove it")
+    refuse_existing(run, descriptor.name)
     signed = seal(descriptor, sign, owner)
     run_id = RunId(record_digest(signed))
     token = JoinToken(run_id, 0, bootstraps, secret, expires_at_ms)
@@ -256,6 +255,16 @@ def create_run(
     save_descriptor(run, signed)
     write_run_file(run / "run.json", file)
     return file
+
+
+def refuse_existing(run: Path, name: str) -> None:
+    """Refuse to make a run where there is one.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    if load_descriptors(run):
+        raise ConfigError(f"run '{name}' exists already in {run}; choose another name or remove it")
 
 
 def revise(

@@ -184,6 +184,14 @@ def test_a_run_is_never_created_over_another(shell: Shell) -> None:
     assert shell.ok("show", "mine")["run_id"] == made["run_id"]
 
 
+def test_what_is_refused_leaves_no_key_where_the_owners_was_taken_offline(shell: Shell) -> None:
+    """Later commands would take a key that owns nothing for the owner's."""
+    shell.create()
+    (shell.home / "mine" / "owner.key").rename(shell.keys / "offline.key")
+    shell.fails(78, "exists already", "create", "mine", "--authority", shell.text("authority"))
+    shell.fails(78, "no owner key at", "admit", "mine", shell.text("newcomer"), "--role", "trainer")
+
+
 # Showing
 
 

@@ -165,6 +165,7 @@ def _create(arguments: argparse.Namespace) -> int:
     trainers = [parse_key(key) for key in arguments.trainer] or authorities
     inferencers = [parse_key(key) for key in arguments.inferencer]
     algorithm, constants = run_rounds.choose_algorithm(arguments)
+    runs.refuse_existing(path, arguments.name)
     make_directory(Disk(), path)
     owner = _owner(arguments, path)
     descriptor = runs.genesis(
