@@ -195,6 +195,13 @@ def test_what_is_refused_leaves_no_key_where_the_owners_was_taken_offline(shell:
 # Showing
 
 
+def test_a_run_whose_file_is_gone_is_said_with_what_to_do(shell: Shell) -> None:
+    """As after it was deleted because it was damaged."""
+    shell.create()
+    (shell.home / "mine" / "run.json").unlink()
+    shell.fails(78, "run.json, which holds the token, is gone; join with --token again", "show", "mine")
+
+
 def test_a_run_is_shown_to_people_and_to_programs(shell: Shell) -> None:
     made = shell.create()
     table = shell.ok("show", "mine")

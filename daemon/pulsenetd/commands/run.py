@@ -221,7 +221,10 @@ def _show(arguments: argparse.Namespace) -> int:
 
     path = _run_path(arguments.name)
     descriptor = _newest(path)
-    file = runs.read_run_file(path / "run.json")
+    try:
+        file = runs.read_run_file(path / "run.json")
+    except FileNotFoundError:
+        raise ConfigError(f"{path / 'run.json'}, which holds the token, is gone; join with --token again") from None
 
     def keys(role: tuple[PeerId, ...]) -> list[str]:
         return [identity.to_libp2p_text(key) for key in role]
