@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pulsenet.errors import ConfigError
+from pulsenet.errors import ConfigError, StorageError
 from pulsenet.local.directories import data_home, list_nodes
 from pulsenetd.commands.reporting import reporting
 from pulsenetd.errors import DirectoryLockedError
+from pulsenetd.logs import printable
 
 if TYPE_CHECKING:
     from pulsenetd.storage.scrub import Report
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 _EPILOG = """\
 For nodes that are stopped: a running one reads what it holds by itself, all of it within a day, and fetches again what
 it finds damaged. What a stopped node lacks after this, it fetches again at its next start, where it needs it.
-Exit code 0 if everything was whole, 6 if anything was damaged.
+Exit code 0 if everything was whole, 6 if anything was damaged or could not be read.
 """
 
 _EXAMPLES = (
@@ -72,18 +74,24 @@ def _scrub(arguments: argparse.Namespace) -> int:
     for node in find_nodes(arguments.run, arguments.data_dir):
         try:
             store = Store.open(node)
-        except DirectoryLockedError as error:
+            try:
+                with reporting(f"reading {node}", format_count("chunks"), is_quiet=arguments.json) as on_progress:
+                    report = scrub(store, on_progress)
+            finally:
+                store.close()
+        except StorageError as error:
             if arguments.data_dir is not None:
                 raise
-            found[str(node)] = {"skipped": str(error)}
+            # One of several: it keeps nobody from reading the others.
+            if isinstance(error, DirectoryLockedError):
+                found[str(node)] = {"skipped": str(error)}
+                text, stream = f"{node}: left out, it is running and reads its disk by itself", sys.stdout
+            else:
+                code, found[str(node)] = 6, {"failed": str(error)}
+                text, stream = f"pulsenet: {printable(str(error))}", sys.stderr
             if not arguments.json:
-                print(f"{node}: left out, it is running and reads its disk by itself")
+                print(text, file=stream)
             continue
-        try:
-            with reporting(f"reading {node}", format_count("chunks"), is_quiet=arguments.json) as on_progress:
-                report = scrub(store, on_progress)
-        finally:
-            store.close()
         code = code if report.is_whole else 6
         found[str(node)] = {
             **asdict(report),

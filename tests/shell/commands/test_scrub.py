@@ -99,3 +99,22 @@ def test_the_doctor_sees_a_damaged_database_and_says_how_to_go_on(
     for path in node.glob("store.sqlite*"):
         path.rename(path.with_name(path.name + ".damaged"))
     Store.open(node).close()
+
+
+def test_a_store_that_cannot_be_read_keeps_no_other_from_being_read(
+    node: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = node.parent / "broken"  # comes first
+    Store.open(broken).close()
+    (broken / "store.sqlite").write_bytes(b"rubbish!" * 1024)
+    assert cli.main(["scrub"]) == 6
+    out, err = capsys.readouterr()
+    assert f"{node}: 1 chunks" in out
+    assert str(broken / "store.sqlite") in err
+    assert cli.main(["scrub", "--json"]) == 6
+    found = json.loads(capsys.readouterr().out)
+    assert found["whole"] is False
+    assert str(broken / "store.sqlite") in found["nodes"][str(broken)]["failed"]
+    assert found["nodes"][str(node)]["chunk_count"] == 1
+    assert cli.main(["scrub", "--data-dir", str(broken)]) == 6
+    assert str(broken / "store.sqlite") in capsys.readouterr().err
