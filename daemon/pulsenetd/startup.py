@@ -94,7 +94,7 @@ def settle(
     is_local = name == runs.LOCAL_RUN and token is None
     if not is_local:
         token = token or _read_token(path, name)
-        _refuse_expired(token, now_ms())
+        _refuse_expired(token, path, now_ms())
         _refuse_other_run(path, name, token)
     directory, lock = _take_directory(config, path)
     _sweep(directory, path)
@@ -107,7 +107,7 @@ def settle(
             if config.role == "trainer":
                 _open_local_run(path, directory, identity)
             token = _wait_for_token(path, say, sleep)
-            _refuse_expired(token, now_ms())
+            _refuse_expired(token, path, now_ms())
         elif not (path / "run.json").exists():
             runs.write_run_file(path / "run.json", runs.RunFile(name, token, ()))
     except BaseException:
@@ -295,8 +295,12 @@ def _wait_for_token(path: Path, say: Callable[[str], None], sleep: Callable[[flo
         sleep(WAIT_SECONDS)
 
 
-def _refuse_expired(token: JoinToken, now_ms: int) -> None:
-    if token.expires_at_ms is not None and now_ms > token.expires_at_ms:
+def _refuse_expired(token: JoinToken, path: Path, now_ms: int) -> None:
+    """Let nobody join by a token that has expired; who joined before starts again with it."""
+    if token.expires_at_ms is None or now_ms <= token.expires_at_ms:
+        return
+    records = runs.load_descriptors(path)
+    if not records or RunId(record_digest(records[0])) != token.run_id:
         raise ConfigError("the join token has expired; ask the run's owner for a new one")
 
 

@@ -243,6 +243,19 @@ def test_an_expired_token_is_refused(machine: Machine, run: Any) -> None:
         machine.settle(run="late")
 
 
+def test_who_joined_before_the_token_expired_starts_again(machine: Machine, run: Any, make_run: Any) -> None:
+    """The run's own trainer among them: there is no other token for it."""
+    expired = replace(run.token, expires_at_ms=NOW_MS - 1)
+    machine.write_run("mine", expired)
+    runs.save_descriptor(machine.home / "mine", run.genesis)
+    assert machine.settle(run="mine").token == expired
+    assert machine.settle(run="mine", token=encode_token(expired), role="seed").token == expired
+    other = make_run(nonce=b"n" * 16)
+    runs.save_descriptor(machine.home / "theirs", other.genesis)
+    with pytest.raises(ConfigError, match="has expired"):
+        machine.settle(run="theirs", token=encode_token(expired))
+
+
 # Directories
 
 
