@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -164,3 +165,50 @@ class RunFileKeeper:
             if not is_own:
                 others.append(text)
         return tuple(others)
+
+
+class AddressWatch:
+    """Notices where this node is dialled by now: machines get other addresses, and a new p2pd may get another port.
+
+    Args:
+        network: Knows where it listens.
+        run_file: Where nodes of this machine look.
+        is_private: Whether addresses of the own network are told to others.
+        tell: Told what is announced from now on.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        run_file: RunFileKeeper,
+        *,
+        is_private: Callable[[], bool],
+        tell: Callable[[tuple[str, ...]], None],
+    ) -> None:
+        self._network = network
+        self._run_file = run_file
+        self._is_private = is_private
+        self._tell = tell
+        self._here: frozenset[str] = frozenset()
+        self._announced: frozenset[str] | None = None
+
+    async def look(self) -> None:
+        """Compare with the last look, and pass on what changed.
+
+        Raises:
+            UnavailableError: p2pd does not answer.
+            StorageError: The run's file cannot be written.
+            ConfigError: It is damaged.
+        """
+        listening = await self._network.transport.listen_addresses(private_too=True)
+        here = frozenset(listening)  # p2pd names them in any order
+        if not here or here == self._here:
+            return  # none at all: the machine is off the network, and comes back
+        announced = await self._network.transport.listen_addresses(private_too=self._is_private())
+        if self._announced not in (None, frozenset(announced)):
+            logger.info("others are told other addresses of this node now: %s", ", ".join(announced) or "none")
+        self._announced = frozenset(announced)
+        self._tell(announced)
+        with suppress(FileNotFoundError):  # somebody deleted it, and joins anew
+            await asyncio.to_thread(self._run_file.write, listening)
+        self._here = here

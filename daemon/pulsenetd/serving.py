@@ -13,7 +13,7 @@ from pulsenet.ids import PeerId
 from pulsenet.wire.messages import Message
 from pulsenetd import chores
 from pulsenetd.blob_kinds import BlobKinds
-from pulsenetd.chores import DirectoryReader, LinkWatch, RunFileKeeper, repeat
+from pulsenetd.chores import AddressWatch, DirectoryReader, LinkWatch, RunFileKeeper, repeat
 from pulsenetd.driver import Driver
 from pulsenetd.handlers.network import NetworkHandlers
 from pulsenetd.handlers.store import StoreHandlers
@@ -122,6 +122,7 @@ class Serving:
         """
         parts, network, links = self._parts, self._network, self._links
         reader = DirectoryReader(network, self._driver.post, secrets.randbelow)
+        watch = AddressWatch(network, self._lasting.run_file, is_private=self._is_private, tell=self._take_addresses)
         scrubber = Scrubber(parts.store, self._lasting.read_threads, self._driver.post)
         kinds = BlobKinds(parts.store, self._lasting.read_threads, parts.monotonic)
         try:
@@ -141,6 +142,7 @@ class Serving:
                 tasks.create_task(repeat(chores.HEADS_SECONDS, reader.read_heads))
                 tasks.create_task(repeat(reader.haves_wait_seconds, reader.read_haves))
                 tasks.create_task(repeat(chores.MEND_SECONDS, self._mend))
+                tasks.create_task(repeat(chores.MEND_SECONDS, watch.look))
                 tasks.create_task(repeat(SCRUB_SECONDS, scrubber.look))
                 if not parts.settled.is_local:
                     tasks.create_task(repeat(LOOK_SECONDS, self._lasting.reachability.look))
@@ -155,6 +157,13 @@ class Serving:
             self._lasting.transfer_progress.close()
             self._watchdog.stop()
             await asyncio.to_thread(self._role.stop_engine)
+
+    def _is_private(self) -> bool:
+        descriptor = self._parts.trust.descriptor
+        return descriptor is not None and descriptor.private
+
+    def _take_addresses(self, addresses: tuple[str, ...]) -> None:
+        self._lasting.report.addresses = addresses
 
     async def _beat(self) -> None:
         parts, lasting, mesh = self._parts, self._lasting, self._role.mesh

@@ -17,8 +17,8 @@ from pulsenet.errors import ConfigError, RemoteProtocolError, StorageError, Unav
 from pulsenet.ids import PeerId
 from pulsenet.node.events import Event, HaveSeen, HeadSeen, PeerConnected, PeerLost
 from pulsenetd import logs, runs
-from pulsenetd.chores import HAVES_SECONDS, DirectoryReader, LinkWatch, RunFileKeeper, repeat
-from pulsenetd.network.addresses import join_address
+from pulsenetd.chores import HAVES_SECONDS, AddressWatch, DirectoryReader, LinkWatch, RunFileKeeper, repeat
+from pulsenetd.network.addresses import join_address, select_announced
 from pulsenetd.network.transport import PeerLink
 
 ONE, TWO, OWN = (PeerId(bytes([number]) * 32) for number in (1, 2, 3))
@@ -39,12 +39,16 @@ class FakeNetwork:
         self.haves: dict[int, list[bytes]] = {}
         self.dialled: list[tuple[PeerId, tuple[str, ...]]] = []
         self.dial_error: Exception | None = None
+        self.listening: tuple[str, ...] = ()
         self.transport = self.directory = self
 
     async def connected_peers(self) -> list[PeerLink]:
         if self.is_down:
             raise UnavailableError("p2pd is being restarted")
         return self.links
+
+    async def listen_addresses(self, *, private_too: bool) -> tuple[str, ...]:
+        return select_announced(self.listening, private_too=private_too)
 
     async def read_heads(self) -> list[bytes]:
         return self.heads
@@ -265,3 +269,37 @@ async def test_a_node_that_cannot_be_dialled_does_not_hide_the_next(machine: Mac
     machine.network.dial_error = RemoteProtocolError("peer-id", "no peer id")
     await machine.keeper(OWN).dial_others(frozenset())
     assert {peer_id for peer_id, _ in machine.network.dialled} == {ONE, TWO}
+
+
+# Where this node is dialled
+
+
+async def test_other_addresses_are_told_to_others_and_to_nodes_of_this_machine(machine: Machine) -> None:
+    """A machine gets another lease, or p2pd another port: others would go on dialling where nobody answers."""
+    told: list[tuple[str, ...]] = []
+    watch = AddressWatch(machine.network, machine.keeper(OWN), is_private=lambda: True, tell=told.append)
+    machine.network.listening = (HERE, THERE)
+    await watch.look()
+    machine.network.listening = (THERE, HERE)  # the same
+    await watch.look()
+    assert told == [(HERE, THERE)]
+    moved = "/ip4/10.0.0.9/tcp/1"
+    machine.network.listening = (moved,)
+    await watch.look()
+    machine.network.listening = ()  # off the network
+    await watch.look()
+    assert told[1:] == [(moved,)]
+    assert machine.bootstraps == (join_address(moved, OWN),)
+    machine.path.unlink()
+    machine.network.listening = (HERE,)
+    await watch.look()
+    assert told[2:] == [(HERE,)]
+
+
+async def test_a_public_run_is_told_no_private_address_that_is_new(machine: Machine) -> None:
+    told: list[tuple[str, ...]] = []
+    watch = AddressWatch(machine.network, machine.keeper(OWN), is_private=lambda: False, tell=told.append)
+    machine.network.listening = (HERE, "/ip4/9.9.9.9/tcp/1")
+    await watch.look()
+    assert told == [("/ip4/9.9.9.9/tcp/1",)]
+    assert join_address(HERE, OWN) in machine.bootstraps
