@@ -19,11 +19,28 @@ def join_host(host: str, port: int) -> str:
 
 def is_loopback_host(text: str) -> bool:
     """Say whether the host of ``host`` or ``host:port`` is this machine by a name no other machine has."""
+    host = _split_host(text)
     try:
-        host = (urlsplit(f"//{text}").hostname if text.count(":") < 2 or "[" in text else text) or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_name(text: str) -> bool:
+    """Say whether the host of ``host`` or ``host:port`` is a name, which may lead anywhere, and no address."""
+    host = _split_host(text)
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host != "localhost"
+    return False
+
+
+def _split_host(text: str) -> str:
+    try:
+        return (urlsplit(f"//{text}").hostname if text.count(":") < 2 or "[" in text else text) or ""
+    except ValueError:
+        return ""
 
 
 def takes_host(listening_on: str, header: str) -> bool:

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 
 from pulsenet.errors import PulsenetError
 from pulsenetd.errors import AddressInUseError
-from pulsenetd.http_hosts import find_family, is_loopback_host, join_host, takes_host
+from pulsenetd.http_hosts import find_family, is_loopback_host, is_name, join_host, takes_host
 from pulsenetd.listening import ListeningServer
 from pulsenetd.logs import logger
 
@@ -50,7 +50,7 @@ class Request:
 
     query: Mapping[str, str]
     is_local: bool
-    """Whether it comes from this machine."""
+    """Whether it comes from a program of this machine, and in no other name."""
 
 
 Answer = tuple[int, str, bytes]
@@ -212,10 +212,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(400, TEXT, b"too many fields\n")
             return
         try:
-            answer = route(Request(fields, is_loopback_host(str(self.client_address[0]))))
+            answer = route(Request(fields, self._is_local()))
         except PulsenetError as error:
             answer = 503, TEXT, f"{error}\n".encode()  # a disk that fails, and whoever asks wants to know it
         self._send(*answer)
+
+    def _is_local(self) -> bool:
+        """Say whether a program of this machine asks; a page in a browser here, whose own name leads here, is none."""
+        host = self.headers.get("Host", "")
+        return is_loopback_host(str(self.client_address[0])) and not (host and is_name(host))
 
     do_HEAD = do_GET
 

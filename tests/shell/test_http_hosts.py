@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from pulsenetd.http_hosts import find_family, is_loopback_host, join_host, takes_host
+from pulsenetd.http_hosts import find_family, is_loopback_host, is_name, join_host, takes_host
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,18 @@ def test_addresses_of_both_families_are_listened_on_and_written() -> None:
 )
 def test_on_loopback_other_names_are_not_served(listening_on: str, header: str, is_taken: bool) -> None:
     assert takes_host(listening_on, header) is is_taken
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("page.example:80", True),
+        ("node-7", True),
+        ("localhost:80", False),
+        ("0.0.0.0:9471", False),
+        ("[2001:db8::1]:80", False),
+        ("10.0.0.1", False),
+    ],
+)
+def test_names_that_may_lead_anywhere_are_told_from_addresses(text: str, is_one: bool) -> None:
+    assert is_name(text) is is_one

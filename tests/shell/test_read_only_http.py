@@ -207,3 +207,18 @@ def test_a_host_of_another_name_gets_nothing(host: str) -> None:
         answer = ask(server, b"GET /echo HTTP/1.1\r\nHost: " + host.encode() + b"\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 403")
     assert b"[(" not in answer
+
+
+@pytest.mark.parametrize(("host", "is_local"), [("localhost", True), ("[::1]:80", True), ("page.example:80", False)])
+def test_a_page_whose_name_leads_to_an_open_port_is_no_program_of_this_machine(host: str, is_local: bool) -> None:
+    """A browser here asks from loopback for it, and it could read what is shown to this machine alone."""
+    server = Server("0.0.0.0", 0, {"/": lambda request: (200, "text/plain", str(request.is_local).encode())})  # noqa: S104
+    server.start()
+    try:
+        port = server.server_address[1]
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nConnection: close\r\nHost: " + host.encode() + b"\r\n\r\n")
+            answer = read_all(connection)
+    finally:
+        server.stop()
+    assert answer.endswith(str(is_local).encode())
