@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -108,3 +110,15 @@ def test_rollouts_are_taken_until_no_peer_is_served_any_more(tmp_path: Path, mon
 
     asyncio.run(main())
     assert closed == ["network", "rollouts"]
+
+
+def test_who_reads_only_the_first_lines_of_a_node_does_not_end_it() -> None:
+    """As ``pulsenet join | grep -m1 token`` does; the exit code is the node's own, too."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    code = "import sys; from pulsenetd.process import _say; _say('one'); _say('two'); sys.stdout.flush(); sys.exit(7)"
+    try:
+        done = subprocess.run([sys.executable, "-c", code], stdout=writing, stderr=subprocess.PIPE, check=False)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (7, b"")
