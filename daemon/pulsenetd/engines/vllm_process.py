@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from typing import IO, Final, Protocol
 from pulsenet.errors import ConfigError, StorageError
 from pulsenet.serving.vllm.exchange import write_whole
 from pulsenet.serving.vllm.plugin import BACKEND
+from pulsenetd.logs import logger
 
 STOP_SECONDS_MAX: Final = 20.0
 """After this long the server's processes are killed."""
@@ -25,6 +27,8 @@ LOG_NAME: Final = "vllm.log"
 PROCESS_NAME: Final = "vllm.json"
 """Which server this node started last."""
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+LOG_SIZE_BYTES_MAX: Final = 64 << 20
+"""A server writes some lines for every request, and serves for months."""
 LOG_TAIL_BYTES: Final = 65_536
 REASON_CHARACTERS_MAX: Final = 300
 _REASON: Final = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception): .*)$")
@@ -180,6 +184,25 @@ class AdoptedProcess:
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
+
+
+def bound_log(log: Path, size_bytes_max: int = LOG_SIZE_BYTES_MAX) -> None:
+    """Begin a log anew that has become long, and keep what was in it beside it: a server runs for months.
+
+    The server goes on writing at the end, wherever that is, because it appends. Where the disk has no room for both, or
+    takes nothing, only the newer is kept.
+    """
+    try:
+        if not log.is_file() or log.stat().st_size <= size_bytes_max:
+            return
+        before = log.with_name(log.name + ".1")
+        try:
+            shutil.copyfile(log, before)
+        except OSError:
+            before.unlink(missing_ok=True)
+        os.truncate(log, 0)
+    except OSError as error:
+        logger.debug("the log %s cannot be begun anew: %s", log, error)
 
 
 def find_reason(log: Path) -> str:

@@ -23,6 +23,7 @@ from pulsenetd.engines.vllm_process import (
     ServerArguments,
     ServerProcess,
     Start,
+    bound_log,
     find_reason,
     pick_port,
     recall,
@@ -152,7 +153,8 @@ class SupervisedServer:
         return f"http://127.0.0.1:{self._port}"
 
     def note_healthy(self) -> None:
-        """Forget earlier deaths once the server has lived for a while."""
+        """Forget earlier deaths once the server has lived for a while, and keep its log within bounds."""
+        bound_log(self._log)
         self._silent_since = self._gone_since = None
         if not self._is_healthy:
             self._is_healthy = True
@@ -186,6 +188,7 @@ class SupervisedServer:
             self._process, self._port = left
             logger.info("vLLM runs already (process %d)", self._process.pid)
             return
+        bound_log(self._log)
         # A server that ended may have had half of a version; its successor starts from what the node verified.
         checkpoint = self._write_checkpoint() if self._start_count > 1 else None
         self._port = self._arguments.port or pick_port()

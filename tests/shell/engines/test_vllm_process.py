@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -13,7 +15,15 @@ import pytest
 
 from pulsenet.errors import ConfigError, StorageError
 from pulsenetd.engines import vllm_process
-from pulsenetd.engines.vllm_process import ServerArguments, ServerProcess, find_reason, pick_port, recall, remember
+from pulsenetd.engines.vllm_process import (
+    ServerArguments,
+    ServerProcess,
+    bound_log,
+    find_reason,
+    pick_port,
+    recall,
+    remember,
+)
 
 
 def test_the_node_adds_what_the_adapter_needs_and_leaves_the_rest() -> None:
@@ -191,6 +201,29 @@ def test_what_cannot_be_started_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="cannot be started"):
         ServerProcess([], python=sys.executable, log=tmp_path / "log")
+
+
+def test_a_log_that_grew_long_is_begun_anew_under_the_server_that_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, before = tmp_path / "vllm.log", tmp_path / "vllm.log.1"
+    bound_log(log, 50)
+    with log.open("ab", buffering=0) as server:
+        server.write(b"a" * 50)
+        bound_log(log, 50)
+        assert (log.stat().st_size, before.exists()) == (50, False)
+        server.write(b"a")
+        bound_log(log, 50)
+        server.write(b"go on")
+        assert (log.read_bytes(), before.read_bytes()) == (b"go on", b"a" * 51)
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(shutil, "copyfile", refuse)
+        server.write(b"b" * 50)
+        bound_log(log, 50)
+    assert (log.read_bytes(), before.exists()) == (b"", False), "a full disk is no reason to let it grow"
 
 
 def test_a_free_port_is_picked() -> None:
