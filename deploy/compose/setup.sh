@@ -11,7 +11,12 @@ run=$XDG_DATA_HOME/pulsenet/$RUN
 key=$run/trainer/key.json
 if [ ! -e "$run/run.json" ]; then
     mkdir -p "$run/trainer"
-    [ -e "$run/trainer/identity.key" ] || pulsenet keygen --json "$run/trainer/identity.key" > "$key"
+    if [ ! -e "$run/trainer/identity.key" ]; then
+        # In place once its name is written down: what was stopped in between begins again.
+        rm -f "$run/trainer/new.key"
+        pulsenet keygen --json "$run/trainer/new.key" > "$key"
+        mv "$run/trainer/new.key" "$run/trainer/identity.key"
+    fi
     peer=$(python -c 'import json, sys; print(json.load(open(sys.argv[1]))["peer_id"])' "$key")
     pulsenet run create "$RUN" --authority "$peer" --trainer "$peer" --bootstrap "$ADDRESS/p2p/$peer" "$@"
 fi

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shlex
 import shutil
@@ -217,3 +218,27 @@ def test_the_scraper_is_configured_as_promtool_wants_it(tmp_path: Path) -> None:
 def test_the_script_of_the_setup_is_plain_shell() -> None:
     done = subprocess.run(["sh", "-n", str(ROOT / "deploy" / "compose" / "setup.sh")], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_setup_that_was_stopped_goes_on_the_next_time(tmp_path: Path) -> None:
+    """Right after the key was made, of all moments: the run has to name it, and only that command had said its name."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    node = f"exec {sys.executable} -m pulsenetd.cli"
+    stopped = f'if [ ! -e {tmp_path}/once ]; then touch {tmp_path}/once; ({node} "$@") > /dev/null; exit 137; fi'
+    for name, text in (("pulsenet", f'{stopped}\n{node} "$@"'), ("python", f'exec {sys.executable} "$@"')):
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PULSENET_")},
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "RUN": "demo",
+        "ADDRESS": "/dns4/trainer/tcp/4001",
+        "RUN_FILE": str(tmp_path / "run.json"),
+    }
+    script = ["sh", str(ROOT / "deploy" / "compose" / "setup.sh")]
+    codes = [subprocess.run(script, env=environment, capture_output=True, check=False).returncode for _ in range(3)]
+    assert codes == [137, 0, 0]
+    assert (tmp_path / "data" / "pulsenet" / "demo" / "trainer" / "identity.key").exists()
+    assert (tmp_path / "run.json").read_bytes() == (tmp_path / "data/pulsenet/demo/run.json").read_bytes()
