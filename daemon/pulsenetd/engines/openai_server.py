@@ -39,6 +39,8 @@ BODIES_SIZE_BYTES_MAX: Final = 64 << 20
 HEAD_SECONDS_MAX: Final = 30.0
 """For the whole head of a request, the wait for it included: drops of it hold no connection."""
 BODY_SECONDS_MAX: Final = 60.0
+LINGER_SECONDS_MAX: Final = 5.0
+"""For what a client still sends after it was refused."""
 ANSWER_SIZE_BYTES_MAX: Final = 64 << 20
 """Of an answer that is not streamed: it is held in memory once."""
 ANSWERS_SIZE_BYTES_MAX: Final = 256 << 20
@@ -226,6 +228,16 @@ class _Handler(BaseHTTPRequestHandler):
             headers = {"Retry-After": str(RETRY_SECONDS)} if refusal.status in (429, 503) else {}
             body = encode_error(refusal.status, refusal.code, refusal.message)
             self._send(refusal.status, "application/json", body, headers)
+            if refusal.closes:
+                self._linger()
+
+    def _linger(self) -> None:
+        """Drop the rest of what was refused: closed at once, a client that still sends never sees the answer."""
+        self._incoming.give_up_at = time.monotonic() + LINGER_SECONDS_MAX
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            while self.rfile.read1(PIECE_SIZE_BYTES):
+                pass
 
     def _read_request(self) -> _Asked:
         self._incoming.give_up_at = float("inf")

@@ -217,7 +217,13 @@ def test_a_stream_comes_as_it_is_made_and_ends_with_its_versions(engine: Engine,
 
 def test_a_client_of_the_old_protocol_gets_its_stream_without_chunks(engine: Engine, server: OpenAiServer) -> None:
     engine.work = lambda connection: connection.sendall(STREAM_HEAD + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
-    with socket.create_connection(("127.0.0.1", connect(server).port), timeout=60) as client:
+    port = int(server.url.removesuffix("/v1").rsplit(":", 1)[1])
+
+    def send_on(client: socket.socket) -> None:
+        while True:
+            client.sendall(bytes(1 << 16))
+
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
         client.sendall(
             b"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
         )
@@ -358,6 +364,35 @@ def test_requests_that_are_not_passed_on_are_refused_before_the_engine_hears_of_
 
 def error_of_status(status: int) -> tuple[str, ...]:
     return ("server_error" if status >= 500 else "invalid_request_error",)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"), [("/v1/completions", 413, "body_too_large"), ("/v1/embeddings", 404, "not_found")]
+)
+def test_a_client_that_still_sends_what_is_refused_sees_why(
+    path: str, status: int, code: str, engine: Engine, server: OpenAiServer
+) -> None:
+    """More than the system takes in for a server that does not read."""
+    response, body = ask(server, path=path, body=b" " * (32 << 20))
+    assert (response.status, *error_of(body)) == (status, "invalid_request_error", code)
+    assert engine.requests == []
+
+
+def test_a_client_that_never_stops_sending_is_not_heard_out(
+    server: OpenAiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai_server, "LINGER_SECONDS_MAX", 0.0)
+    port = int(server.url.removesuffix("/v1").rsplit(":", 1)[1])
+
+    def send_on(client: socket.socket) -> None:
+        while True:
+            client.sendall(bytes(1 << 16))
+
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        client.sendall(b"POST /v1/embeddings HTTP/1.1\r\nContent-Length: 1000000000000\r\n\r\n")
+        assert b"".join(iter(lambda: client.recv(4096), b"")).startswith(b"HTTP/1.1 404 ")
+        with pytest.raises(ConnectionError):
+            send_on(client)
 
 
 def test_a_body_that_does_not_come_is_given_up(
