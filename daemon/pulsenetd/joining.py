@@ -59,7 +59,8 @@ class DescriptorSearch:
         if not others_here:
             raise UsageError(
                 f"nothing leads to run {self._settled.run_name}: the token holds no address; "
-                "take the one that a running node prints, or give --bootstrap (--wait waits to be dialled)"
+                "take the one that 'pulsenet run show' prints where a node of it runs, or give --bootstrap "
+                "(--wait waits to be dialled)"
             )
 
     async def find(self, live: RunFileKeeper) -> None:

@@ -34,7 +34,7 @@ _EXAMPLES = (
 
 def add_parser(commands: Any) -> None:
     """Add ``status`` to the command line."""
-    parser = commands.add_parser("status", help="show the running nodes of a run on this machine", examples=_EXAMPLES)
+    parser = commands.add_parser("status", help="show the running nodes of this machine", examples=_EXAMPLES)
     parser.add_argument("--run", default=None, metavar="NAME", help="only this run (default: all)")
     parser.add_argument("--data-dir", default=None, metavar="DIR", help="only the node in this directory")
     parser.add_argument("--json", action="store_true", help="print one JSON object; with --watch one a line")
