@@ -244,6 +244,25 @@ def test_outputs_in_the_way_are_refused(models: tuple[Path, Path], tmp_path: Pat
         offline.patch_apply(tmp_path / "base", tmp_path / "p", tmp_path / "base")
 
 
+def test_what_stands_in_the_way_of_an_output_is_said_and_not_that_space_is_lacking(
+    models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    offline.patch_make(*models, tmp_path / "p")
+    write_sharded(make_states()[0], tmp_path / "base")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="already exists"):
+        offline.patch_apply(tmp_path / "base", tmp_path / "p", tmp_path / "link")
+    for make in (
+        lambda output: offline.patch_make(*models, output),
+        lambda output: offline.patch_apply(models[0], tmp_path / "p", output),
+    ):
+        with pytest.raises(StorageError, match=r"into /proc: No such file or directory$") as caught:
+            make(Path("/proc/output"))
+        assert caught.value.reason == "io"
+    with pytest.raises(StorageError, match=r"name: File name too long$"):
+        offline.patch_make(*models, tmp_path / ("long" * 61 + "name"))
+
+
 def test_a_device_or_pipe_is_never_replaced_by_the_output(models: tuple[Path, Path], tmp_path: Path) -> None:
     offline.patch_make(*models, tmp_path / "p")
     pipe, link = tmp_path / "pipe", tmp_path / "link"

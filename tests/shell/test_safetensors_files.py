@@ -83,7 +83,7 @@ def test_a_model_of_nothing_but_empty_tensors_has_a_region(tmp_path: Path) -> No
 
 def test_no_room_for_the_region_is_one_line(tmp_path: Path) -> None:
     save_file(STATE, tmp_path / "m.safetensors")
-    with pytest.raises(StorageError, match="no room for"):
+    with pytest.raises(StorageError, match=r"cannot put \d+ temporary bytes into"):
         open_model(tmp_path / "m.safetensors").copy_to_region(tmp_path / "missing")
 
 

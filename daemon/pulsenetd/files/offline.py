@@ -5,14 +5,13 @@ Every function returns plain values for the command line to print.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from mmap import mmap
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from pulsenet.errors import (
 )
 from pulsenet.ids import Digest, short
 from pulsenet.serving.engine import describe_names
-from pulsenet.serving.safetensors_format import TensorPlace, copy_companions, map_file, sync_path
+from pulsenet.serving.safetensors_format import TensorPlace, copy_companions, map_file, name_refusal, sync_path
 from pulsenet.tensors.params import ParameterTable
 from pulsenetd.files.patch_files import PatchFile, PatchFileHeader, damaged, open_patch, read_pieces, write_patch
 from pulsenetd.files.safetensors_files import INDEX_NAME, OnProgress, TensorFiles, open_model
@@ -282,7 +281,7 @@ def _output_file(output: Path) -> Iterator[Path]:
 @contextmanager
 def _output_directory(output: Path) -> Iterator[Path]:
     """Yield a directory beside ``output`` that gets its name, durable, when the block succeeds."""
-    if output.exists():
+    if output.exists() or output.is_symlink():
         raise UsageError(f"{output} already exists: name a directory that does not")
     with _renamed(output) as partial:
         partial.mkdir()
@@ -303,10 +302,10 @@ def _renamed(output: Path) -> Iterator[Path]:
         partial.replace(output)
         sync_path(output.parent)
     except OSError as error:
-        reason = "enospc" if error.errno == errno.ENOSPC else "io"
-        raise StorageError(f"cannot write {output}: {error.strerror or error}; free some space", reason) from error
+        reason = name_refusal(error)
+        hint = "; free some space" if reason == "enospc" else ""
+        raise StorageError(f"cannot write {output}: {error.strerror or error}{hint}", reason) from error
     finally:
-        if partial.is_dir():
-            shutil.rmtree(partial, ignore_errors=True)
-        else:
+        shutil.rmtree(partial, ignore_errors=True)  # which leaves a file
+        with suppress(OSError):
             partial.unlink(missing_ok=True)

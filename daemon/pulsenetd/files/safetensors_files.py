@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pulsenet.errors import LocalProtocolError, StorageError, UsageError
 from pulsenet.ids import Digest
 from pulsenet.serving.engine import describe_names
-from pulsenet.serving.safetensors_format import TensorPlace, map_file, read_header
+from pulsenet.serving.safetensors_format import TensorPlace, map_file, name_refusal, read_header
 from pulsenet.tensors.digest import compute_root, hash_tensor
 from pulsenet.tensors.params import ParameterTable, make_table
 
@@ -87,7 +87,8 @@ class TensorFiles:
                 os.posix_fallocate(file.fileno(), 0, size_bytes)
                 region = np.memmap(file, dtype=np.uint8, mode="r+", shape=(size_bytes,))
         except OSError as error:
-            raise StorageError(f"no room for {size_bytes} temporary bytes in {directory}: {error.strerror}") from error
+            text = f"cannot put {size_bytes} temporary bytes into {directory}: {error.strerror}"
+            raise StorageError(text, name_refusal(error)) from error
         hashes, done = [], 0
         for tensor_index, offset_bytes in enumerate(self.table.offsets):
             data = self.tensor_bytes(tensor_index)
