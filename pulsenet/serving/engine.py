@@ -241,8 +241,6 @@ def name_failure(error: BaseException) -> str:
             return "base_mismatch"
         case IntegrityError():
             return "root_mismatch"
-        case RemoteProtocolError(code=code) if code.startswith("table") or code == "patch-table":
-            return "structure"
         case RemoteProtocolError():
             return "decode"
         case StorageError():
