@@ -22,7 +22,7 @@ import torch
 
 from pulsenet.errors import ConfigError, UnavailableError
 from pulsenet.ids import Digest
-from pulsenet.outer.checks import Expected, compute_norm, find_fault
+from pulsenet.outer.checks import compute_norm, find_fault
 from pulsenet.outer.contribution import Contribution, Entries
 from pulsenet.outer.settings import Algorithm, OuterSettings
 from pulsenet.training.exchange import Exchange, FinalRound, Move, Outcome, RoundResult
@@ -96,6 +96,8 @@ class OuterOptimizer:
         """Beyond those of a round, until the next try to contribute."""
         self._has_caught_up = False
         """Whether this trainer has asked, since it started or was restored, where the run is."""
+        self._is_awaited = False
+        """On other ranks: whether rank 0 has an exchange to finish."""
         self._settings = OuterSettings()
         self._stepper = Stepper(self._masters, self._settings, None)
         if is_first_rank():
@@ -184,7 +186,7 @@ class OuterOptimizer:
         if entries is None:
             entries = tuple(self._stepper.gate(index, local) for index, local in enumerate(self._masters.tensors))
         contribution = Contribution(self.round_index, self.state_root, max(1, self._inner_step), entries)
-        fault = find_fault(contribution, self._expected())
+        fault = find_fault(contribution, self._stepper.expected())
         if fault is not None:
             self._fault = fault.code
             return None
@@ -261,6 +263,7 @@ class OuterOptimizer:
                 "inner_step": self._inner_step,
                 "extra_inner_steps": self._extra_inner_steps,
                 "warmup_left": self._inner.warmup_left,
+                "is_unsettled": int(self._is_unsettled),
             },
             counters=self._counters,
         )
@@ -280,8 +283,10 @@ class OuterOptimizer:
         self._stepper.round_index, self._inner_step = numbers["round_index"], numbers["inner_step"]
         self._extra_inner_steps, self._inner.warmup_left = numbers["extra_inner_steps"], numbers["warmup_left"]
         self._inner.round_index = self._period_of(self.round_index)
-        self._pending, self._gradients = pending, None
-        self._has_caught_up = False
+        is_unsettled = pending is not None or bool(numbers["is_unsettled"])
+        # Whoever exchanges finishes what waits; the others follow, as they would have done.
+        self._pending, self._is_awaited = (pending, False) if is_first_rank() else (None, is_unsettled)
+        self._gradients, self._has_caught_up = None, False
         self._masters.write_parameters()
         if self._stepper.holds_state:
             self._stepper.refresh_root()
@@ -289,7 +294,7 @@ class OuterOptimizer:
     @property
     def _is_unsettled(self) -> bool:
         """Whether an exchange broke off: inner steps wait until it is finished."""
-        return self._pending is not None or self._stepper.is_torn
+        return self._pending is not None or self._stepper.is_torn or self._is_awaited
 
     @property
     def _is_ddp(self) -> bool:
@@ -375,6 +380,9 @@ class OuterOptimizer:
             reset=self._inner.reset_count > resets_before,
             round_index=self.round_index,
             inner_step=self._inner_step,
+            extra_inner_steps=self._extra_inner_steps,
+            has_caught_up=self._has_caught_up,
+            is_unsettled=self._is_unsettled,
         )
         share_news(news, self._masters.tensors)
 
@@ -385,7 +393,8 @@ class OuterOptimizer:
             UnavailableError: it could not finish.
         """
         self._stepper.round_index, self._inner_step = news.round_index, news.inner_step
-        self._inner.round_index = news.round_index
+        self._inner.round_index, self._extra_inner_steps = news.round_index, news.extra_inner_steps
+        self._has_caught_up, self._is_awaited = news.has_caught_up, news.is_unsettled
         if news.reset:
             self._inner.reset()
         if news.restarted:
@@ -397,18 +406,17 @@ class OuterOptimizer:
         if not is_first_rank():
             news = share_news(None, self._masters.tensors)
             self._follow(news)
-            self._has_caught_up = True
             return news.restarted
         resets_before, has_moved, error = self._inner.reset_count, False, None
         failed = True
         try:
             has_moved, error = self._make_missed_moves()
             failed = error is not None
+            self._has_caught_up = not failed
         finally:
             self._tell_ranks(failed=failed, restarted=has_moved, resets_before=resets_before)
         if error is not None:
             raise error
-        self._has_caught_up = True
         return has_moved
 
     def _make_missed_moves(self) -> tuple[bool, UnavailableError | None]:
@@ -461,15 +469,6 @@ class OuterOptimizer:
         self._gradients = None
         self._inner_step = self._extra_inner_steps = 0
         self._inner.round_index = self._period_of(self.round_index)
-
-    def _expected(self) -> Expected:
-        return Expected(
-            table=self._masters.table,
-            round_index=self.round_index,
-            state_root=self.state_root,
-            is_dense=self._settings.is_dense,
-            norm_max=self._settings.norm_max,
-        )
 
     def _report(
         self, result: RoundResult, sent: Contribution | None, *, move_count: int, resynced: bool

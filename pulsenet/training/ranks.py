@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import TypeVar
 
 import torch
@@ -25,6 +25,12 @@ class RankNews:
     """The inner optimizer is to forget its state."""
     round_index: int
     inner_step: int
+    extra_inner_steps: int = 0
+    """Beyond those of a round, until the next try to contribute."""
+    has_caught_up: bool = True
+    """Whether the next call asks no more where the run is."""
+    is_unsettled: bool = False
+    """Whether the next call finishes an exchange that broke off."""
 
     def check_finished(self) -> None:
         """Raise what the other ranks raise with rank 0.
@@ -62,15 +68,15 @@ def share_news(news: RankNews | None, tensors: Sequence[torch.Tensor]) -> RankNe
         news: ``None`` on the ranks that receive.
         tensors: The masters, overwritten on the ranks that receive.
     """
-    numbers = [0] * 5
+    numbers = [0] * len(fields(RankNews))
     if news is not None:
         if not is_distributed():
             return news
-        numbers = [int(news.failed), int(news.restarted), int(news.reset), news.round_index, news.inner_step]
+        numbers = [int(number) for number in astuple(news)]
     device = tensors[0].device
     header = torch.tensor(numbers, dtype=torch.int64, device=device)
     torch.distributed.broadcast(header, src=0)
-    failed, restarted, reset, round_index, inner_step = header.tolist()
+    failed, restarted, reset, round_index, inner_step, extra, has_caught_up, is_unsettled = header.tolist()
     if restarted:
         with torch.no_grad():
             for tensor in tensors:
@@ -79,4 +85,13 @@ def share_news(news: RankNews | None, tensors: Sequence[torch.Tensor]) -> RankNe
                 torch.distributed.broadcast(whole, src=0)
                 if whole is not values:
                     values.copy_(whole)
-    return RankNews(bool(failed), bool(restarted), bool(reset), round_index, inner_step)
+    return RankNews(
+        bool(failed),
+        bool(restarted),
+        bool(reset),
+        round_index,
+        inner_step,
+        extra,
+        bool(has_caught_up),
+        bool(is_unsettled),
+    )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Copies = Mapping[str, Sequence[torch.Tensor]]
 
 FORMAT: Final = 1
-NUMBERS: Final = ("round_index", "inner_step", "extra_inner_steps", "warmup_left")
+NUMBERS: Final = ("round_index", "inner_step", "extra_inner_steps", "warmup_left", "is_unsettled")
 
 
 @dataclass(slots=True)

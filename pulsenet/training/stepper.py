@@ -14,6 +14,7 @@ import torch
 
 from pulsenet.errors import LocalProtocolError, UnavailableError
 from pulsenet.ids import Digest
+from pulsenet.outer.checks import Expected
 from pulsenet.outer.contribution import Entries
 from pulsenet.outer.floats import FP32s
 from pulsenet.outer.flush import FlushPlan
@@ -88,6 +89,18 @@ class Stepper:
         """Return what one tensor sends in the round it is in. Nothing changes."""
         flush = self._flushes.of(tensor_index, self.round_index)
         return self.state.gate(tensor_index, local, is_dense=self._settings.is_dense, flush=flush)
+
+    def expected(self) -> Expected:
+        """Return what every contribution of the round it is in must be; the state is whole."""
+        root = self.state_root
+        assert root is not None
+        return Expected(
+            table=self._masters.table,
+            round_index=self.round_index,
+            state_root=root,
+            is_dense=self._settings.is_dense,
+            norm_max=self._settings.norm_max,
+        )
 
     def residual_norm(self) -> float:
         """Return the Euclidean norm of what is held back."""

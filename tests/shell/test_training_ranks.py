@@ -65,6 +65,51 @@ os._exit(0)  # gloo's threads may outlive the interpreter's teardown, which abor
 """
 )
 
+TROUBLED_RANK = (
+    BEGIN
+    + """
+from dataclasses import replace
+from pulsenet.errors import UnavailableError
+from pulsenet.outer.settings import OuterSettings
+from pulsenet.training import LocalExchange, Outcome, OuterOptimizer, RoundResult
+
+exchange = LocalExchange(OuterSettings(inner_steps=2), 1).member(0) if rank == 0 else None
+sync = OuterOptimizer(model, optimizer, exchange=exchange)
+if rank == 0:
+    submit = exchange.submit
+    def defer(contribution):
+        return RoundResult(Outcome.DEFERRED, reason="silent", inner_steps=2)
+    def cut(moves):
+        yield from moves
+        raise UnavailableError("away after a move")
+    def break_off(contribution):
+        result = submit(contribution)
+        return replace(result, rounds=cut(result.rounds))
+    def fail(contribution):
+        raise UnavailableError("coordinator away")
+    troubles = [defer, break_off, fail]
+    exchange.submit = lambda contribution: (troubles.pop(0) if troubles else submit)(contribution)
+errors = 0
+for step in range(8):
+    data = torch.randn(4, 6, generator=torch.Generator().manual_seed(step * 2 + rank)).to(dtype)
+    model(data).float().square().mean().backward()
+    optimizer.step()
+    try:
+        sync.step()
+    except UnavailableError:
+        errors += 1
+        states = [None, None]
+        torch.distributed.all_gather_object(states, sync.state_dict())
+        sync.load_state_dict(states[rank if sys.argv[4] == "own" else 0])
+        sync.step()
+    optimizer.zero_grad()
+weights = [parameter.detach().contiguous().view(torch.uint8).tolist() for parameter in plain.parameters()]
+print(json.dumps({"rank": rank, "round": sync.round_index, "errors": errors, "weights": weights}), flush=True)
+torch.distributed.barrier()
+os._exit(0)  # gloo's threads may outlive the interpreter's teardown, which aborts the process
+"""
+)
+
 MIXING_RANK = (
     BEGIN
     + """
@@ -104,10 +149,10 @@ os._exit(0)  # gloo's threads may outlive the interpreter's teardown, which abor
 )
 
 
-def run_ranks(program: str, store: Path, dtype: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def run_ranks(program: str, store: Path, dtype: str, *arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", program, str(rank), str(store), dtype], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", program, str(rank), str(store), dtype, *arguments], stdout=subprocess.PIPE, text=True
         )
         for rank in (0, 1)
     ]
@@ -125,6 +170,16 @@ def run_ranks(program: str, store: Path, dtype: str) -> tuple[dict[str, Any], di
 def test_rank_0_exchanges_and_all_ranks_follow(tmp_path: Path, dtype: str) -> None:
     """Also when a round fails on rank 0: the others hear of it, and both try again."""
     first, second = run_ranks(RANK, tmp_path / "store", dtype)
+    assert first["weights"] == second["weights"]
+    assert (first["round"], second["round"]) == (3, 3)
+    assert (first["errors"], second["errors"]) == (1, 1)
+
+
+@pytest.mark.parametrize("whose", ["own", "first"])
+def test_all_ranks_run_as_many_inner_steps_whatever_the_exchange_answers(tmp_path: Path, whose: str) -> None:
+    """A round is put off, an exchange goes away between two moves, and a checkpoint is taken up while its
+    contribution waits: from each rank's own file or from that of rank 0."""
+    first, second = run_ranks(TROUBLED_RANK, tmp_path / "store", "bfloat16", whose)
     assert first["weights"] == second["weights"]
     assert (first["round"], second["round"]) == (3, 3)
     assert (first["errors"], second["errors"]) == (1, 1)
