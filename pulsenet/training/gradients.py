@@ -125,7 +125,8 @@ class GradientStepper(Stepper):
         return 0.0
 
     def restart(self) -> None:
-        """Do nothing: the masters are the state."""
+        """Move nothing: the masters are the state."""
+        self.is_ahead = False
 
     def _move(self, final: FinalRound, *, has_work: bool) -> None:
         if final.aggregate is None:

@@ -290,11 +290,12 @@ class OuterOptimizer:
         self._masters.write_parameters()
         if self._stepper.holds_state:
             self._stepper.refresh_root()
+            self._stepper.is_ahead = is_unsettled and pending is None
 
     @property
     def _is_unsettled(self) -> bool:
         """Whether an exchange broke off: inner steps wait until it is finished."""
-        return self._pending is not None or self._stepper.is_torn or self._is_awaited
+        return self._pending is not None or self._stepper.is_ahead or self._is_awaited
 
     @property
     def _is_ddp(self) -> bool:
@@ -365,6 +366,10 @@ class OuterOptimizer:
         if self._stepper.is_torn:
             # A move broke off: what follows begins with another state of the run.
             return self.finish_round(RoundResult(Outcome.DROPPED, self._exchange.catch_up(), "interrupted"))
+        if self._stepper.is_ahead:
+            # What follows a whole move broke off: the masters still hold work that the move settled.
+            self._pending = None
+            return self.finish_round(RoundResult(Outcome.MISSED, self._exchange.catch_up(), "interrupted"))
         contribution = self.begin_round()
         if contribution is None:
             result = self._exchange.abstain(self.round_index, self._fault)
@@ -425,14 +430,16 @@ class OuterOptimizer:
             # It waits for its receipt: sync.step() submits it again, and makes these moves with it.
             return False, None
         inner_steps = self._inner_step
+        is_settled = self._stepper.is_ahead and not self._stepper.is_torn
         move_count, error = self._make_moves(self._exchange.catch_up())
-        if move_count:
+        if move_count and not is_settled:
             if self._counters.inner_steps == 0:
                 # A joiner: the inner optimizer's state is fresh, and the masters are far from where it began.
                 self._reset_inner()
             self._counters.wasted_inner_steps += inner_steps
+        if move_count or is_settled:
             self._restart()
-        return move_count > 0, error
+        return move_count > 0 or is_settled, error
 
     def _make_moves(self, moves: Iterable[Move]) -> tuple[int, UnavailableError | None]:
         """Make moves in order; return how many, and the error that kept the exchange from naming a further one.

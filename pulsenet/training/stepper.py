@@ -47,6 +47,8 @@ class Stepper:
         self.contributor_count = 0
         """Contributions in the newest round stepped."""
         self._is_torn = False
+        self.is_ahead = False
+        """Whether the state moved and the local masters do not start from it yet; a torn one did."""
         self._root = NO_ROOT
         if state is not None:
             self.refresh_root()
@@ -109,7 +111,7 @@ class Stepper:
     def refresh_root(self) -> None:
         """Compute the root again: the state was written from outside."""
         self._root = self._compute_root(self.round_index)
-        self._is_torn = False
+        self._is_torn = self.is_ahead = False
 
     def step(self, final: FinalRound, *, has_work: bool) -> None:
         """Settle the residual and do the outer step of a round, both or neither.
@@ -151,6 +153,7 @@ class Stepper:
         for index, local in enumerate(self._masters.tensors):
             self.state.restart(index, local)
         self._masters.write_parameters()
+        self.is_ahead = False
 
     def _move(self, final: FinalRound, *, has_work: bool) -> None:
         for index, local in enumerate(self._masters.tensors):
@@ -177,6 +180,6 @@ class Stepper:
 
     @contextmanager
     def _moving(self) -> Iterator[None]:
-        self._is_torn = True
+        self._is_torn = self.is_ahead = True
         yield
         self._is_torn = False

@@ -330,6 +330,7 @@ def test_the_state_of_torchs_optimizers_goes_through_an_anchor(optimizer_type: A
     with torch.no_grad():
         other.weight.add_(1.0)
     joiner._stepper.restore(Restoration(anchor))
+    joiner._stepper.restart()
     assert joiner.state_root == sync.state_root
     joiner._has_caught_up = True
     joiner._exchange._swarm.rounds = list(sync._exchange._swarm.rounds)  # type: ignore[union-attr]

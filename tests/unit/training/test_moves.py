@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pulsenet.errors import LocalProtocolError, UnavailableError
+from pulsenet.errors import ConfigError, LocalProtocolError, UnavailableError
 from pulsenet.outer.contribution import Contribution
 from pulsenet.training.exchange import FinalRound, Move, Outcome, Restoration, RoundResult
 from pulsenet.training.local_exchange import HeldState, LocalMember
@@ -153,6 +153,44 @@ def test_a_restoration_that_breaks_off_is_finished_by_calling_step_again(lone: L
     assert not trainer.optimizer.state
     for theta, (_, parameter) in zip(trainer.sync.state.theta, sorted(trainer.model.named_parameters()), strict=True):
         assert torch.equal(theta.view(parameter.shape), parameter)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ConfigError("another process takes part")])
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_what_breaks_off_after_a_move_never_counts_inner_steps_twice(
+    lone: Lone, error: BaseException, is_restored: bool
+) -> None:
+    """As where a user stops a notebook's cell while the next round is awaited, and goes on."""
+    trainer, undisturbed = lone(), lone()
+    undisturbed.run_rounds(3)
+    trainer.run_rounds(1)
+
+    def interrupted(moves: Iterator[Move]) -> Iterator[Move]:
+        yield from moves
+        raise error
+
+    submit = trainer.exchange.submit
+
+    def submit_and_break_off(contribution: Contribution) -> RoundResult:
+        result = submit(contribution)
+        return replace(result, rounds=interrupted(iter(result.rounds)))
+
+    trainer.exchange.submit = submit_and_break_off
+    with pytest.raises(type(error)):
+        trainer.run_rounds(1)
+    trainer.exchange.submit = submit
+    with pytest.raises(LocalProtocolError, match=r"call sync\.step"):
+        trainer.optimizer.step()
+    if is_restored:
+        trainer.restore(trainer.checkpoint())
+        assert trainer.sync.catch_up() == 0
+    else:
+        assert trainer.sync.step().reason == "interrupted"
+    assert (trainer.sync.round_index, trainer.sync.inner_step) == (2, 0)
+    trainer.optimizer.zero_grad()
+    trainer.run_rounds(1)
+    assert trainer.bits() == undisturbed.bits()
+    assert trainer.sync.counters.wasted_inner_steps == 0
 
 
 def test_unfit_content_is_never_folded_even_if_its_round_is_final_without_it(lone: Lone) -> None:
