@@ -43,7 +43,6 @@ from pulsenet.training.outer_torch import run_self_tests, to_tensor
 from pulsenet.training.probe import Probe, ProbeDesk
 from pulsenet.training.ranks import RankNews, is_distributed, is_first_rank, share_news, share_object
 
-
 class GossipOptimizer:
     """Runs Factored Gossip DiLoCo around an inner optimizer.
 
@@ -287,7 +286,7 @@ class GossipOptimizer:
         if not is_first_rank():
             self._follow(share_news(None, self._masters.tensors))
             return None
-        failed = True
+        failed, resets_before = True, self._inner.reset_count
         try:
             report = self._mix_and_step()
             self._round_index, self._inner_step = self._round_index + 1, 0
@@ -295,7 +294,7 @@ class GossipOptimizer:
             self._open_round()
             failed = False
         finally:
-            self._tell_ranks(failed=failed, restarted=True, reset=False)
+            self._tell_ranks(failed=failed, restarted=True, reset=self._inner.reset_count > resets_before)
         inner_seconds, blocked_seconds = self._round_seconds[0], self._round_seconds[1] + self._clock() - now
         self._round_seconds = [0.0, 0.0]
         self._counters.rounds += 1
@@ -320,6 +319,10 @@ class GossipOptimizer:
         is_probed = self._probe is not None and plan.is_probed
         if self._probe is not None and is_probed:
             self._probe.look()
+        if not self.state.is_fit(self._masters.tensors, self._settings.norm_max):
+            self._counters.wasted_inner_steps += self._inner_step
+            self._inner.reset()
+            self._restart()
         # Computed while Mix1 may still be under way, and needed even where Mix2 brings nothing.
         deltas = [self._delta(index) for index in subset] if self._settings.vectors(Job.MIX2) else []
         mix1 = self._take_mix1(self._result(Job.MIX1))

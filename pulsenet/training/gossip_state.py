@@ -5,6 +5,8 @@ All arithmetic is eager torch, operation by operation, with the bits of :mod:`pu
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +25,8 @@ from pulsenet.training.state_dict import pack_copies, read_counters, read_number
 
 NUMBERS: Final = ("round_index", "inner_step", "warmup_left")
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class MixingCounters:
@@ -30,7 +34,7 @@ class MixingCounters:
 
     inner_steps: int = 0
     wasted_inner_steps: int = 0
-    """Taken from a z that was then given up for somebody else's."""
+    """Taken from a z that was given up for somebody else's, or given up because nobody takes what they led to."""
     rounds: int = 0
     mixed_jobs: int = 0
     """Mix1 and Mix2 that brought somebody else's values."""
@@ -82,6 +86,18 @@ class GossipState:
         """Yield z or the momentum of some tensors, dense, in host memory; they may share the state's."""
         for index in tensor_indices:
             yield Entries(index, None, copies[index].cpu().numpy())
+
+    def is_fit(self, locals_: Sequence[torch.Tensor], norm_max: float) -> bool:
+        """Tell whether inner steps led to what may be mixed: in z anything else, such as a NaN, would stay for ever."""
+        square = 0.0
+        for z, local in zip(self.z, locals_, strict=True):
+            flat = outer_torch.flatten(local)
+            square += sum(_square(z[block].to(flat.device) - flat[block]) for block in outer_torch.blocks(flat))
+        norm = math.sqrt(square)
+        if norm <= norm_max:
+            return True
+        logger.warning("the inner steps of a round are given up: the norm of what they did is %g", norm)
+        return False
 
     def compute_delta(self, tensor_index: int, local: torch.Tensor) -> FP32s:
         """Return z minus a master, flat, in host memory of its own."""

@@ -228,6 +228,34 @@ def test_every_variant_trains_and_mixes(variant: MixingVariant, counts: tuple[in
     assert max(spread) < 0.1, "but not by much"
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e25])
+@pytest.mark.parametrize("variant", list(MixingVariant))
+def test_inner_steps_that_end_in_what_nobody_takes_are_given_up(variant: MixingVariant, value: float) -> None:
+    """Nothing of it stays in z or the momentum, where it would be for ever, and nobody else sees it."""
+    settings = make_settings(variant)
+    _, (one, other) = make_swarm(settings, 2, subset=(0, 3) if variant.mixes_subset else None)
+    run_together([one, other], 1)
+
+    def diverge(trainer: Trainer) -> None:
+        for _ in range(INNER_STEPS - 1):
+            trainer.train_step()
+        if trainer is one:
+            with torch.no_grad():
+                next(one.model.parameters())[0, 0] = value
+        trainer.run(1)
+
+    run_together([one, other], diverge)
+    assert not one.optimizer.state
+    assert other.optimizer.state
+    assert (one.sync.counters.wasted_inner_steps, other.sync.counters.wasted_inner_steps) == (INNER_STEPS, 0)
+    run_together([one, other], 2)
+    for trainer in (one, other):
+        held = (*trainer.sync.state.z, *trainer.sync.state.momentum, *trainer.model.parameters())
+        assert all(bool(values.isfinite().all()) for values in held)
+        assert max(float(values.detach().abs().max()) for values in held) < 10.0
+        assert {report.mix2_count for report in trainer.reports[-3:]} == {2 if settings.vectors(Job.MIX2) else 0}
+
+
 def test_the_odd_one_out_mixes_alone() -> None:
     mixing, trainers = make_swarm(make_settings(MixingVariant.LOCAL_M1_M2), 3)
     run_together(trainers, 2)
@@ -418,6 +446,20 @@ def test_a_gated_run_sends_what_moved_and_goes_on_bit_by_bit_from_a_checkpoint()
     assert one.sync.round_index == other.sync.round_index == 3
     assert saved["parts"][2]["mixed_root"] != ""
     assert one.z() == other.z()
+
+
+def test_residuals_of_a_gated_run_hold_nothing_of_inner_steps_that_are_given_up() -> None:
+    trainer = Trainer(GatedMixer(make_settings()))
+    trainer.run(2)
+    for _ in range(INNER_STEPS - 1):
+        trainer.train_step()
+    with torch.no_grad():
+        next(trainer.model.parameters())[0, 0] = float("nan")
+    trainer.run(3)
+    gate = trainer.sync._gate
+    assert gate is not None
+    assert all(np.isfinite(held).all() for held in (*gate.iterate_residual, *gate.gradient_residual))
+    assert all(bool(z.isfinite().all()) for z in trainer.sync.state.z)
 
 
 def test_an_exchange_is_no_mixer() -> None:
