@@ -31,7 +31,7 @@ from pulsenet.outer.contribution import Entries
 from pulsenet.outer.floats import FP32s
 from pulsenet.outer.mixing.settings import ALGORITHM, Job, MixingKind, MixingSettings, Vector
 from pulsenet.training.gossip_gate import GossipGate
-from pulsenet.training.gossip_state import GossipState, MixingCounters
+from pulsenet.training.gossip_state import GossipState, MixingCounters, pack_mixing, unpack_mixing
 from pulsenet.training.inner import InnerOptimizer, Schedule, unwrap_optimizer
 from pulsenet.training.masters import adopt_masters
 from pulsenet.training.mixer import NOTHING_MIXED, Mixed, Mixer, MixingReport, RoundPlan
@@ -188,14 +188,14 @@ class GossipOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return what the rounds need to go on, beside the model's and the optimizer's own state. Tensors are shared.
 
-        A Mix1 under way is not in it: the round's is begun again.
+        A Mix1 under way is not in it: the round's is begun again. On ranks other than 0 only the position is kept.
         """
         numbers = {
             "round_index": self._round_index,
             "inner_step": self._inner_step,
             "warmup_left": self._inner.warmup_left,
         }
-        packed = self.state.pack(self._masters.separate, numbers, self._counters)
+        packed = pack_mixing(self._masters.table, self._state, self._masters.separate, numbers, self._counters)
         if self._gate is not None:
             packed["gate"] = self._gate.pack()
             packed["mixed_root"] = "" if self._mixed_root is None else self._mixed_root.hex()
@@ -207,7 +207,8 @@ class GossipOptimizer:
         Raises:
             ConfigError: the state is of other masters, or of another algorithm.
         """
-        numbers, self._counters = self.state.unpack(saved, self._masters.separate)
+        table, masters = self._masters.table, self._masters.separate
+        numbers, self._counters = unpack_mixing(saved, table, self._state, masters)
         self._round_index, self._inner_step = numbers["round_index"], numbers["inner_step"]
         if self._gate is not None:
             self._gate.unpack(saved.get("gate", {}))

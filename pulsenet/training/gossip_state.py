@@ -175,33 +175,43 @@ class GossipState:
             mine.copy_(outer_torch.to_tensor(given, torch.device("cpu")))
             velocity.zero_()
 
-    def pack(
-        self, masters: Sequence[torch.Tensor], numbers: Mapping[str, int], counters: MixingCounters
-    ) -> dict[str, Any]:
-        """Return what a checkpoint keeps; tensors are shared.
 
-        Args:
-            masters: FP32 masters that no checkpoint of the model holds; empty if there are none.
-            numbers: ``NUMBERS`` by name.
-            counters: Totals.
-        """
-        return pack_copies(self.table, self._copies(masters), numbers, counters) | {"algorithm": ALGORITHM}
+def pack_mixing(
+    table: ParameterTable,
+    state: GossipState | None,
+    masters: Sequence[torch.Tensor],
+    numbers: Mapping[str, int],
+    counters: MixingCounters,
+) -> dict[str, Any]:
+    """Return what a checkpoint keeps; tensors are shared.
 
-    def unpack(
-        self, saved: Mapping[str, Any], masters: Sequence[torch.Tensor]
-    ) -> tuple[dict[str, int], MixingCounters]:
-        """Take what :meth:`pack` returned into z, momentum and ``masters``; return the numbers and totals.
+    Args:
+        table: FP32 masters.
+        state: z and momentum; ``None`` on ranks other than 0.
+        masters: FP32 masters that no checkpoint of the model holds; empty if there are none.
+        numbers: ``NUMBERS`` by name.
+        counters: Totals.
+    """
+    return pack_copies(table, _list_copies(state, masters), numbers, counters) | {"algorithm": ALGORITHM}
 
-        Raises:
-            ConfigError: it is of other masters, of another algorithm or format; nothing was written.
-        """
-        if saved.get("algorithm") != ALGORITHM:
-            raise ConfigError("the saved outer state is none of a GossipOptimizer: take a checkpoint of this run")
-        unpack_copies(saved, self.table, self._copies(masters))
-        return read_numbers(saved, NUMBERS), read_counters(saved, MixingCounters)
 
-    def _copies(self, masters: Sequence[torch.Tensor]) -> dict[str, Sequence[torch.Tensor]]:
-        return {"z": self.z, "momentum": self.momentum, "masters": masters}
+def unpack_mixing(
+    saved: Mapping[str, Any], table: ParameterTable, state: GossipState | None, masters: Sequence[torch.Tensor]
+) -> tuple[dict[str, int], MixingCounters]:
+    """Take what :func:`pack_mixing` returned into ``state`` and ``masters``; return the numbers and totals.
+
+    Raises:
+        ConfigError: it is of other masters, of another algorithm or format; nothing was written.
+    """
+    if saved.get("algorithm") != ALGORITHM:
+        raise ConfigError("the saved outer state is none of a GossipOptimizer: take a checkpoint of this run")
+    unpack_copies(saved, table, _list_copies(state, masters))
+    return read_numbers(saved, NUMBERS), read_counters(saved, MixingCounters)
+
+
+def _list_copies(state: GossipState | None, masters: Sequence[torch.Tensor]) -> dict[str, Sequence[torch.Tensor]]:
+    copies: dict[str, Sequence[torch.Tensor]] = {} if state is None else {"z": state.z, "momentum": state.momentum}
+    return {**copies, "masters": masters}
 
 
 def _square(values: torch.Tensor) -> float:

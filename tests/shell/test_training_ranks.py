@@ -149,6 +149,34 @@ os._exit(0)  # gloo's threads may outlive the interpreter's teardown, which abor
 )
 
 
+RESUMED_MIXING_RANK = (
+    BEGIN
+    + """
+from pulsenet.outer.mixing.settings import MixingSettings
+from pulsenet.training import GossipOptimizer
+from pulsenet.training.local_mixer import LocalMixing
+
+mixer = LocalMixing(MixingSettings(inner_steps=2), 1).member(0) if rank == 0 else None
+sync = GossipOptimizer(model, optimizer, mixer=mixer)
+for step in range(9):
+    if step == 4:
+        states = [None, None]
+        torch.distributed.all_gather_object(states, sync.state_dict())
+        sync.load_state_dict(states[rank if sys.argv[4] == "own" else 0])
+        assert sync.catch_up() == 0
+    data = torch.randn(4, 6, generator=torch.Generator().manual_seed(step * 2 + rank)).to(dtype)
+    model(data).float().square().mean().backward()
+    optimizer.step()
+    sync.step()
+    optimizer.zero_grad()
+weights = [parameter.detach().contiguous().view(torch.uint8).tolist() for parameter in plain.parameters()]
+print(json.dumps({"rank": rank, "round": sync.round_index, "weights": weights}), flush=True)
+torch.distributed.barrier()
+os._exit(0)  # gloo's threads may outlive the interpreter's teardown, which aborts the process
+"""
+)
+
+
 def run_ranks(program: str, store: Path, dtype: str, *arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
     ranks = [
         subprocess.Popen(
@@ -192,6 +220,14 @@ def test_rank_0_mixes_and_all_ranks_follow(tmp_path: Path, dtype: str) -> None:
     assert first["weights"] == second["weights"]
     assert first["round"] == second["round"] > 0
     assert (first["errors"], second["errors"]) == (3, 3)
+
+
+@pytest.mark.parametrize("whose", ["own", "first"])
+def test_all_ranks_of_a_trainer_that_mixes_go_on_from_a_checkpoint(tmp_path: Path, whose: str) -> None:
+    """From each rank's own, or all from that of rank 0, as Hugging Face's Trainer does."""
+    first, second = run_ranks(RESUMED_MIXING_RANK, tmp_path / "store", "bfloat16", whose)
+    assert first["weights"] == second["weights"]
+    assert first["round"] == second["round"] == 4
 
 
 @pytest.fixture

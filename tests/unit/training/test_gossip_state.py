@@ -12,7 +12,7 @@ import torch
 from pulsenet.errors import ConfigError
 from pulsenet.outer.mixing.step import compute_gradient, step_mixed_twin
 from pulsenet.tensors.params import TensorSpec, make_table
-from pulsenet.training.gossip_state import GossipState, MixingCounters
+from pulsenet.training.gossip_state import GossipState, MixingCounters, pack_mixing, unpack_mixing
 
 SHAPES = {"a": (3, 70_001), "b": (5,)}
 AWKWARD = np.array([1e-45, -0.0, np.nan, 3e38, -3e38], np.float32)
@@ -114,9 +114,10 @@ def test_a_checkpoint_brings_everything_back() -> None:
     state.momentum[1].fill_(2.0)
     counters = MixingCounters(inner_steps=9, inner_seconds=1.5, blocked_seconds=0.5)
     assert counters.utilization == 0.75
-    saved = state.pack(locals_, {"round_index": 4, "inner_step": 2, "warmup_left": 1}, counters)
+    saved = pack_mixing(state.table, state, locals_, {"round_index": 4, "inner_step": 2, "warmup_left": 1}, counters)
     other, other_locals, _ = make_state(seed=1)
-    numbers, found = other.unpack({**saved, "counters": {**saved["counters"], "newer": 1}}, other_locals)
+    changed = {**saved, "counters": {**saved["counters"], "newer": 1}}
+    numbers, found = unpack_mixing(changed, other.table, other, other_locals)
     assert numbers == {"round_index": 4, "inner_step": 2, "warmup_left": 1}
     assert found == counters
     for mine, theirs in zip(
@@ -137,10 +138,10 @@ def test_a_checkpoint_brings_everything_back() -> None:
 def test_a_checkpoint_of_something_else_is_refused(change: dict[str, Any], message: str) -> None:
     state, locals_, _ = make_state()
     before = state.z[0].clone()
-    saved = {**state.pack(locals_, {}, MixingCounters()), **change}
+    saved = {**pack_mixing(state.table, state, locals_, {}, MixingCounters()), **change}
     state.z[0].add_(1.0)
     with pytest.raises(ConfigError, match=message):
-        state.unpack(saved, locals_)
+        unpack_mixing(saved, state.table, state, locals_)
     assert torch.equal(state.z[0], before + 1.0)
 
 
