@@ -214,7 +214,8 @@ class GossipOptimizer:
             self._gate.unpack(saved.get("gate", {}))
             root = saved.get("mixed_root", "")
             self._mixed_root = Digest(bytes.fromhex(root)) if root else None
-        self._inner.round_index, self._inner.warmup_left = self._round_index, numbers["warmup_left"]
+        self._inner.round_index = self._round_index
+        self._inner.take_warmup(numbers["warmup_left"])
         if self._plan is not None and self._mixer is not None:
             self._mixer.abandon()
         self._plan, self._is_new, self._left_at = None, False, None

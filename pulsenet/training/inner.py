@@ -53,6 +53,10 @@ class InnerOptimizer:
         self.optimizer.state.clear()
         self.warmup_left = self._warmup_steps
 
+    def take_warmup(self, steps_left: int) -> None:
+        """Go on with the warm-up of a checkpoint: from its first step, if this one is shorter than what was left."""
+        self.warmup_left = min(steps_left, self._warmup_steps)
+
     def compute_factor(self) -> float:
         """Return the factor on the learning rate of the next step."""
         factor = 1.0 if self._schedule is None else float(self._schedule(self.round_index))

@@ -281,7 +281,8 @@ class OuterOptimizer:
             masters=self._masters.separate,
         )
         self._stepper.round_index, self._inner_step = numbers["round_index"], numbers["inner_step"]
-        self._extra_inner_steps, self._inner.warmup_left = numbers["extra_inner_steps"], numbers["warmup_left"]
+        self._extra_inner_steps = numbers["extra_inner_steps"]
+        self._inner.take_warmup(numbers["warmup_left"])
         self._inner.round_index = self._period_of(self.round_index)
         is_unsettled = pending is not None or bool(numbers["is_unsettled"])
         # Whoever exchanges finishes what waits; the others follow, as they would have done.

@@ -361,6 +361,14 @@ def test_loading_a_checkpoint_gives_up_what_is_under_way() -> None:
     assert mixer.asked[-2:] == ["round 0", "start MIX1"]
 
 
+def test_a_warm_up_of_a_checkpoint_is_no_longer_than_this_one() -> None:
+    trainer = Trainer(SlowMixer(make_settings()))
+    saved = trainer.checkpoint()
+    saved["parts"][2]["numbers"]["warmup_left"] = 5
+    trainer.restore(saved)
+    assert trainer.sync._inner.compute_factor() == 1.0
+
+
 def test_utilisation_is_measured_by_the_clock() -> None:
     """Ten seconds a step, a second in Mix1's result and two to begin a round."""
     now = [0.0]

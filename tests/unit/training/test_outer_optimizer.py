@@ -473,6 +473,19 @@ def test_the_schedule_follows_the_round_and_leaves_the_users_rate_alone(lone: Lo
     assert optimizer.param_groups[0]["lr"] == 1.0
 
 
+def test_a_checkpoint_amid_a_warm_up_goes_on_with_a_shorter_one(lone: Lone) -> None:
+    """No rate is negative, as one from before this one's first step would be."""
+    trainer = lone()
+    trainer.sync._inner.reset()
+    other = lone(options={"warmup_steps": 2})
+    other.restore(trainer.checkpoint())
+    factors = []
+    for _ in range(4):
+        factors.append(other.sync._inner.compute_factor())
+        other.train_step()
+    assert factors == [1 / 3, 2 / 3, 1.0, 1.0]
+
+
 def test_publishing_can_follow_every_round(lone: Lone) -> None:
     published: list[int] = []
     trainer = lone(options={"on_round": lambda report: published.append(report.round_index)})
