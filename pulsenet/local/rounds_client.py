@@ -94,19 +94,19 @@ class RoundsConnection:
             StorageError: The daemon's disk does not take it, or there is no shared memory here; the connection stays.
         """
         held: list[bytes] = []
-        size_bytes = 0
+        size_bytes, is_first = 0, True
         for piece in pieces:
             view = memoryview(piece).cast("B")
             while view:
                 if size_bytes == local.PART_SIZE_BYTES_MAX:
-                    self._put_part(held, size_bytes, is_last=False)
-                    held, size_bytes = [], 0
+                    self._put_part(held, size_bytes, is_last=False, is_first=is_first)
+                    held, size_bytes, is_first = [], 0, False
                 part = view[: local.PART_SIZE_BYTES_MAX - size_bytes]
                 # A copy: what the piece shares may change when the next one is made.
                 held.append(bytes(part))
                 size_bytes += len(part)
                 view = view[len(part) :]
-        taken = self._put_part(held, size_bytes, is_last=True)
+        taken = self._put_part(held, size_bytes, is_last=True, is_first=is_first)
         if taken.blob_id is None:
             self.close()
             raise RemoteProtocolError("schema", "a whole blob was taken without its id")
@@ -154,7 +154,7 @@ class RoundsConnection:
         finally:
             frame.close()
 
-    def _put_part(self, held: list[bytes], size_bytes: int, *, is_last: bool) -> local.BlobTaken:
+    def _put_part(self, held: list[bytes], size_bytes: int, *, is_last: bool, is_first: bool) -> local.BlobTaken:
         descriptor = create_memory("pulsenet-blob", size_bytes)
         try:
             offset_bytes = 0
@@ -162,7 +162,7 @@ class RoundsConnection:
                 write_at(descriptor, data, offset_bytes)
                 offset_bytes += len(data)
             seal_snapshot(descriptor)
-            frame = self._receive(local.PutBlobPart(size_bytes, is_last), BLOB_SECONDS_MAX, descriptor)
+            frame = self._receive(local.PutBlobPart(size_bytes, is_last, is_first), BLOB_SECONDS_MAX, descriptor)
         finally:
             os.close(descriptor)
         if isinstance(frame.message, local.BlobRefused):

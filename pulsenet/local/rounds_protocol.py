@@ -117,6 +117,9 @@ class PutBlobPart:
     size_bytes: int
     """From 1 to ``PART_SIZE_BYTES_MAX``."""
     is_last: bool
+    is_first: bool = True
+    """Whether the blob begins with it. What came of one that never became whole is dropped then: whoever put it had no
+    memory for the rest, or was interrupted."""
 
 
 @dataclass(frozen=True, slots=True)

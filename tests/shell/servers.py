@@ -80,13 +80,15 @@ class RawProcess:
         frame.close()
         return frame.message
 
-    def put(self, data: bytes, *, is_last: bool = True, said_size_bytes: int | None = None) -> Any:
+    def put(
+        self, data: bytes, *, is_last: bool = True, is_first: bool = True, said_size_bytes: int | None = None
+    ) -> Any:
         """Put a part of a blob; return the answer."""
         descriptor = create_memory("pulsenet-test", len(data))
         write_at(descriptor, data, 0)
         seal_snapshot(descriptor)
         try:
-            return self.ask(rounds_protocol.PutBlobPart(said_size_bytes or len(data), is_last), descriptor)
+            return self.ask(rounds_protocol.PutBlobPart(said_size_bytes or len(data), is_last, is_first), descriptor)
         finally:
             os.close(descriptor)
 

@@ -64,7 +64,12 @@ class BlobTraffic:
         try:
             region = opened = Region.open_snapshot(frame.take_descriptor(), message.size_bytes)
             blob_id, size_bytes = await self.run(
-                lambda: self.blobs.put_part(opened.bytes, is_last=message.is_last, size_bytes_max=self._size_bytes_max),
+                lambda: self.blobs.put_part(
+                    opened.bytes,
+                    is_first=message.is_first,
+                    is_last=message.is_last,
+                    size_bytes_max=self._size_bytes_max,
+                )
             )
         except StorageError as error:
             self._metrics.count("rejected", error.reason)

@@ -45,23 +45,30 @@ class RoundBlobs:
         self._made_before: tuple[Digest, ...] = ()
         self._last_list: tuple[Digest, ChunkList] | None = None
 
-    def put_part(self, data: Bytes, *, is_last: bool, size_bytes_max: int) -> tuple[Digest | None, int]:
-        """Append bytes to the blob in work, which the first part begins; whole, it is durable.
+    def put_part(
+        self, data: Bytes, *, is_last: bool, size_bytes_max: int, is_first: bool = True
+    ) -> tuple[Digest | None, int]:
+        """Append bytes to the blob in work; whole, it is durable.
 
         Args:
             data: The bytes.
             is_last: Whether the blob ends with them.
             size_bytes_max: The most that a blob may have.
+            is_first: Whether they begin a blob; one in work is given up.
 
         Returns:
             The blob's id once it is whole, and its size so far.
 
         Raises:
             StorageError: The disk refused; nothing of the blob stays.
-            RemoteProtocolError: ``handoff-size``: it outgrows its limit, or ``decode``: it begins like a contribution
-                and is none; nothing of it stays either.
+            RemoteProtocolError: ``handoff-size``: it outgrows its limit, ``message-unexpected``: nothing is in work, or
+                ``decode``: it begins like a contribution and is none; nothing of it stays either.
         """
         with self._mutex:
+            if is_first:
+                self._abandon()
+            elif self._writer is None:
+                raise RemoteProtocolError("message-unexpected", "a part of no blob")
             try:
                 if self._size_bytes + data.size > size_bytes_max:
                     raise RemoteProtocolError("handoff-size", f"a blob of more than {size_bytes_max} bytes")

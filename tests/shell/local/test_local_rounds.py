@@ -19,6 +19,8 @@ from pulsenet.chain.records import Contribution, SliceName, StateAnchor
 from pulsenet.errors import RemoteProtocolError, StorageError, UnavailableError
 from pulsenet.ids import Digest, PeerId, RunId, compute_digest
 from pulsenet.local import rounds_protocol as local
+from pulsenet.local.client import Client
+from pulsenet.local.rounds_client import RoundsConnection
 from pulsenet.local.shared_memory import Region
 from pulsenet.node.effects import (
     ApplyAggregate,
@@ -164,7 +166,7 @@ def test_a_round_from_the_first_message_to_the_end_of_the_process(daemon: Daemon
     assert process.ask(local.AwaitOrder(1_000)) == local.GoOn(0)
     data = bytes(range(256)) * 20
     assert process.put(data[:4_000], is_last=False) == local.BlobTaken(None, 4_000)
-    taken = process.put(data[4_000:])
+    taken = process.put(data[4_000:], is_first=False)
     assert daemon.store.is_complete(taken.blob_id)
     assert process.offer(taken) == local.Waiting()
     assert daemon.heard[1:] == [InnerStepsDone(0)]
@@ -329,6 +331,26 @@ def test_a_full_disk_is_said_once_and_counted_and_costs_nothing_else(
     assert "blobs are taken again, after 3 that were not" in texts
     assert taken.encoded_size_bytes == len(b"a blob of its own")
     assert process.offer(taken) == local.Waiting()
+
+
+@pytest.mark.parametrize("error", [StorageError("no shared memory", "memory"), KeyboardInterrupt()])
+def test_a_blob_that_was_given_up_is_no_part_of_the_next(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """The process had no memory for its third part, or was interrupted while it encoded that."""
+    monkeypatch.setattr(local, "PART_SIZE_BYTES_MAX", 16)
+
+    def fail_amid() -> Iterator[bytes]:
+        yield bytes(40)
+        raise error
+
+    with closing(RoundsConnection.connect(Client(daemon.directory), 5.0)) as connection:
+        connection.open(TABLE, SELF_TEST_DIGEST)
+        with pytest.raises(type(error)):
+            connection.put_blob(fail_amid())
+        blob = connection.put_blob([b"a blob of two parts"])
+        assert blob.size_bytes == 19
+        assert b"".join(connection.fetch_blob(blob.blob_id, 19)) == b"a blob of two parts"
 
 
 def test_blobs_are_read_part_by_part(daemon: Daemon, process: Process) -> None:

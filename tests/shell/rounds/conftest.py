@@ -160,13 +160,13 @@ class ScriptedDaemon:
                 self._send(connection, local.RoundSettingsReply(algorithm, constants, self.peer_id))
             case local.OpenRounds():
                 self._send(connection, local.RoundsOpened())
-            case local.PutBlobPart(size_bytes, is_last):
+            case local.PutBlobPart(size_bytes, is_last, is_first):
+                if is_first:
+                    putting.clear()
                 region = Region.open_snapshot(frame.take_descriptor(), size_bytes)
                 putting += bytes(region.bytes)
                 region.close()
                 blob_id, size_bytes = self.put(bytes(putting)) if is_last else None, len(putting)
-                if is_last:
-                    putting.clear()
                 self._send(connection, local.BlobTaken(blob_id, size_bytes))
             case local.FetchBlobPart(blob_id, offset_bytes, size_bytes_max):
                 self._send_part(connection, blob_id, offset_bytes, size_bytes_max)

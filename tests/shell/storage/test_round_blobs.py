@@ -33,7 +33,7 @@ def put(blobs: RoundBlobs, data: np.ndarray, part_size_bytes: int = MEBIBYTE) ->
     for start in range(0, data.size, part_size_bytes):
         part = data[start : start + part_size_bytes]
         is_last = start + part.size == data.size
-        blob_id, size_bytes = blobs.put_part(part, is_last=is_last, size_bytes_max=ROOM)
+        blob_id, size_bytes = blobs.put_part(part, is_last=is_last, size_bytes_max=ROOM, is_first=start == 0)
         assert size_bytes == start + part.size
         assert (blob_id is None) != is_last
     assert blob_id is not None
@@ -113,7 +113,7 @@ def test_a_blob_that_outgrows_its_limit_leaves_nothing(store: Store) -> None:
     blobs = RoundBlobs(store)
     blobs.put_part(noise(MEBIBYTE), is_last=False, size_bytes_max=MEBIBYTE + 10)
     with pytest.raises(RemoteProtocolError) as caught:
-        blobs.put_part(noise(11), is_last=True, size_bytes_max=MEBIBYTE + 10)
+        blobs.put_part(noise(11), is_last=True, size_bytes_max=MEBIBYTE + 10, is_first=False)
     assert caught.value.code == "handoff-size"
     assert len(store.chunk_digests()) == 0
     assert store.is_complete(put(blobs, noise(10)))
@@ -138,7 +138,7 @@ def test_a_disk_that_fills_up_in_the_middle_keeps_nothing_and_takes_the_next(tmp
     blobs.put_part(noise(2 * MEBIBYTE), is_last=False, size_bytes_max=ROOM)
     disk.is_full = True
     with pytest.raises(StorageError) as caught:
-        blobs.put_part(noise(2 * MEBIBYTE, 2), is_last=True, size_bytes_max=ROOM)
+        blobs.put_part(noise(2 * MEBIBYTE, 2), is_last=True, size_bytes_max=ROOM, is_first=False)
     assert caught.value.reason == "enospc"
     assert len(store.chunk_digests()) == 1
     disk.is_full = False
@@ -146,6 +146,15 @@ def test_a_disk_that_fills_up_in_the_middle_keeps_nothing_and_takes_the_next(tmp
     assert read(blobs, again, 64 * MEBIBYTE)[0] == noise(4 * MEBIBYTE).tobytes()
     assert store.is_complete(kept)
     store.close()
+
+
+def test_a_blob_that_begins_gives_up_the_one_in_work(store: Store) -> None:
+    blobs = RoundBlobs(store)
+    blobs.put_part(noise(3 * MEBIBYTE), is_last=False, size_bytes_max=ROOM)
+    again = put(blobs, noise(2 * MEBIBYTE, 1))
+    assert read(blobs, again, ROOM)[0] == noise(2 * MEBIBYTE, 1).tobytes()
+    with pytest.raises(RemoteProtocolError, match="a part of no blob"):
+        blobs.put_part(noise(10), is_last=True, size_bytes_max=ROOM, is_first=False)
 
 
 def test_a_blob_in_work_goes_with_its_process(store: Store) -> None:
