@@ -52,6 +52,8 @@ class Client:
     def __init__(self, data_directory: Path | str, *, software: str = SOFTWARE) -> None:
         self.path = socket_path(Path(data_directory))
         self._software = software
+        self._process_id = os.getpid()
+        """Whose connections these are."""
         self._mutex = threading.Lock()
         self._idle: list[Channel] = []
         self._engine_mutex = threading.Lock()
@@ -74,6 +76,7 @@ class Client:
 
     def close(self) -> None:
         """Close every connection; calls in other threads fail with ``UnavailableError``."""
+        self._leave_to_parent()
         with self._mutex:
             self._is_closed = True
             idle, self._idle = self._idle, []
@@ -240,6 +243,7 @@ class Client:
         Raises:
             UnavailableError: The daemon was away all the time.
         """
+        self._leave_to_parent()
         give_up_at = time.monotonic() + timeout_seconds
         while True:
             with self._engine_mutex:
@@ -297,6 +301,7 @@ class Client:
             UnavailableError: The daemon went away; the next ``next_update`` tells it what the engine serves.
             LocalProtocolError: There is no update to confirm.
         """
+        self._leave_to_parent()
         with self._engine_mutex:
             if self._generation is None:
                 raise LocalProtocolError("confirm without an update")
@@ -367,6 +372,7 @@ class Client:
     @contextmanager
     def _channel(self, give_up_at: float) -> Iterator[Channel]:
         """Lend a connection for one request; it is closed, not reused, if the request fails."""
+        self._leave_to_parent()
         with self._mutex:
             channel = self._idle.pop() if self._idle else None
         if channel is None or not channel.is_open():
@@ -379,6 +385,19 @@ class Client:
             channel.close()
             raise
         self._put_back(channel)
+
+    def _leave_to_parent(self) -> None:
+        """In a process that was forked off, such as a data loader's worker, begin with connections of its own.
+
+        The parent goes on speaking over those that were inherited, and its threads over the locks as they were.
+        """
+        if self._process_id == os.getpid():
+            return
+        inherited = [*self._idle, *([] if self._engine is None else [self._engine])]
+        self._process_id, self._idle, self._engine, self._generation = os.getpid(), [], None, None
+        self._mutex, self._engine_mutex = threading.Lock(), threading.Lock()
+        for channel in inherited:
+            channel.close()
 
     def _put_back(self, channel: Channel) -> None:
         with self._mutex:

@@ -11,6 +11,8 @@ import os
 import socket
 import stat
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -908,6 +910,62 @@ def test_the_client_reconnects_by_itself(daemon: Daemon, client: Client) -> None
     again = Daemon(daemon.directory)
     assert client.status() == {"version": "0.5"}
     again.stop()
+
+
+class PatientDaemon(Daemon):
+    """Has nothing, for as long as it is asked to wait for something."""
+
+    async def _on_engine_request(self, _: Version | None, seconds: float) -> StagedUpdate | None:
+        if seconds > 1.0:
+            self.waiting.set()
+        await asyncio.sleep(seconds)
+        return None
+
+    async def _on_take_rollouts(self, count_max: int, seconds: float) -> tuple[protocol.SignedBatch, ...]:
+        self.waiting.set()
+        await asyncio.sleep(seconds)
+        return ()
+
+
+FORKED = """
+import os, sys
+from pulsenet.local.client import Client
+
+client = Client.connect(sys.argv[1])
+client.next_update(None, 0.0)
+is_child = os.fork() == 0
+if is_child:
+    with client:
+        print(f"child {CALL_OF_CHILD}", flush=True)
+else:
+    sys.stdin.readline()
+    print(f"parent {CALL_OF_PARENT}", flush=True)
+    os.wait()
+    client.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("of_child", "of_parent"),
+    [
+        ("client.take_rollouts(1, 2.0)", "client.status()['version']"),
+        ("client.next_update(None, 2.0)", "client.next_update(None, 0.0)"),
+    ],
+)
+def test_a_process_that_was_forked_off_speaks_over_connections_of_its_own(
+    tmp_path: Path, of_child: str, of_parent: str
+) -> None:
+    """A data loader's worker takes rollouts, say, while the training process publishes."""
+    daemon = PatientDaemon(tmp_path)
+    program = FORKED.replace("CALL_OF_CHILD", of_child).replace("CALL_OF_PARENT", of_parent)
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        wait_until(daemon.waiting.is_set)
+        output, _ = process.communicate("\n", timeout=60)
+    daemon.stop()
+    expected = ["child []", "parent 0.5"] if "rollouts" in of_child else ["child None", "parent None"]
+    assert sorted(output.splitlines()) == expected
 
 
 def test_a_closed_client_says_so(client: Client) -> None:
