@@ -63,17 +63,15 @@ def receive_part(connection: socket.socket, reader: FrameReader) -> Frame | None
     """Read once and return the frame this completes.
 
     Raises:
-        UnavailableError: The other end closed.
-        RemoteProtocolError: It sent something that is no frame, or closed inside one (``framing``).
+        UnavailableError: The other end closed, perhaps inside a frame.
+        RemoteProtocolError: It sent something that is no frame.
         OSError: As ``recvmsg``: ``BlockingIOError`` or ``TimeoutError`` where nothing came.
     """
     size_bytes = min(reader.wanted_size_bytes, READ_SIZE_BYTES_MAX)
     # Without CLOEXEC the memory would be inherited by, and live as long as, every child process.
     data, descriptors, _, _ = socket.recv_fds(connection, size_bytes, 1, socket.MSG_CMSG_CLOEXEC)
     if not data:
-        if reader.is_between_frames:
-            raise UnavailableError("the other process closed the connection")
-        raise RemoteProtocolError("framing", "the connection closed inside a frame")
+        raise UnavailableError("the other process closed the connection")
     return reader.feed(data, descriptors)
 
 

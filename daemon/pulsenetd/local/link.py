@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from pulsenet.errors import UnavailableError
+from pulsenet.errors import RemoteProtocolError, UnavailableError
 from pulsenet.local.framing import Frame, FrameReader, encode_frame
 from pulsenet.local.protocol import LocalMessage
 from pulsenet.local.sockets import receive_part
@@ -33,7 +33,7 @@ class Link:
 
         Raises:
             UnavailableError: The process closed, or was too slow.
-            RemoteProtocolError: What it sent is no frame.
+            RemoteProtocolError: What it sent is no frame, or ended inside one.
         """
         try:
             async with asyncio.timeout(start_seconds):
@@ -49,6 +49,10 @@ class Link:
                         return frame
         except TimeoutError as error:
             raise UnavailableError("the process was too slow") from error
+        except UnavailableError as error:
+            if self._reader.is_between_frames:
+                raise
+            raise RemoteProtocolError("framing", "the connection closed inside a frame") from error
 
     async def send(self, message: LocalMessage, *, descriptor: int | None = None) -> None:
         """Send a frame.

@@ -903,6 +903,30 @@ def test_a_hook_that_fails_costs_one_connection_and_says_why(daemon: Daemon, cli
     assert client.status() == {}
 
 
+def test_a_daemon_that_dies_amid_a_reply_is_away(tmp_path: Path) -> None:
+    """As one that is killed while it hands rollouts out: whoever waits for it to come back waits on."""
+    path = socket_path(tmp_path)
+    path.parent.mkdir()
+    attached = encode_frame(protocol.Attached(protocol.PROTOCOL_VERSION, "trainer"))
+    reply = encode_frame(protocol.StatusReply("{}"))
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            for answer in (attached, reply[:-1]):
+                connection.recv(4096)
+                connection.sendall(answer)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        server = threading.Thread(target=serve, args=(listener,))
+        server.start()
+        with Client.connect(tmp_path) as client, pytest.raises(UnavailableError, match="closed the connection"):
+            client.status()
+        server.join(10)
+
+
 def test_the_client_reconnects_by_itself(daemon: Daemon, client: Client) -> None:
     daemon.stop()
     with pytest.raises(UnavailableError):
