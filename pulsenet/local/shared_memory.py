@@ -33,6 +33,9 @@ LENT_SEALS = _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fc
 
 _READ_ONLY_SEALS = fcntl.F_SEAL_WRITE | _F_SEAL_FUTURE_WRITE
 
+_CACHED = ("active_file", "inactive_file")
+"""Pages of files, in a container's statistics; those of shared memory are counted elsewhere."""
+
 
 def create_memory(name: str, size_bytes: int) -> int:
     """Return the descriptor of a fresh memfd of this size, zero-filled, not yet sealed.
@@ -68,17 +71,35 @@ def require_memory(size_bytes: int) -> None:
         raise StorageError(f"{size_bytes} bytes of shared memory are needed and {available} are available", "memory")
 
 
-def read_available_memory_bytes() -> int:
-    """Return how much memory a new region may take: of the machine, or of the container's limit if that is less."""
+def read_available_memory_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how much memory a new region may take: of the machine, or of the container's limit if that is less.
+
+    Args:
+        proc: Where the kernel tells of the machine.
+        cgroup: Where it tells of the container that this process runs in.
+    """
     available = 1 << 63
-    with suppress(OSError), open("/proc/meminfo", encoding="ascii") as lines:
+    with suppress(OSError), open(proc / "meminfo", encoding="ascii") as lines:
         found = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
         available = available if found is None else int(found) * 1024
+    room = read_container_room_bytes(cgroup)
+    return available if room is None else min(available, room)
+
+
+def read_container_room_bytes(cgroup: Path) -> int | None:
+    """Return how much memory is left within a container's limit; ``None`` if it has none.
+
+    Files that were read, such as training data, count as used there; their pages go when memory is asked for.
+    """
+    # "max" is no number, so no limit.
     with suppress(OSError, ValueError):
-        # A container sees its own limits here; "max" is no number, so no limit.
-        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text() for name in ("max", "current"))
-        available = min(available, max(0, int(limit) - int(used)))
-    return available
+        limit, used = (int((cgroup / f"memory.{name}").read_text()) for name in ("max", "current"))
+        cached = 0
+        with suppress(OSError):
+            fields = (line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+            cached = sum(int(value) for name, value in fields if name in _CACHED)
+        return max(0, limit - used + cached)
+    return None
 
 
 def write_at(descriptor: int, data: Buffer, offset: int) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from pulsenet.local.shared_memory import read_container_room_bytes
 from pulsenetd.doctor.findings import Finding, Subject, fail, ok, warn
 
 GIB: Final = 1 << 30
@@ -96,9 +97,9 @@ def look_at_memory(subject: Subject) -> Sequence[Finding]:
     if available is None:
         return [warn("the kernel does not tell how much is free", "compare the model's size with what 'free' shows")]
     where = "free"
-    limit, used = (_read_number(subject.cgroup / name) for name in ("memory.max", "memory.current"))
-    if limit is not None and used is not None and limit - used < available:
-        available, where = limit - used, "left within this container's limit"
+    room = read_container_room_bytes(subject.cgroup)
+    if room is not None and room < available:
+        available, where = room, "left within this container's limit"
     text = f"{available / GIB:.1f} GiB {where}"
     if available < MEMORY_FAIL_BYTES:
         return [fail(text, "end other programs, or raise the limit")]
@@ -146,11 +147,6 @@ def _read_text(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
-
-
-def _read_number(path: Path) -> int | None:
-    text = _read_text(path)
-    return int(text) if text.isdecimal() else None
 
 
 def _read_kibibytes(path: Path, field: str) -> int | None:

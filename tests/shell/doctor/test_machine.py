@@ -44,20 +44,22 @@ def test_a_kernel_that_tells_nothing_is_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("available", "limit", "used", "grade", "words"),
+    ("available", "limit", "used", "cached", "grade", "words"),
     [
-        (16 * GIB, "max", "1", Grade.OK, "16.0 GiB free"),
-        (3 * GIB, "max", "1", Grade.WARN, "3.0 GiB free"),
-        (16 * GIB, str(2 * GIB), str(GIB + GIB // 2), Grade.FAIL, "0.5 GiB left within this container's limit"),
+        (16 * GIB, "max", "1", 0, Grade.OK, "16.0 GiB free"),
+        (3 * GIB, "max", "1", 0, Grade.WARN, "3.0 GiB free"),
+        (16 * GIB, str(2 * GIB), str(GIB + GIB // 2), 0, Grade.FAIL, "0.5 GiB left within this container's limit"),
+        (16 * GIB, str(9 * GIB), str(9 * GIB), 8 * GIB, Grade.OK, "8.0 GiB left within this container's limit"),
     ],
 )
 def test_memory_is_what_machine_and_container_leave(
-    tmp_path: Path, available: int, limit: str, used: str, grade: Grade, words: str
+    tmp_path: Path, available: int, limit: str, used: str, cached: int, grade: Grade, words: str
 ) -> None:
     subject = make_subject(
         tmp_path,
         proc__meminfo=f"MemTotal: 1 kB\nMemAvailable: {available >> 10} kB\n",
         **{"cgroup__memory.max": limit, "cgroup__memory.current": used},
+        **{"cgroup__memory.stat": f"inactive_file {cached}"},
     )
     (finding,) = machine.look_at_memory(subject)
     assert (finding.grade, finding.text) == (grade, words)

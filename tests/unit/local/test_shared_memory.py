@@ -19,6 +19,7 @@ from pulsenet.local.shared_memory import (
     check_lent,
     check_snapshot,
     create_memory,
+    read_available_memory_bytes,
     seal_snapshot,
     write_at,
     write_parts,
@@ -144,6 +145,30 @@ def test_a_system_without_memfd_is_named(monkeypatch: Any) -> None:
     monkeypatch.delattr(os, "memfd_create")
     with pytest.raises(StorageError, match="Linux only"):
         create_memory("test", 1)
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "statistics", "available"),
+    [
+        ("max", "900", None, 4096),
+        ("1000", "900", None, 100),
+        ("1000", "1000", "anon 300\nactive_file 200\ninactive_file 450\nshmem 90\n", 650),
+        ("9000", "1000", "active_file 0\ninactive_file 0\n", 4096),
+        ("1000", "1001", "active_file 0\n", 0),
+    ],
+)
+def test_pages_of_files_leave_room_in_a_container(
+    tmp_path: Path, limit: str, used: str, statistics: str | None, available: int
+) -> None:
+    """They fill whatever a container may have while training data are read, and go when memory is asked for."""
+    files = {"meminfo": "MemTotal: 8 kB\nMemAvailable: 4 kB\n", "memory.max": limit, "memory.current": used}
+    for name, text in {**files, **({} if statistics is None else {"memory.stat": statistics})}.items():
+        (tmp_path / name).write_text(text)
+    assert read_available_memory_bytes(tmp_path, tmp_path) == available
+
+
+def test_a_system_that_tells_nothing_is_not_refused_memory(tmp_path: Path) -> None:
+    assert read_available_memory_bytes(tmp_path, tmp_path) == 1 << 63
 
 
 def test_sealing_needs_every_writable_mapping_gone() -> None:
