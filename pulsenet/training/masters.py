@@ -15,9 +15,14 @@ import torch
 from pulsenet.errors import ConfigError
 from pulsenet.tensors.params import ParameterTable, TensorSpec, canonical_name, make_table
 from pulsenet.training.inner import check_no_closure
+from pulsenet.training.names import is_flat_sharded
 from pulsenet.training.snapshot import cast_to_bf16
 
 _NARROW: Final = (torch.bfloat16, torch.float16)
+
+_NO_SHARDS: Final = (
+    "which OuterOptimizer cannot gate: use DistributedDataParallel inside one trainer, or one trainer a device"
+)
 
 _MAKE_LATER: Final = " after OuterOptimizer was made: make OuterOptimizer once model and optimizer are complete"
 
@@ -135,6 +140,8 @@ def adopt_masters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> M
         ConfigError: parameters that are sharded, of another dtype, stepped but not in the model, or already stepped
             as BF16 or FP16; the message says what to do.
     """
+    if is_flat_sharded(model):
+        raise ConfigError(f"the model is sharded by FullyShardedDataParallel, {_NO_SHARDS}")
     names = {id(parameter): canonical_name(name) for name, parameter in model.named_parameters()}
     found: dict[str, tuple[dict[str, Any], int, torch.nn.Parameter]] = {}
     for group in optimizer.param_groups:
@@ -173,10 +180,7 @@ def adopt_masters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> M
 
 def _check_parameter(name: str, parameter: torch.nn.Parameter) -> None:
     if hasattr(parameter, "full_tensor") or hasattr(parameter, "local_shards"):
-        raise ConfigError(
-            f"parameter {name} is sharded over ranks (FSDP2, tensor parallel), which OuterOptimizer cannot gate: use "
-            "DistributedDataParallel inside one trainer, or one trainer a device"
-        )
+        raise ConfigError(f"parameter {name} is sharded over ranks (FSDP2, tensor parallel), {_NO_SHARDS}")
     if parameter.device.type == "meta":
         raise ConfigError(f"parameter {name} is on the meta device and has no values: load the model first")
     if parameter.dtype not in (torch.float32, *_NARROW):

@@ -113,14 +113,20 @@ def _adapters_merged(module: torch.nn.Module) -> bool:
     return bool(layers) and all(part.merged for part in layers)
 
 
+def is_flat_sharded(module: torch.nn.Module) -> bool:
+    """Tell whether FSDP1 shards it: parameters are pieces of a flat tensor, without names or shapes of their own."""
+    return any(
+        type(part).__name__ == "FullyShardedDataParallel" and getattr(part, "world_size", 1) > 1
+        for part in module.modules()
+    )
+
+
 def _refuse_flat_shards(module: torch.nn.Module) -> None:
-    """Refuse FSDP1 sharding: its parameters are pieces of one flat tensor, without names or shapes of their own."""
-    for part in module.modules():
-        if type(part).__name__ == "FullyShardedDataParallel" and getattr(part, "world_size", 1) > 1:
-            raise ConfigError(
-                "the model is sharded by FullyShardedDataParallel, whose tensors cannot be gathered one at a time: "
-                "use torch.distributed.fsdp.fully_shard (FSDP2), or pass rank 0's full state dict"
-            )
+    if is_flat_sharded(module):
+        raise ConfigError(
+            "the model is sharded by FullyShardedDataParallel, whose tensors cannot be gathered one at a time: "
+            "use torch.distributed.fsdp.fully_shard (FSDP2), or pass rank 0's full state dict"
+        )
 
 
 def _refuse_partitioned(module: torch.nn.Module) -> None:

@@ -99,6 +99,17 @@ def test_sharded_parameters_are_refused_with_a_hint() -> None:
         adopt_masters(model, optimizer)
 
 
+def test_flat_shards_are_refused_with_a_hint() -> None:
+    """FSDP1: other ranks step other pieces, of other sizes, than rank 0 would send them."""
+
+    class FullyShardedDataParallel(torch.nn.Linear):
+        world_size = 2
+
+    model = torch.nn.Sequential(FullyShardedDataParallel(3, 2))
+    with pytest.raises(ConfigError, match="sharded by FullyShardedDataParallel"):
+        adopt_masters(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_parameters_that_changed_later_are_refused_with_a_hint(dtype: torch.dtype) -> None:
     model, optimizer = make(dtype)
