@@ -101,7 +101,7 @@ class GossipState:
 
     def compute_delta(self, tensor_index: int, local: torch.Tensor) -> FP32s:
         """Return z minus a master, flat, in host memory of its own."""
-        delta = torch.empty(local.numel(), dtype=torch.float32)
+        delta = torch.empty(local.numel(), dtype=torch.float32, device="cpu")
         flat, z = outer_torch.flatten(local), self.z[tensor_index]
         for block in outer_torch.blocks(flat):
             delta[block].copy_(z[block].to(flat.device) - flat[block])

@@ -90,8 +90,8 @@ class OuterState:
                 found, sent = outer_torch.gate_entries(before, flat[block], held, flush=whole)
                 positions.append((found + block.start).cpu())
                 values.append(sent.cpu())
-        joined = torch.cat(values) if values else torch.empty(0)
-        places = torch.cat(positions) if positions else torch.empty(0, dtype=torch.int64)
+        joined = torch.cat(values) if values else torch.empty(0, dtype=torch.float32, device="cpu")
+        places = torch.cat(positions) if positions else torch.empty(0, dtype=torch.int64, device="cpu")
         return outer_torch.to_entries(tensor_index, None if is_dense else places, joined, flat.numel())
 
     def fold(self, tensor_index: int, local: torch.Tensor) -> None:

@@ -77,6 +77,13 @@ def test_a_delta_is_z_minus_the_master_and_shares_nothing() -> None:
     np.testing.assert_array_equal(state.z[0].numpy(), before)
 
 
+def test_a_delta_is_in_host_memory_whatever_device_is_the_default() -> None:
+    state, locals_, _ = make_state()
+    expected = state.compute_delta(0, locals_[0])
+    with torch.device("meta"):
+        np.testing.assert_array_equal(state.compute_delta(0, locals_[0]), expected)
+
+
 def test_entries_are_dense_and_in_the_order_asked_for() -> None:
     state, _, _ = make_state()
     (second,) = state.entries(state.z, [1])
