@@ -32,7 +32,7 @@ from pulsenet.outer.floats import FP32s
 from pulsenet.outer.mixing.settings import ALGORITHM, Job, MixingKind, MixingSettings, Vector
 from pulsenet.training.gossip_gate import GossipGate
 from pulsenet.training.gossip_state import GossipState, MixingCounters, pack_mixing, unpack_mixing
-from pulsenet.training.inner import InnerOptimizer, Schedule, unwrap_optimizer
+from pulsenet.training.inner import InnerOptimizer, Schedule, take_optimizer
 from pulsenet.training.masters import adopt_masters
 from pulsenet.training.mixer import NOTHING_MIXED, Mixed, Mixer, MixingReport, RoundPlan
 from pulsenet.training.mixing_measures import RoundMeasures
@@ -42,6 +42,7 @@ from pulsenet.training.outer_state import Placement
 from pulsenet.training.outer_torch import run_self_tests, to_tensor
 from pulsenet.training.probe import Probe, ProbeDesk
 from pulsenet.training.ranks import RankNews, is_distributed, is_first_rank, share_news, share_object
+
 
 class GossipOptimizer:
     """Runs Factored Gossip DiLoCo around an inner optimizer.
@@ -84,7 +85,7 @@ class GossipOptimizer:
         if mixer is not None and not hasattr(mixer, "begin_round"):
             raise ConfigError("GossipOptimizer needs a mixer, such as join_mixing() returns: an exchange is for rounds")
         self._model = model
-        inner = unwrap_optimizer(optimizer)
+        inner = take_optimizer(optimizer)
         self._masters = adopt_masters(model, inner)
         self._inner = InnerOptimizer(inner, schedule=schedule, warmup_steps=warmup_steps)
         self._mixer = mixer

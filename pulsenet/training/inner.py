@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -11,6 +11,11 @@ from pulsenet.errors import ConfigError, LocalProtocolError
 
 Schedule = Callable[[int], float]
 """Factor on the inner learning rate by round index."""
+
+Hook = Callable[[torch.optim.Optimizer, Any, Any], None]
+
+_UNDO: Final = "_pulsenet_undo"
+"""Attribute of an optimizer: what takes away again all that a wrapper hung on it."""
 
 
 class InnerOptimizer:
@@ -44,8 +49,7 @@ class InnerOptimizer:
         self.warmup_left = 0
         """Steps of the warm-up still to come."""
         self.reset_count = 0
-        optimizer.register_step_pre_hook(self._scale_rates)
-        optimizer.register_step_post_hook(self._restore_rates)
+        hook_steps(optimizer, before=self._scale_rates, after=self._restore_rates)
 
     def reset(self) -> None:
         """Forget momenta and step counts, and warm up again: the masters jumped to values they do not belong to."""
@@ -84,6 +88,32 @@ class InnerOptimizer:
             for group, rate in zip(self.optimizer.param_groups, self._original_rates, strict=True):
                 group["lr"] = rate
             self._original_rates = None
+
+
+def hook_steps(optimizer: torch.optim.Optimizer, *, before: Hook, after: Hook | None = None) -> None:
+    """Have functions called around each step, until it is taken from here."""
+    undo_when_taken(optimizer, optimizer.register_step_pre_hook(before).remove)
+    if after is not None:
+        undo_when_taken(optimizer, optimizer.register_step_post_hook(after).remove)
+
+
+def undo_when_taken(optimizer: torch.optim.Optimizer, undo: Callable[[], None]) -> None:
+    """Have a function called when the optimizer is taken from here."""
+    vars(optimizer).setdefault(_UNDO, []).append(undo)
+
+
+def take_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+    """Return the torch optimizer inside wrappers such as Accelerate's, taken from whatever rounds had it before.
+
+    As where a cell of a notebook is run again: both would scale its rates, take its gradients and refuse its steps.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    inner = unwrap_optimizer(optimizer)
+    for undo in reversed(vars(inner).pop(_UNDO, [])):
+        undo()
+    return inner
 
 
 def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer:

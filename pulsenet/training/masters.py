@@ -14,7 +14,7 @@ import torch
 
 from pulsenet.errors import ConfigError
 from pulsenet.tensors.params import ParameterTable, TensorSpec, canonical_name, make_table
-from pulsenet.training.inner import check_no_closure
+from pulsenet.training.inner import Hook, check_no_closure, hook_steps, undo_when_taken
 from pulsenet.training.names import is_flat_sharded
 from pulsenet.training.snapshot import cast_to_bf16
 
@@ -53,9 +53,9 @@ class Masters:
         self.is_stepping = False
         """Whether the step in progress is :meth:`step_by`'s, not the user's."""
         if narrow:
-            optimizer.register_step_pre_hook(self._take_gradients)
-            optimizer.register_step_post_hook(self._write_parameters)
+            hook_steps(optimizer, before=self._take_gradients, after=self._write_parameters)
             self._replace_zero_grad(optimizer)
+            undo_when_taken(optimizer, self._give_back)
 
     @property
     def separate(self) -> tuple[torch.nn.Parameter, ...]:
@@ -128,13 +128,27 @@ class Masters:
                 pair.parameter.grad = None
 
         optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+        undo_when_taken(optimizer, lambda: vars(optimizer).update(zero_grad=clear))
+
+    def _give_back(self) -> None:
+        """Let the optimizer step the model's own parameters again."""
+        shown = {id(pair.master): pair.parameter for pair in self._narrow}
+        for group in self._optimizer.param_groups:
+            group["params"][:] = [shown.get(id(parameter), parameter) for parameter in group["params"]]
 
 
-def adopt_masters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Masters:
+def adopt_masters(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, check_step: Hook | None = None
+) -> Masters:
     """Find or make the FP32 master of every parameter that ``optimizer`` steps.
 
     Parameters of BF16 or FP16 are replaced in the optimizer's groups by FP32 masters, with hooks that hand gradients
     over before each step and cast the result back after it.
+
+    Args:
+        model: What the parameters are of.
+        optimizer: Steps them.
+        check_step: Called before each step, when no gradient has moved yet; may refuse it.
 
     Raises:
         ConfigError: parameters that are sharded, of another dtype, stepped but not in the model, or already stepped
@@ -175,6 +189,8 @@ def adopt_masters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> M
             tensors.append(master)
         else:
             tensors.append(parameter)
+    if check_step is not None:
+        hook_steps(optimizer, before=check_step)
     return Masters(table, tuple(tensors), tuple(narrow), optimizer)
 
 

@@ -27,7 +27,7 @@ from pulsenet.outer.contribution import Contribution, Entries
 from pulsenet.outer.settings import Algorithm, OuterSettings
 from pulsenet.training.exchange import Exchange, FinalRound, Move, Outcome, RoundResult
 from pulsenet.training.gradients import GradientStepper, take_gradients
-from pulsenet.training.inner import InnerOptimizer, Schedule, check_no_closure, check_no_pending, unwrap_optimizer
+from pulsenet.training.inner import InnerOptimizer, Schedule, check_no_closure, check_no_pending, take_optimizer
 from pulsenet.training.masters import adopt_masters
 from pulsenet.training.outer_state import OuterState, Placement
 from pulsenet.training.outer_torch import run_self_tests
@@ -81,10 +81,8 @@ class OuterOptimizer:
         self._gradients: tuple[Entries, ...] | None = None
         """Under ``ddp``: what the newest ``optimizer.step()`` would have stepped by."""
         self._model = model
-        inner = unwrap_optimizer(optimizer)
-        # Before the masters' own hook, so that a refused step has moved no gradient; those of ddp are taken after it.
-        inner.register_step_pre_hook(self._check_step)
-        self._masters = adopt_masters(model, inner)
+        inner = take_optimizer(optimizer)
+        self._masters = adopt_masters(model, inner, check_step=self._check_step)
         self._inner = InnerOptimizer(
             inner, schedule=schedule, warmup_steps=warmup_steps, before_step=self._take_gradients
         )

@@ -486,6 +486,43 @@ def test_a_checkpoint_amid_a_warm_up_goes_on_with_a_shorter_one(lone: Lone) -> N
     assert factors == [1 / 3, 2 / 3, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("algorithm", [Algorithm.PULSELOCO, Algorithm.DDP])
+def test_an_optimizer_that_is_wrapped_again_is_the_new_ones_alone(lone: Lone, algorithm: Algorithm) -> None:
+    """As where a cell of a notebook is run again: rates are scaled once, gradients taken once, no step is refused."""
+    trainer = lone(OuterSettings(algorithm=algorithm, inner_steps=1))
+
+    def fail(contribution: Contribution) -> RoundResult:
+        raise UnavailableError("the daemon is away")
+
+    trainer.exchange.submit = fail
+    with pytest.raises(UnavailableError):
+        trainer.train_step()
+    del trainer.exchange.submit
+    trainer.sync = OuterOptimizer(
+        trainer.model, trainer.optimizer, exchange=trainer.exchange, schedule=lambda round_index: 0.5
+    )
+    seen = []
+    trainer.optimizer.register_step_pre_hook(lambda optimizer, *_: seen.append(optimizer.param_groups[0]["lr"]))
+    trainer.optimizer.zero_grad()
+    for _ in range(3):
+        trainer.train_step()
+    assert trainer.sync.round_index == 3
+    assert set(seen) == {trainer.learning_rate / 2}
+    assert trainer.optimizer.param_groups[0]["lr"] == trainer.learning_rate
+
+
+def test_masters_of_an_earlier_wrapper_are_given_back(lone: Lone) -> None:
+    trainer = lone(dtype=torch.bfloat16)
+    trainer.sync = OuterOptimizer(trainer.model, trainer.optimizer, exchange=trainer.exchange)
+    trainer.run_rounds(1)
+    assert trainer.reports[-1].outcome is Outcome.COUNTED
+    trainer.model(torch.ones(1, 12, dtype=torch.bfloat16)).sum().backward()
+    trainer.optimizer.zero_grad()
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    with pytest.raises(ConfigError, match="has stepped them already"):
+        OuterOptimizer(trainer.model, trainer.optimizer, exchange=trainer.exchange)
+
+
 def test_publishing_can_follow_every_round(lone: Lone) -> None:
     published: list[int] = []
     trainer = lone(options={"on_round": lambda report: published.append(report.round_index)})
