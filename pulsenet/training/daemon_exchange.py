@@ -262,7 +262,9 @@ class DaemonExchange(DaemonEnd[RoundsConnection]):
                 self._drop()
                 go_on_until = None
                 patience.note_away(error)
-            except RemoteProtocolError:
+            except BaseException:
+                # Also when the user interrupts: an order that was given out and is not answered is given again only
+                # to a process that begins anew.
                 self._drop()
                 raise
 

@@ -701,6 +701,23 @@ def test_a_move_that_raises_is_ordered_again_on_a_new_connection(make_run: MakeR
     assert trainer.bits() == run_locally(1, 1, SETTINGS)[0]
 
 
+def test_an_order_that_was_interrupted_is_given_again(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a user stops a notebook's cell while a contribution is looked into, and goes on."""
+    _, trainers = make_run(1)
+    trainer = trainers[0]
+
+    def interrupt_once(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(round_work.RoundWork, "check", interrupt_once)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run_rounds(1)
+    trainer.note(trainer.sync.step())
+    assert trainer.reports[-1].outcome is Outcome.COUNTED
+    assert trainer.bits() == run_locally(1, 1, SETTINGS)[0]
+
+
 def test_theta_elsewhere_is_read_tensor_by_tensor(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where theta lies on an accelerator: what is read is a copy."""
     _, trainers = make_run(2)
