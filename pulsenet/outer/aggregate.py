@@ -15,7 +15,7 @@ import numpy as np
 from pulsenet import limits
 from pulsenet.codec.contribution import TensorEntries
 from pulsenet.errors import LocalProtocolError
-from pulsenet.outer.contribution import Contribution, Entries
+from pulsenet.outer.contribution import Contribution, Entries, find_run
 from pulsenet.outer.reduce import Counted, combine
 from pulsenet.outer.residual import SCALE_ONE
 from pulsenet.outer.settings import OuterSettings
@@ -121,7 +121,7 @@ class _Walk:
             part = self._held
             if part is None or part.tensor_index != tensor_index:
                 break
-            cut = int(np.searchsorted(part.indices, end))
+            _, cut = find_run(part.indices, start, end)
             indices.append((part.indices[:cut] - part.indices.dtype.type(start)).astype(np.uint32))
             values.append(part.value_bits[:cut])
             if cut < part.indices.size:

@@ -48,6 +48,13 @@ class Entries:
         return np.array_equal(self.values.view(np.uint32), other.values.view(np.uint32))
 
 
+def find_run(indices: Indices, start: int, end: int) -> tuple[int, int]:
+    """Return where the positions from ``start`` to before ``end`` begin and end among ascending ones."""
+    # Bounds of another type would have numpy convert all positions, for each run of a tensor anew.
+    low, high = np.searchsorted(indices, np.array([start, end], indices.dtype))
+    return int(low), int(high)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Contribution:
     """One trainer's gated pseudo-gradient of one round."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pulsenet import limits
 from pulsenet.errors import LocalProtocolError
-from pulsenet.outer.contribution import Entries, Indices
+from pulsenet.outer.contribution import Entries, Indices, find_run
 from pulsenet.outer.floats import FP32s, settle_nans
 from pulsenet.outer.residual import SCALE_ONE, split_scaled
 from pulsenet.outer.settings import Combination, OuterSettings
@@ -160,7 +160,7 @@ def divide(sums: FP32s, count: int) -> FP32s:
 def _cut(indices: Indices | None, values: FP32s, start: int, end: int) -> tuple[Indices | None, FP32s]:
     if indices is None:
         return None, values[start:end]
-    low, high = np.searchsorted(indices, [start, end])
+    low, high = find_run(indices, start, end)
     return indices[low:high], values[low:high]
 
 

@@ -17,7 +17,7 @@ from pulsenet.ids import Digest
 from pulsenet.local import mixing_protocol as local
 from pulsenet.local.mixing_client import MixingConnection
 from pulsenet.outer.checks import ContentCheck, Expected
-from pulsenet.outer.contribution import Entries
+from pulsenet.outer.contribution import Entries, find_run
 from pulsenet.outer.floats import FP32s, fp32_to_bits
 from pulsenet.outer.mixing.mean import add_debt, compute_debt, spread
 from pulsenet.outer.mixing.payload import (
@@ -62,7 +62,7 @@ class HandedOver:
             if part.indices is None:
                 self.own[place][start:end] = part.values[start:end]
                 continue
-            low, high = np.searchsorted(part.indices, [start, end])
+            low, high = find_run(part.indices, start, end)
             self.own[place][start:end] = 0.0
             self.own[place][part.indices[low:high]] = part.values[low:high]
 
@@ -261,7 +261,7 @@ def measure_slice(job_table: JobTable, entries: Sequence[Entries], header: Mixin
     for place, start, end in job_table.list_blocks(header.slice_index, header.slice_count):
         values, indices = entries[place].values, entries[place].indices
         if indices is not None:
-            start, end = (int(at) for at in np.searchsorted(indices, [start, end]))
+            start, end = find_run(indices, start, end)
         check.take(place, np.ascontiguousarray(values[start:end]))
     fault = check.finish()
     if fault is not None:

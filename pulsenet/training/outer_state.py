@@ -18,7 +18,7 @@ import torch
 
 from pulsenet.errors import ConfigError
 from pulsenet.ids import Digest
-from pulsenet.outer.contribution import Entries
+from pulsenet.outer.contribution import Entries, find_run
 from pulsenet.outer.floats import FP32s
 from pulsenet.outer.flush import NO_FLUSH, TensorFlush
 from pulsenet.outer.gate import correct_delta, gate_entries
@@ -239,7 +239,7 @@ def _map_new_file(path: Path, size_bytes: int) -> mmap.mmap:
 def _dense_block(entries: Entries, block: slice, device: torch.device) -> torch.Tensor:
     if entries.indices is None:
         return outer_torch.to_tensor(entries.values[block], device)
-    low, high = np.searchsorted(entries.indices, [block.start, block.stop])
+    low, high = find_run(entries.indices, block.start, block.stop)
     dense = torch.zeros(block.stop - block.start, dtype=torch.float32, device=device)
     positions = torch.from_numpy(entries.indices[low:high].astype(np.int64) - block.start).to(device)
     dense[positions] = outer_torch.to_tensor(entries.values[low:high], device)

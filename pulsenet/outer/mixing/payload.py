@@ -32,7 +32,7 @@ from pulsenet.codec.stream import PieceSource
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import DIGEST_SIZE_BYTES, Digest
 from pulsenet.outer.checks import ContentCheck, Expected
-from pulsenet.outer.contribution import Entries
+from pulsenet.outer.contribution import Entries, find_run
 from pulsenet.outer.floats import FP32s
 from pulsenet.outer.mixing.mean import mean_block, spread
 from pulsenet.outer.mixing.settings import Job, MixingSettings, Vector
@@ -390,7 +390,7 @@ def _cut(entries: Entries, block: Block) -> tuple[UInt32s | None, FP32s]:
     start, end = block.element_start, block.element_start + block.element_count
     if entries.indices is None:
         return None, entries.values[start:end]
-    low, high = np.searchsorted(entries.indices, [start, end])
+    low, high = find_run(entries.indices, start, end)
     positions = entries.indices[low:high] - entries.indices.dtype.type(start)
     return positions.astype(np.uint32), entries.values[low:high]
 

@@ -1,10 +1,12 @@
+import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pulsenet.errors import LocalProtocolError
-from pulsenet.outer.contribution import Contribution, Entries
+from pulsenet.outer.contribution import Contribution, Entries, find_run
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,18 @@ def test_equality_is_of_bits() -> None:
     assert not Entries(0, at, zero).same_as(Entries(1, at, zero))
     assert not Entries(0, None, zero).same_as(Entries(0, at, zero))
     assert Entries(0, None, zero).same_as(Entries(0, None, zero))
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
+def test_a_run_of_positions_is_found_without_a_copy_of_them(dtype: type[np.unsignedinteger[Any]]) -> None:
+    """A tensor of many runs would be copied as often."""
+    indices = np.arange(0, 3_000_000, 3, dtype=dtype)
+    tracemalloc.start()
+    found = [find_run(indices, start, end) for start, end in ((0, 0), (1, 7), (2_999_000, 3_000_000), (0, 4_000_000))]
+    _, peak_size_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found == [(0, 0), (1, 3), (999_667, 1_000_000), (0, 1_000_000)]
+    assert peak_size_bytes < 100_000
 
 
 def test_a_contribution_counts_its_entries_and_compares_all_of_it(
