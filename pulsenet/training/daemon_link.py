@@ -169,11 +169,16 @@ class DaemonEnd(ABC, Generic[Connection]):
         """Hand the weights over as the run's next version; a node that does not coordinate refuses before any copy.
 
         A full disk is told by :attr:`last_publish`.
+
+        Raises:
+            ConfigError: The model cannot be published as it is.
         """
         if self._publisher is None:
             return
         try:
             self.last_publish = self._publisher.publish(model, step=round_index, consensus=is_consensus)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; to train without versions, join with publish=False") from error
         except StorageError as error:
             self.last_publish = PublishResult(PublishStatus.FAILED, reason=f"{error.reason}: {error}")
 

@@ -759,6 +759,24 @@ def test_each_round_is_handed_over_and_only_the_coordinators_is_copied(make_run:
         assert exchange.last_publish.status is protocol.PublishStatus.NOT_PUBLISHER
 
 
+def test_a_model_that_cannot_be_published_says_how_to_train_without(make_run: MakeRun) -> None:
+    """Adapters that are not merged, say: a round leaves no time to merge them."""
+    run, trainers = make_run(1)
+    trainers[0].sync._exchange.close()
+    for publish in (True, False):
+        exchange = join_rounds(data_dir=run.daemons[0].directory, publish=publish)
+        assert exchange is not None
+        with exchange:
+            exchange._linger_seconds = 0.0
+            trainer = Trainer(exchange)
+            trainer.model[0].lora_A = torch.nn.Linear(1, 1)
+            if publish:
+                with pytest.raises(ConfigError, match=r"adapter tensors .*; to train without .*publish=False"):
+                    trainer.run_rounds(1)
+            else:
+                trainer.run_rounds(2)
+
+
 def test_a_spool_without_room_fails_the_step_and_moves_nothing(make_run: MakeRun, tmp_path: Path) -> None:
     run, trainers = make_run(2)
     missing = tmp_path / "missing"
