@@ -163,11 +163,13 @@ def _refuse_valueless(name: str, tensor: torch.Tensor) -> None:
 def _memory_key(tensor: torch.Tensor) -> tuple[object, ...] | None:
     """Return what two names must share to be tied: memory, dtype and the way it is read; ``None`` if empty."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    if local.numel() == 0 or local.layout != torch.strided or local.device.type == "meta":
+    if tensor.numel() == 0 or local.layout != torch.strided or local.device.type == "meta":
         return None
-    storage = local.untyped_storage().data_ptr()
+    storage = local.untyped_storage()
+    # A rank that holds nothing of a sharded tensor has to find it tied where the others do: all gather alike.
+    place = storage.data_ptr() if local.numel() else storage._cdata
     shape, stride = tuple(tensor.shape), tuple(local.stride())
-    return (local.device, storage, local.storage_offset(), tensor.dtype, shape, stride, local.is_neg())
+    return (local.device, place, local.storage_offset(), tensor.dtype, shape, stride, local.is_neg())
 
 
 def _refuse_idle_patterns(keep: tuple[str, ...], tensors: Mapping[str, object]) -> None:

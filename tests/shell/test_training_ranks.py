@@ -177,6 +177,27 @@ os._exit(0)  # gloo's threads may outlive the interpreter's teardown, which abor
 )
 
 
+SHARDED_RANK = """
+import json, os, sys
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from pulsenet.training.snapshot import collect_tensors
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo", store=torch.distributed.FileStore(store, 2), rank=rank, world_size=2)
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Linear(3, 1, bias=False) for _ in range(3)))
+model[1].weight = model[0].weight
+fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+table, tensors = collect_tensors(model)
+print(json.dumps({"aliases": table.aliases, "values": {name: data.hex() for name, data in tensors}}), flush=True)
+torch.distributed.barrier()
+os._exit(0)  # gloo's threads may outlive the interpreter's teardown, which aborts the process
+"""
+
+
 def run_ranks(program: str, store: Path, dtype: str, *arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
     ranks = [
         subprocess.Popen(
@@ -228,6 +249,14 @@ def test_all_ranks_of_a_trainer_that_mixes_go_on_from_a_checkpoint(tmp_path: Pat
     first, second = run_ranks(RESUMED_MIXING_RANK, tmp_path / "store", "bfloat16", whose)
     assert first["weights"] == second["weights"]
     assert first["round"] == second["round"] == 4
+
+
+def test_a_rank_that_holds_nothing_of_a_tied_tensor_gathers_it_as_often(tmp_path: Path) -> None:
+    """A weight of one row lies on rank 0 alone; a gather that not all ranks take part in never ends."""
+    first, second = run_ranks(SHARDED_RANK, tmp_path / "store", "bfloat16")
+    assert first == second
+    assert first["aliases"] == [["1.weight", "0.weight"]]
+    assert len(set(first["values"].values())) == len(first["values"]) == 2
 
 
 @pytest.fixture
