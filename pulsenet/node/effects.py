@@ -54,6 +54,9 @@ class Release:
 
     blob_ids: tuple[Digest, ...]
     record_digests: tuple[Digest, ...]
+    spares_versions: bool = False
+    """Whether a blob stays that a stored manifest names: members of a round choose what theirs are called, and may have
+    chosen the name of a version's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,9 @@ class Onlooker(LedgerMachine):
         due = self._ledger.next_round_index
         effects = self._contact.poll(now, from_round_index=due, is_waiting=False)
         gone = self._ledger.forget_old(due)
-        return effects if gone is None else [*effects, Release(gone.blob_ids, gone.record_digests)]
+        if gone is None:
+            return effects
+        return [*effects, Release(gone.blob_ids, gone.record_digests, spares_versions=True)]
 
     def _report(self, now: float) -> list[Effect]:
         due = self._ledger.next_round_index

@@ -256,7 +256,7 @@ class Rounds(LedgerMachine):
         if gone is None:
             return []
         self._own.forget_before(self._ledger.anchors[0].round_index)
-        return [Release(gone.blob_ids, gone.record_digests)]
+        return [Release(gone.blob_ids, gone.record_digests, spares_versions=True)]
 
     def _take_restored(self, event: StateRestored, now: float) -> list[Effect]:
         anchor = self._anchor()

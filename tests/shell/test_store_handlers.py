@@ -140,6 +140,15 @@ def test_a_released_blob_goes_when_its_readers_are_through(scene: Scene) -> None
     assert not scene.store.has_chunk(DIGEST)
 
 
+def test_what_rounds_let_go_of_takes_no_version_with_it(scene: Scene, run: Any) -> None:
+    manifest = run.sign(run.manifest(1, blob_id=LIST.blob_id), run.publisher)
+    scene.execute(StoreRecord(manifest), StoreChunkList(LIST.blob_id, LIST.encode()), StoreChunk(DIGEST, DATA))
+    scene.execute(Release((LIST.blob_id,), (), spares_versions=True))
+    assert scene.store.is_complete(LIST.blob_id)
+    scene.execute(Release((LIST.blob_id,), ()))
+    assert not scene.store.has_chunk(DIGEST)
+
+
 def test_released_records_go_at_once(scene: Scene, run: Any) -> None:
     manifest = run.news(1).manifest
     scene.execute(StoreRecord(manifest), Release((), (record_digest(manifest),)))

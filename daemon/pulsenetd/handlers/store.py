@@ -72,10 +72,14 @@ class StoreHandlers:
         try:
             # Not before chunks that came earlier: written afterwards, they would belong to nothing.
             async with self._writing:
-                await self._run(lambda: self._store.release(effect.blob_ids, effect.record_digests, now))
+                await self._run(lambda: self._let_go(effect, now))
         except StorageError as error:
             # What stays takes room and harms nothing; a later release, or the next start, lets it go.
             logger.warning("what is no longer needed could not be deleted: %s", error)
+
+    def _let_go(self, effect: Release, now: float) -> None:
+        spares = effect.spares_versions
+        self._store.release(effect.blob_ids, effect.record_digests, now, spares_versions=spares)
 
     async def _run(self, work: Callable[[], object]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, work)

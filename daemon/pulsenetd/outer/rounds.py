@@ -100,7 +100,7 @@ class RoundsPart(OuterPart):
                     orphaned |= blob_ids
                     orphans.append(record_digest(signed))
         if orphans:
-            self._store.release(orphaned - named, orphans, 0.0)
+            self._store.release(orphaned - named, orphans, 0.0, spares_versions=True)
 
     def _takes_in(self, record: _RoundRecord, signed: SignedRecord) -> bool:
         is_own = isinstance(record, Contribution) and record.peer_id == self._peer_id

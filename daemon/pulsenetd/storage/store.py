@@ -352,17 +352,28 @@ class Store:
         with self._mutex:
             self._leases.take_kept(blob_id, until)
 
-    def release(self, blob_ids: Iterable[Digest], record_digests: Iterable[Digest], now: float) -> None:
+    def release(
+        self,
+        blob_ids: Iterable[Digest],
+        record_digests: Iterable[Digest],
+        now: float,
+        *,
+        spares_versions: bool = False,
+    ) -> None:
         """Delete records at once, and blobs as soon as no lease protects them.
 
         Args:
             blob_ids: Blobs nobody here needs; unknown ones are ignored.
             record_digests: Records nobody here needs.
             now: Monotonic time.
+            spares_versions: Leave blobs of versions alone, published or in work: others chose what is released.
         """
         with self._mutex, self._database.transaction() as database:
             database.executemany("DELETE FROM records WHERE digest = ?", [(digest,) for digest in record_digests])
-            database.executemany("UPDATE blobs SET released = 1 WHERE blob_id = ?", [(blob,) for blob in blob_ids])
+            gone = set(blob_ids)
+            if gone and spares_versions:
+                gone -= {manifest.blob_id for _, manifest in self.manifests()} | self._uncommitted
+            database.executemany("UPDATE blobs SET released = 1 WHERE blob_id = ?", [(blob,) for blob in gone])
         self.sweep(now)
 
     def sweep(self, now: float) -> int:

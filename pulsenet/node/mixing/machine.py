@@ -360,7 +360,7 @@ class Mixing(LedgerMachine):
         )
         offered = set() if self._state is None else {_blob_of(self._state[1])}
         gone = self._journal.release_before(round_index - 1, offered)
-        released: list[Effect] = [Release(gone, ())] if gone else []
+        released: list[Effect] = [Release(gone, (), spares_versions=True)] if gone else []
         label = "listed" if known is not None else "unlisted"
         return [self._opened, *released, Count("mixing_rounds", label)]
 

@@ -243,6 +243,21 @@ def test_released_blobs_go_and_shared_chunks_stay(store: Store, kit: Any) -> Non
     assert len(store.blob_ids()) == 0
 
 
+def test_what_members_of_a_round_named_takes_no_version_with_it(store: Store, kit: Any) -> None:
+    """Whoever contributes chooses the name of its blob, and can choose that of a version that is served here."""
+    version, being_made, own = (write_blob(store, noise(100, seed)) for seed in range(3))
+    gone = commit_manifest(store, kit, own, 1)
+    store.keep_blob(own)
+    commit_manifest(store, kit, version, 2)
+    store.release([version, being_made, own], [gone], now=0.0, spares_versions=True)
+    assert store.record(gone) is None
+    assert store.read_list(own) is None
+    assert store.is_complete(version)
+    assert store.is_complete(being_made)
+    store.release([version], [], now=0.0)
+    assert store.read_list(version) is None
+
+
 def test_a_lease_on_the_blob_or_one_of_its_chunks_delays_the_release(store: Store) -> None:
     blob_id = write_blob(store, noise(MEBIBYTE + 1))
     (_, chunk), _ = store.read_list(blob_id).entries  # type: ignore[union-attr]

@@ -152,6 +152,7 @@ def test_what_lies_before_the_older_anchor_goes(bench: Bench) -> None:
     effects = bench.reply(anchor=bench.anchor(4))
     (release,) = only(effects, Release)
     assert set(release.record_digests) == {record_digest(finals[0]), record_digest(finals[1])}
+    assert release.spares_versions
     assert bench.ledger.final(1) is None
     assert bench.ledger.final(2) is not None
 

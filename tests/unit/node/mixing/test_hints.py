@@ -295,5 +295,6 @@ def test_what_a_hint_led_to_is_released_with_its_round(make_desk: MakeDesk, is_l
         desk.effects = []
         desk.tell(RoundWanted(round_index))
         released |= {blob_id for release in desk.find(Release) for blob_id in release.blob_ids}
+        assert all(release.spares_versions for release in desk.find(Release))
         desk.hand_over(ONES, round_index=round_index)
     assert fetched <= released
