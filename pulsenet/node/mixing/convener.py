@@ -40,6 +40,10 @@ FIND_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 2.0
 """How long a change lasts before a roster follows it."""
 
+ROUND_STEP_MAX: Final = 1 << 32
+"""A trainer that tells of a round further above the own one and every roster is not believed: else one of two could
+have rosters signed for the last rounds there are, and beyond."""
+
 
 class Convener(Authority):
     """The machine of an authority in a run that mixes.
@@ -184,7 +188,9 @@ class Convener(Authority):
 
     def _find_front(self) -> int:
         """Return the round that most trainers are in: the upper median, which a few that lie do not move far."""
-        told = sorted(round_index for round_index, _ in self._present.values())
+        own_round, _ = self._present.get(self._peer_id, (0, 0.0))
+        round_max = max(own_round, self._rosters.end_round) + ROUND_STEP_MAX
+        told = sorted(round_index for round_index, _ in self._present.values() if round_index <= round_max)
         return told[len(told) // 2] if told else 0
 
     def _wakes(self, now: float) -> list[float | None]:

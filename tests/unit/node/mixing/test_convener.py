@@ -20,6 +20,7 @@ from pulsenet.outer.mixing.settings import MixingVariant
 from pulsenet.tensors.params import TensorSpec, make_table
 from pulsenet.testing.fakes import make_key
 from pulsenet.wire.messages import PushTerm, PushVote
+from pulsenet.wire.schema import INTEGER_MAX
 
 TABLE = make_table([TensorSpec(name, "F32", (5,)) for name in ("embed", "h.0", "h.1", "h.2", "h.3")])
 MakeDesk = Callable[..., Any]
@@ -101,6 +102,18 @@ def test_one_that_lies_about_its_round_carries_nobody_with_it(make_desk: MakeDes
     office.tell(PresenceSeen(office.others[0], 1 << 40))
     office.tell(TimerFired(), 5.0)
     assert office.roster.first_round == 0
+
+
+def test_a_round_beyond_every_number_is_nobodys(make_desk: MakeDesk) -> None:
+    """Of two that are there the one that is further counts, but no roster can be signed for the last round there is."""
+    office = Office(make_desk)
+    office.tell(PresenceSeen(office.me, 4))
+    office.tell(PresenceSeen(office.others[0], INTEGER_MAX))
+    office.tell(TimerFired(), FIND_SECONDS)
+    assert office.roster.members == tuple(sorted((office.me, office.others[0])))
+    assert office.roster.first_round == 4
+    office.tell(PresenceSeen(office.others[0], 1 << 32))
+    assert office.roster.first_round == 1 << 32
 
 
 def test_a_change_takes_effect_two_rounds_on_and_only_if_it_lasts(make_desk: MakeDesk) -> None:
