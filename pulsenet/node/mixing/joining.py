@@ -173,7 +173,7 @@ class Joining:
             assert chosen.began_at is not None
             if all(self._blobs.is_whole(share.blob_id) for share in chosen.shares.values()):
                 parts = tuple(name_of(chosen.shares[place]) for place in sorted(chosen.shares))
-                begin = max(own_round, chosen.round_index + 1, *(told or 0 for told in self._rounds.values()))
+                begin = max(own_round, chosen.round_index + 1, self._find_front())
                 self.started = StartMixing(begin, parts, chosen.is_consensus)
                 return [*effects, self.started]
             has_bad = any(self._blobs.refusal_of(share.blob_id) for share in chosen.shares.values())
@@ -187,9 +187,17 @@ class Joining:
         newest = max((told for told in self._rounds.values() if told is not None), default=0)
         is_first = newest == 0 and (self._everybody_answered() or now >= self._began_at + ALONE_SECONDS)
         if is_first or now >= self._began_at + ADOPT_SECONDS_MAX:
-            self.started = StartMixing(max(own_round, newest))
+            self.started = StartMixing(max(own_round, self._find_front()))
             effects.append(self.started)
         return effects
+
+    def _find_front(self) -> int:
+        """Return the newest round that a member told of, of those that a roster covers.
+
+        No round is opened twice: one that lied about a later one would keep this node out of all before it.
+        """
+        end_round = self._rosters.end_round
+        return max((told for told in self._rounds.values() if told is not None and told < end_round), default=0)
 
     def wants(self) -> Wants:
         """Return the blobs of the state that was chosen."""

@@ -225,6 +225,20 @@ def test_a_joiner_asks_takes_whole_states_and_looks_on_where_one_is_bad(make_des
     assert start.parts[0].blob_id == z[desk.keys[1]].blob_id
 
 
+def test_a_joiner_follows_nobody_beyond_the_rosters(make_desk: MakeDesk) -> None:
+    desk = make_desk(0, 3)
+    desk.convene()
+    desk.connect()
+    desk.tell(MixingAttached(None, SIZE))
+    asked = [e for e in desk.find(SendRequest) if isinstance(e.message, GetShares)]
+    for request, told in zip(asked, (5, 1 << 40), strict=True):
+        record = desk.share(request.peer_id, desk.part(np.ones(SIZE), 2), round_index=2)
+        desk.tell(ReplyReceived(request.request_id, request.peer_id, SharesReply(told, 0, False, (record,))))
+    desk.serve()
+    (start,) = desk.find(StartMixing)
+    assert start.round_index == 5
+
+
 def test_a_joiner_that_could_not_fetch_a_state_chooses_from_new_offers(make_desk: MakeDesk) -> None:
     desk = make_desk(0, 3)
     desk.convene(round_count=64)
