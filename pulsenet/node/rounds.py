@@ -92,6 +92,8 @@ class Rounds(LedgerMachine):
         """Until then inner steps are held back: rounds that are over may have to be stepped first."""
         self._alone_until: float | None = None
         """When this node, which its own records say is cut off, stops hoping for others'."""
+        self._restoring: StateAnchor | None = None
+        """What the training process reads, while it does; a newer anchor that is heard of meanwhile changes nothing."""
         self._bad_anchors: set[Digest] = set()
         self._retry_at = 0.0
         self._told: Report | None = None
@@ -259,8 +261,9 @@ class Rounds(LedgerMachine):
         return [Release(gone.blob_ids, gone.record_digests, spares_versions=True)]
 
     def _take_restored(self, event: StateRestored, now: float) -> list[Effect]:
-        anchor = self._anchor()
-        if anchor is None or (event.round_index, event.state_root) != (anchor.round_index, anchor.state_root):
+        anchor = self._restoring
+        assert anchor is not None, "nothing else is restored"
+        if (event.round_index, event.state_root) != (anchor.round_index, anchor.state_root):
             return self._refuse_anchor("root_mismatch", now)
         self._hold(event.round_index, event.state_root)
         self._drops_residual = False
@@ -282,10 +285,11 @@ class Rounds(LedgerMachine):
         return []
 
     def _refuse_anchor(self, reason: str, now: float) -> list[Effect]:
-        anchor = self._anchor()
+        anchor = self._restoring
+        assert anchor is not None, "nothing else is restored"
         self._move(Step.FAILED)
         self._retry_at = now + RETRY_SECONDS
-        if anchor is not None and reason != "enospc":
+        if reason != "enospc":
             self._bad_anchors.add(anchor.blob_id)
         return [Count("rejected", reason), Log("warning", f"a state anchor was not restored: {reason}")]
 
@@ -357,7 +361,7 @@ class Rounds(LedgerMachine):
         if now < self._retry_at:
             return []
         if self._phase is Phase.JOINING:
-            anchor = self._anchor()
+            anchor = self._restoring = self._anchor()
             is_whole = anchor is not None and self._gathering.holds_anchor(anchor)
         else:
             final = self._due_final
@@ -379,8 +383,8 @@ class Rounds(LedgerMachine):
                 assert final is not None
                 return self._gathering.order(final, self._own.judge(final.receipt))
             case Phase.RESTORING:
-                anchor = self._anchor()
-                return [] if anchor is None else [RestoreState(anchor, self._drops_residual)]
+                assert self._restoring is not None, "nothing else is restored"
+                return [RestoreState(self._restoring, self._drops_residual)]
         return []
 
     def _send_contribution(self, now: float) -> list[Effect]:
@@ -407,7 +411,9 @@ class Rounds(LedgerMachine):
         return set() if descriptor is None else set(descriptor.authorities)
 
     def _wanted_anchor(self) -> StateAnchor | None:
-        return self._anchor() if self._phase in (Phase.JOINING, Phase.RESTORING) else None
+        if self._phase is Phase.RESTORING:
+            return self._restoring
+        return self._anchor() if self._phase is Phase.JOINING else None
 
     def _anchor(self) -> StateAnchor | None:
         """Return the newest state anchor that did not fail here."""

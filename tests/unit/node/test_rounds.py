@@ -52,6 +52,7 @@ from pulsenet.node.events import (
     TrainingLost,
 )
 from pulsenet.node.gathering import GATHER_SECONDS_MAX
+from pulsenet.node.ledger_machine import STORE_RETRY_SECONDS
 from pulsenet.node.own_work import OWN_KEY
 from pulsenet.node.rounds import ALONE_SECONDS, EXTENSIONS_MAX, RETRY_SECONDS, Rounds
 from pulsenet.node.rounds_phase import Phase
@@ -322,6 +323,28 @@ def test_a_joiner_restores_the_newest_anchor_and_checks_its_root(bench: Bench) -
     (order,) = only(bench.tell_rounds(6, bench.anchor(6)), RestoreState)
     effects = bench.tell(StateRestored(6, root(6)))
     assert only(effects, RunInnerSteps) == [RunInnerSteps(6, 8, 1)]
+
+
+def test_a_newer_anchor_that_is_heard_of_meanwhile_undoes_no_restore(bench: Bench) -> None:
+    """Reading a state takes minutes, and anchors come every few rounds: the newer one is no reason to read it again."""
+    bench.tell(TrainingAttached(None, None, None))
+    orders = only(bench.tell_rounds(4, bench.anchor(4)), RestoreState)
+    bench.tell_rounds(6, bench.anchor(6))
+    bench.tell(StoreFailed(None, "enospc"))
+    bench.now += STORE_RETRY_SECONDS
+    assert only(bench.tell(TimerFired()), RestoreState) == orders
+    bench.tell(StateRestored(4, root(4)))
+    assert (bench.machine.phase, bench.machine.round_index) == (Phase.TRAINING, 4)
+
+
+def test_the_anchor_that_could_not_be_read_is_bad_and_not_a_newer_one(bench: Bench) -> None:
+    bench.tell(TrainingAttached(None, None, None))
+    bench.tell_rounds(4, bench.anchor(4))
+    bench.tell_rounds(6, bench.anchor(6))
+    bench.tell(RestoreFailed("decode"))
+    bench.now += RETRY_SECONDS
+    (order,) = only(bench.tell(TimerFired()), RestoreState)
+    assert order.anchor.round_index == 6
 
 
 def test_a_restore_that_fails_for_want_of_space_is_tried_again(bench: Bench) -> None:
