@@ -40,6 +40,7 @@ from pulsenet.node.gather import Gatherer
 from pulsenet.node.machine import Seat
 from pulsenet.node.proposal import Proposal
 from pulsenet.wire.messages import PushReceipt
+from pulsenet.wire.schema import decode_value
 
 FIND_SECONDS = 10.0
 """For so long after its start a coordinator counts on whoever was counted last: they have to find it again first."""
@@ -370,8 +371,9 @@ class Coordinator(Authority):
     def _find_inherited_receipt(self, inherited: Stored) -> Receipt | None:
         if self._shown is not None and record_digest(self._shown) == inherited.digest:
             return self._trust.accept_receipt(self._shown)
+        # What this node stored was accepted then; whether its keys may still sign is not asked again.
         record = self._index.record(inherited.digest)
-        return None if record is None else self._trust.accept_receipt(decode_signed(record))
+        return None if record is None else decode_value(Receipt, decode_signed(record).payload)
 
     def _expected(self, now: float) -> set[PeerId]:
         """Return whose contributions a round waits for: trainers that can be reached, and this node's own."""

@@ -530,6 +530,25 @@ def test_what_a_key_showed_holds_nobody_up_once_it_is_revoked(make_run: Callable
     assert bench.machine.is_leading(bench.now)
 
 
+def test_a_receipt_stored_for_a_key_that_is_revoked_since_is_proposed_again(make_run: Callable[..., Any]) -> None:
+    """It may be final elsewhere, and whoever stored it proved it then."""
+    bench = Bench(make_run, 3)
+    gone, honest = bench.others
+    bench.tell(StateReached(0, STATE))
+    stored = bench.receipt(gone)
+    bench.ledger.accept_contribution(bench.contribution())
+    bench.tell(ReceiptSeen(stored, bench.votes(gone), gone.peer_id))
+    left = tuple(sorted((bench.me.peer_id, honest.peer_id)))
+    bench.trust.accept_descriptor(bench.run.revise(authorities=left))
+    bench.now = 100.0
+    (asked, *_) = pushed(bench.tell(TimerFired()), PushVote)
+    term = decode_value(Vote, decode_signed(asked.message.vote).payload).term
+    (again, *_) = pushed(bench.tell(bench.vote(honest, term, bench.me)), PushReceipt)
+    receipt = bench.trust.accept_receipt(decode_signed(again.message.receipt))
+    before = decode_value(Receipt, decode_signed(stored).payload)
+    assert receipt == replace(before, revision=1, term=term, coordinator=bench.me.peer_id)
+
+
 def test_who_countersigned_no_final_receipt_can_still_be_elected_by_those_who_did(make_run: Callable[..., Any]) -> None:
     bench = Bench(make_run, 3)
     gone, voter = bench.others
