@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from pulsenet import limits
@@ -66,6 +67,12 @@ def add_signature(signed: SignedRecord, sign: Sign, signer: PeerId) -> SignedRec
     if len(ordered) > 1 and signed.type not in SEVERAL_SIGNERS:
         raise LocalProtocolError(f"a {signed.type} has one signer")
     return SignedRecord(signed.type, signed.payload, tuple(ordered), tuple(signatures[key] for key in ordered))
+
+
+def keep_signatures(signed: SignedRecord, keys: Collection[PeerId]) -> SignedRecord:
+    """Return the record with the signatures of these keys alone."""
+    kept = [(key, signature) for key, signature in zip(signed.signers, signed.signatures, strict=True) if key in keys]
+    return replace(signed, signers=tuple(key for key, _ in kept), signatures=tuple(signature for _, signature in kept))
 
 
 def payload_size_bytes_max(record_type: str) -> int:

@@ -12,7 +12,14 @@ from pulsenet.chain.ballot import Place, Stored, find_inherited, find_store_refu
 from pulsenet.chain.outcome import listed_by, outcome_of
 from pulsenet.chain.records import Receipt, SignedRecord, StateAnchor
 from pulsenet.chain.round_settings import RoundSettings
-from pulsenet.chain.signing import add_signature, decode_signed, encode_signed, record_digest, seal
+from pulsenet.chain.signing import (
+    add_signature,
+    decode_signed,
+    encode_signed,
+    keep_signatures,
+    record_digest,
+    seal,
+)
 from pulsenet.errors import LocalProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.authority import Authority
@@ -111,7 +118,11 @@ class Coordinator(Authority):
             return []
         # The candidate must know what it may not undo: then it can stand again and propose it.
         record = self._index.record(newest.digest)
-        return [] if record is None else [self._courier.send(candidate, PushReceipt(record, ()))]
+        return [] if record is None else [self._courier.send(candidate, self._show_stored(record))]
+
+    def _show_stored(self, record: bytes) -> PushReceipt:
+        shown = keep_signatures(decode_signed(record), self._authorities | {self._peer_id})
+        return PushReceipt(encode_signed(shown), ())
 
     def _take_contribution(self, event: ContributionSeen, now: float) -> list[Effect]:
         if not self.is_leading(now):
@@ -146,6 +157,7 @@ class Coordinator(Authority):
         signed = decode_signed(event.record)
         receipt = self._trust.accept_receipt(signed)
         self.verdicts.note(event, "")
+        self._forget_revoked()
         if event.votes:
             self._take_term(event.votes, event.source, now)
         if self._proposal is not None and self._proposal.is_copy(signed):
@@ -335,10 +347,15 @@ class Coordinator(Authority):
         return effects + self._gatherer.pump(now)
 
     def _forget_revoked(self) -> None:
-        """What an authority showed holds nobody up once the owner revoked its key."""
-        assert self._trust.descriptor is not None
-        if self._shown is not None and not set(self._shown.signers) <= set(self._trust.descriptor.authorities):
+        """What an authority showed or countersigned holds nobody up once the owner revoked its key."""
+        authorities = self._authorities
+        if self._shown is not None and not set(self._shown.signers) <= authorities:
             self._shown = self._candidacy.shown = None
+        if self._proposal is not None:
+            self._proposal.keep_signatures(authorities | {self._peer_id})
+        if self._offer is not None:
+            receipt, signed = self._offer
+            self._offer = receipt, keep_signatures(signed, authorities | {receipt.coordinator})
 
     @property
     def _is_ready(self) -> bool:
@@ -383,6 +400,11 @@ class Coordinator(Authority):
         if now < self._found_until and before is not None:
             reachable |= {member.peer_id for member in before.receipt.members}
         return reachable & set(self._trust.descriptor.trainers)
+
+    @property
+    def _authorities(self) -> set[PeerId]:
+        assert self._trust.descriptor is not None
+        return set(self._trust.descriptor.authorities)
 
     @property
     def _found_until(self) -> float:

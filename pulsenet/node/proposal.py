@@ -7,7 +7,7 @@ from typing import Final
 
 from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.records import SignedRecord
-from pulsenet.chain.signing import encode_signed, record_digest
+from pulsenet.chain.signing import encode_signed, keep_signatures, record_digest
 from pulsenet.ids import PeerId
 from pulsenet.node.courier import Courier
 from pulsenet.node.effects import Effect
@@ -48,6 +48,10 @@ class Proposal:
         self.signed = SignedRecord(
             signed.type, signed.payload, tuple(ordered), tuple(signatures[key] for key in ordered)
         )
+
+    def keep_signatures(self, keys: Collection[PeerId]) -> None:
+        """Drop the signatures of other keys: nobody takes a receipt with one of a key that was revoked."""
+        self.signed = keep_signatures(self.signed, keys)
 
     def show(self, courier: Courier, ledger: Ledger, authorities: Collection[PeerId], now: float) -> list[Effect]:
         """Return the orders to show it to every authority that has not countersigned."""

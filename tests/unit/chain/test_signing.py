@@ -14,6 +14,7 @@ from pulsenet.chain.signing import (
     add_signature,
     decode_signed,
     encode_signed,
+    keep_signatures,
     open_record,
     payload_size_bytes_max,
     record_digest,
@@ -67,6 +68,14 @@ def test_another_signature_of_one_key_replaces_the_first(run: Any) -> None:
     assert add_signature(signed, run.owner.sign, run.owner.peer_id) == signed
     with pytest.raises(LocalProtocolError, match="one signer"):
         add_signature(run.signed_head(1), run.second.sign, run.second.peer_id)
+
+
+def test_signatures_of_other_keys_are_left_out(run: Any, real_verify: Any) -> None:
+    both = run.sign(run.epoch(1, 9), run.owner, run.publisher)
+    alone = keep_signatures(both, {run.publisher.peer_id, run.second.peer_id})
+    assert alone == run.sign(run.epoch(1, 9), run.publisher)
+    assert open_record(EpochRecord, alone, real_verify, run_id=run.run_id) == run.epoch(1, 9)
+    assert keep_signatures(both, ()).signers == ()
 
 
 def test_a_record_that_breaks_its_rules_is_neither_sealed_nor_opened(run: Any, real_verify: Any) -> None:

@@ -549,6 +549,48 @@ def test_a_receipt_stored_for_a_key_that_is_revoked_since_is_proposed_again(make
     assert receipt == replace(before, revision=1, term=term, coordinator=bench.me.peer_id)
 
 
+def test_a_countersignature_of_a_key_that_is_revoked_since_holds_no_round_up(make_run: Callable[..., Any]) -> None:
+    """Nobody takes a receipt with it, and the term goes on: its votes are of others."""
+    bench = Bench(make_run, 5)
+    bench.lead()
+    first, second, gone, _ = bench.others
+    (shown, *_) = pushed(bench.close(), PushReceipt)
+    receipt = bench.trust.accept_receipt(decode_signed(shown.message.receipt))
+    answer = encode_signed(bench.run.seal(receipt, bench.me, gone))
+    bench.tell(ReceiptSeen(answer, (), gone.peer_id))
+    left = tuple(sorted(key.peer_id for key in (bench.me, *bench.others) if key is not gone))
+    bench.trust.accept_descriptor(bench.run.revise(authorities=left))
+    bench.tell(ReceiptSeen(encode_signed(bench.run.seal(receipt, bench.me, first)), (), first.peer_id))
+    bench.now += RESEND_SECONDS
+    pushes = pushed(bench.tell(TimerFired()), PushReceipt)
+    assert {push.message.receipt for push in pushes} == {encode_signed(bench.run.seal(receipt, bench.me, first))}
+    bench.tell(ReceiptSeen(encode_signed(bench.run.seal(receipt, bench.me, second)), (), second.peer_id))
+    assert bench.ledger.final(0) is not None, "three of four"
+
+
+def test_nobody_is_shown_the_signature_of_a_key_that_is_revoked_since(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 5, rank=1)
+    coordinator, candidate, _, gone = bench.others
+    signed = bench.contribution(is_held=False)
+    record = bench.receipt(coordinator, gone, contribution=signed)
+    bench.tell(ReceiptSeen(record, bench.votes(coordinator), coordinator.peer_id))
+    bench.tell(TimerFired())
+    keys = (bench.me, *bench.others)
+    left = tuple(sorted(key.peer_id for key in keys if key is not gone))
+    bench.trust.accept_descriptor(bench.run.revise(authorities=left))
+    bench.ledger.accept_contribution(signed)
+    bench.contribution()
+    bench.machine._gatherer.set_wants({}, None)
+    (push,) = pushed(bench.tell(TimerFired()), PushReceipt)
+    both = tuple(sorted((coordinator.peer_id, bench.me.peer_id)))
+    assert decode_signed(push.message.receipt).signers == both
+    # What was countersigned before the revision is shown to a candidate that lacks it, without that signature too.
+    bench.store.put_record(bench.run.seal(bench.trust.accept_receipt(decode_signed(push.message.receipt)), *keys))
+    bench.now = 100.0
+    (push,) = pushed(bench.tell(bench.vote(candidate, 2, candidate)), PushReceipt)
+    assert decode_signed(push.message.receipt).signers == left
+
+
 def test_who_countersigned_no_final_receipt_can_still_be_elected_by_those_who_did(make_run: Callable[..., Any]) -> None:
     bench = Bench(make_run, 3)
     gone, voter = bench.others
