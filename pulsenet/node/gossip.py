@@ -7,9 +7,11 @@ node accepted a head first, and of several heads that came in a burst only the n
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
+from pulsenet.chain.evidence import ForkProof
 from pulsenet.chain.records import SignedRecord
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.chain.trust import Trust
@@ -23,7 +25,7 @@ from pulsenet.wire.messages import PushForkProof, PushHead
 UNRIPE_MAX = 4
 UNRIPE_RETRIES_MAX = 20
 UNRIPE_RETRY_SECONDS = 1.0
-"""Heads waiting for an epoch record or a descriptor, and how long they wait."""
+"""Heads and proofs waiting for an epoch record or a descriptor, and how long they wait."""
 
 VERDICTS_MAX = 256
 """Pushed records whose verdict is remembered; a second copy costs no signature check."""
@@ -39,7 +41,8 @@ class Push:
 
 @dataclass(slots=True)
 class _Unripe:
-    signed: SignedRecord
+    judge: Callable[[int], object]
+    """Judges it again at a Unix time in milliseconds; raises what it is refused for."""
     retry_at: float
     retry_count: int = 0
 
@@ -74,7 +77,7 @@ class Gossip:
             self._remember(key, error.code)
             if error.code in UNRIPE_CODES:
                 # Not refused yet: what it builds on may be on its way.
-                return self._wait(key, signed, now)
+                return self._wait(key, partial(self._trust.accept_head, signed), now)
             return blame(error, None if link is None else link.peer_id)
         self._remember(key, "")
         if link is not None:
@@ -87,21 +90,28 @@ class Gossip:
             return [Count("rejected", "rate")]
         key = compute_digest(first + second)
         try:
-            proof = self._trust.accept_fork_proof(decode_signed(first), decode_signed(second))
+            proof = self._judge_proof(first, second)
         except (RemoteProtocolError, TrustError) as error:
             self._remember(key, error.code)
+            if error.code in UNRIPE_CODES:
+                # Nobody shows it a second time.
+                return self._wait(key, partial(self._judge_proof, first, second), now)
             return blame(error, None if link is None else link.peer_id)
         self._remember(key, "")
         if link is not None:
             link.note_known(_proof_digest(proof.first, proof.second))
         return []
 
+    def _judge_proof(self, first: bytes, second: bytes, now_ms: int = 0) -> ForkProof:
+        """Return the proof if it holds; no proof is ever over."""
+        return self._trust.accept_fork_proof(decode_signed(first), decode_signed(second))
+
     def proof_verdict(self, first: bytes, second: bytes) -> str:
         """Return what became of a fork proof; see :meth:`verdict`."""
         return self._verdicts.get(compute_digest(first + second), "rate")
 
     def retry(self, now: float, now_ms: int) -> list[Effect]:
-        """Judge again the heads that waited for an epoch record or a descriptor, where it is time."""
+        """Judge again what waited for an epoch record or a descriptor, where it is time."""
         effects: list[Effect] = []
         for key, unripe in list(self._unripe.items()):
             if now < unripe.retry_at:
@@ -109,9 +119,9 @@ class Gossip:
             unripe.retry_at = now + UNRIPE_RETRY_SECONDS
             unripe.retry_count += 1
             try:
-                self._trust.accept_head(unripe.signed, now_ms)
+                unripe.judge(now_ms)
                 self._remember(key, "")
-            except TrustError as error:
+            except (RemoteProtocolError, TrustError) as error:
                 if error.code in UNRIPE_CODES and unripe.retry_count < UNRIPE_RETRIES_MAX:
                     continue
                 self._remember(key, error.code)
@@ -161,9 +171,9 @@ class Gossip:
         if len(self._verdicts) > VERDICTS_MAX:
             self._verdicts.popitem(last=False)
 
-    def _wait(self, key: Digest, signed: SignedRecord, now: float) -> list[Effect]:
+    def _wait(self, key: Digest, judge: Callable[[int], object], now: float) -> list[Effect]:
         if key not in self._unripe:
-            self._unripe[key] = _Unripe(signed, now + UNRIPE_RETRY_SECONDS)
+            self._unripe[key] = _Unripe(judge, now + UNRIPE_RETRY_SECONDS)
         if len(self._unripe) <= UNRIPE_MAX:
             return []
         self._unripe.popitem(last=False)

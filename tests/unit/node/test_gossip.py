@@ -10,7 +10,7 @@ from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.chain.trust import Trust
 from pulsenet.ids import PeerId, Version
 from pulsenet.node.effects import Count, StrikePeer
-from pulsenet.node.gossip import UNRIPE_MAX, UNRIPE_RETRIES_MAX, VERDICTS_MAX, Gossip
+from pulsenet.node.gossip import UNRIPE_MAX, UNRIPE_RETRIES_MAX, UNRIPE_RETRY_SECONDS, VERDICTS_MAX, Gossip
 from pulsenet.node.neighbours import INCOMING_BURST, Link
 from pulsenet.wire.messages import PushForkProof, PushHead
 
@@ -193,6 +193,23 @@ def test_a_fork_proof_travels_in_the_place_of_the_head(run: Any, trust: Any, gos
     assert follower.take_fork_proof(message.first, message.second, link_to(SENDER), NOW) == []
     assert follower.proof_verdict(message.first, message.second) == ""
     assert len(follower.due_for(link_to(OTHER), NOW, run.start_ms)) == 1
+
+
+def test_a_fork_proof_of_an_epoch_that_is_not_known_yet_waits_for_it(run: Any, trust: Any, gossip: Gossip) -> None:
+    """A neighbour pushes it once, to a newcomer before that had time to ask for anything."""
+    epoch = run.epoch(1, 5)
+    of_epoch = {"epoch_digest": record_digest(epoch)}
+    first, second = (run.head(Version(1, 5), root=run.digest(root), **of_epoch) for root in ("one", "other"))
+    assert gossip.take_fork_proof(first, second, link_to(SENDER), NOW) == []
+    assert gossip.proof_verdict(first, second) == "epoch"
+    assert gossip.next_times((), NOW, run.start_ms) == [NOW + UNRIPE_RETRY_SECONDS]
+    gossip.retry(NOW + UNRIPE_RETRY_SECONDS, run.start_ms)
+    assert trust.fork is None
+    trust.accept_epoch(epoch)
+    assert gossip.retry(NOW + 2 * UNRIPE_RETRY_SECONDS, run.start_ms) == []
+    assert gossip.proof_verdict(first, second) == ""
+    (push,) = gossip.due_for(link_to(OTHER), NOW, run.start_ms)
+    assert push.message == PushForkProof(first, second)
 
 
 def test_the_sender_of_a_proof_does_not_get_it_back_whatever_the_order(run: Any, gossip: Gossip) -> None:
