@@ -50,6 +50,12 @@ class Collection:
         if entry.contribution.base_state_root != self.base_state_root:
             self.reasons[peer_id] = "base"
 
+    def refuse_other_shapes(self, element_count: int) -> None:
+        """Reject what is of another number of elements than the run's state; it may be large, and needs no fetching."""
+        for peer_id, (_, entry) in self.undecided().items():
+            if entry.contribution.element_count != element_count:
+                self.reasons[peer_id] = "shape"
+
     def decide(self, digest: Digest, reason: str) -> None:
         """Note what the check of a contribution found."""
         for peer_id, (found, _) in self.found.items():

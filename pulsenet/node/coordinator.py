@@ -6,9 +6,11 @@ What is promised is stored before it is said (``Candidacy``, ``chain/ballot.py``
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pulsenet.chain.ballot import Place, Stored, find_inherited, find_store_refusal, is_behind, is_older, store
+from pulsenet.chain.ledger import ContributionEntry
 from pulsenet.chain.outcome import listed_by, outcome_of
 from pulsenet.chain.records import Receipt, SignedRecord, StateAnchor
 from pulsenet.chain.round_settings import RoundSettings
@@ -251,8 +253,21 @@ class Coordinator(Authority):
         expected = (state.round_index, state.state_root)
         if collection is None or (collection.round_index, collection.base_state_root) != expected:
             collection = self._collection = Collection(*expected)
-        for peer_id, (digest, entry) in self._ledger.contributions_to(state.round_index).items():
+        sent = self._ledger.contributions_to(state.round_index)
+        for peer_id, (digest, entry) in sent.items():
             collection.add(peer_id, digest, entry)
+        element_count = self._find_element_count(sent)
+        if element_count is not None:
+            collection.refuse_other_shapes(element_count)
+
+    def _find_element_count(self, sent: Mapping[PeerId, tuple[Digest, ContributionEntry]]) -> int | None:
+        """Return how many elements the state has, by what this node contributes or what the round before counted."""
+        if self._peer_id in sent:
+            return sent[self._peer_id][1].contribution.element_count
+        before = self._ledger.final(self._ledger.next_round_index - 1)
+        listed = () if before is None else listed_by(before.receipt)
+        entry = self._ledger.contribution(listed[0]) if listed else None
+        return None if entry is None else entry.contribution.element_count
 
     def _close(self, state: StateReached, settings: RoundSettings, now: float) -> list[Effect]:
         collection = self._collection

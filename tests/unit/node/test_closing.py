@@ -70,6 +70,16 @@ def test_everybody_expected_and_checked_ends_the_round(collection: Collection) -
     assert [(item.peer_id, item.reason) for item in collection.rejected()] == [(key(3), "finite")]
 
 
+def test_another_number_of_elements_is_rejected_without_a_look(collection: Collection) -> None:
+    collection.decide(name(1), "")
+    collection.refuse_other_shapes(10)
+    assert set(collection.undecided()) == {key(2), key(3)}
+    collection.refuse_other_shapes(11)
+    assert not collection.undecided()
+    assert [item.reason for item in collection.rejected()] == ["shape", "shape"]
+    assert collection.counted == [key(1)]
+
+
 def test_others_are_waited_for_and_then_left_out(collection: Collection) -> None:
     expected = {key(number) for number in range(1, 9)}
     for number in (1, 2):

@@ -591,6 +591,37 @@ def test_nobody_is_shown_the_signature_of_a_key_that_is_revoked_since(make_run: 
     assert decode_signed(push.message.receipt).signers == left
 
 
+def test_a_contribution_larger_than_the_state_is_rejected_and_never_fetched(make_run: Callable[..., Any]) -> None:
+    """Up to 277 GB may be signed, and a trainer that is listed, or any stranger in an open run, may sign that."""
+    bench = Bench(make_run, 1, trainer_count=2)
+    bench.lead()
+    (shown,) = only(bench.close(), ShowToMachines)
+    bench.tell(shown.event)
+    bench.tell(StateReached(1, STATE))
+    liar = bench.trainers[1]
+    bench.tell(PeerConnected(liar.peer_id, (), outbound=False))
+    honest = bench.contribution(trainer=1, round_index=1, is_held=False)
+    huge = replace(decode_value(Contribution, honest.payload), blob_id=compute_digest(b"huge"), element_count=1 << 36)
+    effects = bench.tell(ContributionSeen(encode_signed(bench.run.seal(huge, liar)), liar.peer_id))
+    assert only(effects, SendRequest) == []
+    (shown,) = only(bench.close(round_index=1), ShowToMachines)
+    receipt = bench.trust.accept_receipt(decode_signed(shown.event.record))
+    assert [member.peer_id for member in receipt.members] == [bench.trainer.peer_id]
+    assert [(item.peer_id, item.reason) for item in receipt.rejected] == [(liar.peer_id, "shape")]
+
+
+def test_what_this_node_contributes_says_how_large_the_state_is(make_run: Callable[..., Any]) -> None:
+    bench = Bench(make_run, 1, trainer_count=2)
+    bench.lead()
+    liar, mine = bench.trainers[1], bench.contribution()
+    record = replace(decode_value(Contribution, mine.payload), peer_id=bench.me.peer_id)
+    bench.ledger.accept_listed(bench.run.seal(record, bench.me))
+    huge = replace(record, peer_id=liar.peer_id, blob_id=compute_digest(b"huge"), element_count=1 << 36)
+    bench.tell(PeerConnected(liar.peer_id, (), outbound=False))
+    effects = bench.tell(ContributionSeen(encode_signed(bench.run.seal(huge, liar)), liar.peer_id))
+    assert only(effects, SendRequest) == []
+
+
 def test_who_countersigned_no_final_receipt_can_still_be_elected_by_those_who_did(make_run: Callable[..., Any]) -> None:
     bench = Bench(make_run, 3)
     gone, voter = bench.others
