@@ -41,6 +41,8 @@ class Collection:
     """Contributions whose content is being checked."""
     enough_at: float | None = None
     """When the least number of checked contributions was there."""
+    short_at: float | None = None
+    """When everybody expected was decided and too few of them counted, because others were refused."""
 
     def add(self, peer_id: PeerId, digest: Digest, entry: ContributionEntry) -> None:
         """Take in a contribution to this round; one that started from another state needs no look inside."""
@@ -78,11 +80,23 @@ class Collection:
             self.enough_at = now
         if expected <= set(self.reasons) and not self.undecided():
             # If all were refused, the round ends without moving the state, and they may try the next.
-            return count >= settings.contributions_min or (count == 0 and bool(self.reasons))
-        return self.enough_at is not None and now >= self.enough_at + settings.contribution_wait_seconds
+            if count >= settings.contributions_min or (count == 0 and bool(self.reasons)):
+                return True
+            # Whoever was refused sends nothing else in this round: without others, it ends in the same way.
+            if any(self.reasons.values()) and self.short_at is None:
+                self.short_at = now
+        since = self.waits_since
+        return since is not None and now >= since + settings.contribution_wait_seconds
 
-    def members(self, ratio: float) -> tuple[Member, ...]:
-        """Return the members of the receipt."""
+    @property
+    def waits_since(self) -> float | None:
+        """Since when others are waited for, and not for ever."""
+        return self.short_at if self.enough_at is None else self.enough_at
+
+    def members(self, ratio: float, contributions_min: int = 1) -> tuple[Member, ...]:
+        """Return the members of the receipt: nobody, if fewer than the least number count."""
+        if len(self.counted) < contributions_min:
+            return ()
         entries = {peer_id: self.found[peer_id] for peer_id in self.counted}
         norms = {
             peer_id: float(fp32_from_bits(entry.contribution.norm_bits)) for peer_id, (_, entry) in entries.items()

@@ -282,10 +282,10 @@ class Coordinator(Authority):
                 effects.append(CheckContribution(entry.contribution, digest))
         if not collection.is_complete(self._expected(now), settings, now):
             return effects
-        receipt = self._make_receipt(collection, settings.clip_norm_ratio)
+        receipt = self._make_receipt(collection, settings)
         return effects + self._propose(receipt, now)
 
-    def _make_receipt(self, collection: Collection, ratio: float) -> Receipt:
+    def _make_receipt(self, collection: Collection, settings: RoundSettings) -> Receipt:
         assert self._trust.descriptor is not None
         return Receipt(
             run_id=self._trust.run_id,
@@ -295,7 +295,7 @@ class Coordinator(Authority):
             round_index=collection.round_index,
             base_state_root=collection.base_state_root,
             previous=self._ledger.outcome_before(collection.round_index),
-            members=collection.members(ratio),
+            members=collection.members(settings.clip_norm_ratio, settings.contributions_min),
             rejected=collection.rejected(),
         )
 
@@ -437,8 +437,8 @@ class Coordinator(Authority):
         if self._proposal is not None:
             times.append(self._proposal.shown_again_at)
         collection, settings = self._collection, self._settings
-        if collection is not None and collection.enough_at is not None and settings is not None:
-            times.append(collection.enough_at + settings.contribution_wait_seconds)
+        if collection is not None and collection.waits_since is not None and settings is not None:
+            times.append(collection.waits_since + settings.contribution_wait_seconds)
         return times
 
 

@@ -104,6 +104,26 @@ def test_a_round_of_rejected_content_ends_and_counts_nobody(collection: Collecti
     assert len(collection.rejected()) == 3
 
 
+def test_where_some_were_rejected_and_too_few_are_left_the_round_ends_without_moving_the_state(
+    collection: Collection, run: Any
+) -> None:
+    """They contribute once a round, so it would never end: others are waited for, and then the next one begins."""
+    everybody = {key(number) for number in (1, 2, 3)}
+    for number, reason in ((1, ""), (2, "base"), (3, "finite")):
+        collection.decide(name(number), reason)
+    assert not collection.is_complete(everybody, SETTINGS, 100.0)
+    assert collection.waits_since == 100.0
+    assert not collection.is_complete(everybody, SETTINGS, 129.9)
+    assert collection.is_complete(everybody, SETTINGS, 130.0)
+    assert collection.members(0.0, SETTINGS.contributions_min) == ()
+    assert len(collection.rejected()) == 2
+    collection.add(key(4), name(4), entry(run, 4))
+    collection.decide(name(4), "")
+    assert collection.is_complete({*everybody, key(4)}, SETTINGS, 110.0), "somebody else came in time"
+    assert [member.peer_id for member in collection.members(0.0, SETTINGS.contributions_min)] == [key(1), key(4)]
+    assert collection.waits_since == 110.0
+
+
 def test_a_round_without_any_contribution_does_not_end(run: Any) -> None:
     assert not Collection(3, STATE).is_complete(set(), SETTINGS, 1e9)
 
