@@ -18,6 +18,7 @@ from pulsenet.chain.outcome import outcome_of
 from pulsenet.chain.records import Aggregate, Contribution, Receipt, SignedRecord, StateAnchor
 from pulsenet.chain.rules import check_record
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
+from pulsenet.chain.state_anchors import ANCHORS_KEPT, StateAnchors
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import IntegrityError, RemoteProtocolError, StorageError, TrustError
 from pulsenet.ids import Digest, PeerId, short
@@ -32,8 +33,6 @@ FINALS_MAX: Final = 4_096
 
 CONTRIBUTIONS_MAX: Final = 65_536
 """Contribution records kept."""
-
-ANCHORS_KEPT: Final = 2
 
 REPLY_SIZE_BYTES_MAX: Final = limits.CHUNK_SIZE_BYTES_MAX - 256 * 1024
 """Receipts in one reply, together; votes and an anchor need room in the same frame."""
@@ -99,8 +98,7 @@ class Ledger:
         self._mandate: Mandate | None = None
         self._finals: dict[int, FinalReceipt] = {}
         self._contributions: dict[Digest, ContributionEntry] = {}
-        self._anchors: tuple[tuple[StateAnchor, SignedRecord], ...] = ()
-        self._replaced: list[tuple[StateAnchor, SignedRecord]] = []
+        self._anchors = StateAnchors(self._find_outcome, self._find_base, trust.may_publish)
         self._fork: tuple[SignedRecord, SignedRecord] | None = None
         self._aggregates = Aggregates()
         self.is_changed = False
@@ -130,12 +128,12 @@ class Ledger:
     def next_round_index(self) -> int:
         """The round that is due on top of everything known."""
         newest = max(self._finals, default=-1) + 1
-        return max(newest, max((anchor.round_index for anchor, _ in self._anchors), default=0))
+        return max(newest, max((anchor.round_index for anchor in self.anchors), default=0))
 
     @property
     def anchors(self) -> tuple[StateAnchor, ...]:
-        """The newest state anchors, ascending."""
-        return tuple(anchor for anchor, _ in self._anchors)
+        """The newest state anchors that count, ascending."""
+        return tuple(anchor for anchor, _ in self._anchors.list_counted())
 
     def anchor_signer(self, anchor: StateAnchor) -> PeerId | None:
         """Return who signed an anchor that is kept."""
@@ -147,10 +145,10 @@ class Ledger:
 
     def outcome_before(self, round_index: int) -> Digest | None:
         """Return what the receipt of ``round_index`` must name as previous; ``None`` for round 0 or if unknown."""
-        before = self._finals.get(round_index - 1)
-        if before is not None:
-            return before.outcome
-        return next((anchor.outcome for anchor, _ in self._anchors if anchor.round_index == round_index), None)
+        known = self._find_outcome(round_index - 1)
+        if known is not None:
+            return known
+        return next((anchor.outcome for anchor in self.anchors if anchor.round_index == round_index), None)
 
     def knows_round_before(self, round_index: int) -> bool:
         """Say whether :meth:`outcome_before` is known."""
@@ -193,6 +191,7 @@ class Ledger:
         """Answer ``GetRounds``."""
         receipts: list[bytes] = []
         room_bytes = REPLY_SIZE_BYTES_MAX
+        anchors = self._anchors.list_counted()
         index = min((index for index in self._finals if index >= round_index), default=round_index)
         while index in self._finals and len(receipts) < limits.ROUND_RECEIPTS_PER_REPLY_MAX:
             data = encode_signed(self._finals[index].signed)
@@ -205,7 +204,7 @@ class Ledger:
             round_index=self.next_round_index,
             votes=() if self.mandate is None else self.mandate.votes,
             receipts=tuple(receipts),
-            state_anchor=encode_signed(self._anchors[-1][1]) if self._anchors else None,
+            state_anchor=encode_signed(anchors[-1][1]) if anchors else None,
         )
 
     def reply_aggregates(self, round_index: int) -> AggregatesReply:
@@ -260,8 +259,8 @@ class Ledger:
                 self.is_changed = True
                 raise TrustError("fork", f"two final receipts of round {receipt.round_index}")
             return False
-        if self._anchors and receipt.round_index < self._anchors[0][0].round_index:
-            return False  # replaced by an anchor long ago
+        if self._anchors.replaces_round(receipt.round_index):
+            return False
         before = self.outcome_before(receipt.round_index)
         if before is not None and receipt.previous != before:
             raise TrustError("mismatch", f"the receipt of round {receipt.round_index} does not follow the one before")
@@ -309,24 +308,9 @@ class Ledger:
             RemoteProtocolError: ``decode`` or ``schema``.
         """
         anchor = self._trust.accept_state_anchor(signed)
-        at = self._finals.get(anchor.round_index)
-        before = self._finals.get(anchor.round_index - 1)
-        if at is not None and at.receipt.base_state_root != anchor.state_root:
-            raise TrustError("mismatch", f"state {anchor.round_index} has another root by its receipt")
-        if before is not None and before.outcome != anchor.outcome:
-            raise TrustError("mismatch", f"state {anchor.round_index} does not follow round {anchor.round_index - 1}")
-        kept = {known.round_index: (known, record) for known, record in self._anchors}
-        if anchor.round_index in kept:
-            if kept[anchor.round_index][0].state_root != anchor.state_root:
-                raise TrustError("mismatch", f"two state anchors of round {anchor.round_index} differ")
-            return False
-        if len(kept) == ANCHORS_KEPT and anchor.round_index < min(kept):
-            return False
-        kept[anchor.round_index] = (anchor, signed)
-        self._anchors = tuple(kept[index] for index in sorted(kept)[-ANCHORS_KEPT:])
-        self._replaced += [kept[index] for index in sorted(kept)[:-ANCHORS_KEPT]]
-        self.is_changed = True
-        return True
+        is_news = self._anchors.add(anchor, signed)
+        self.is_changed |= is_news
+        return is_news
 
     def accept_aggregate(self, signed: SignedRecord) -> bool:
         """Take what an authority says that a round adds up to, and say whether it is news.
@@ -348,12 +332,13 @@ class Ledger:
 
     def forget_old(self, round_index_min: int) -> Forgotten | None:
         """Drop what lies before the older of two state anchors and before ``round_index_min``, replaced anchors too."""
-        if len(self._anchors) < ANCHORS_KEPT:
+        anchors = self.anchors
+        if len(anchors) < ANCHORS_KEPT:
             return None
-        oldest = min(self._anchors[0][0].round_index, round_index_min)
+        oldest = min(anchors[0].round_index, round_index_min)
         finals = [index for index in self._finals if index < oldest]
         contributions = [d for d, entry in self._contributions.items() if entry.contribution.round_index < oldest]
-        replaced, self._replaced = self._replaced, []
+        replaced = self._anchors.take_replaced()
         if not finals and not contributions and not replaced:
             return None
         records = [record_digest(self._finals.pop(index).signed) for index in finals]
@@ -361,7 +346,7 @@ class Ledger:
         slice_ids, aggregates = self._aggregates.forget_before(oldest)
         gone = [self._contributions.pop(digest) for digest in contributions]
         used = {entry.contribution.blob_id for entry in self._contributions.values()}
-        used |= {anchor.blob_id for anchor in self.anchors}
+        used |= {anchor.blob_id for anchor, _ in self._anchors}
         blob_ids = {entry.contribution.blob_id for entry in gone} | {anchor.blob_id for anchor, _ in replaced}
         blob_ids = (blob_ids | slice_ids) - used
         self.is_changed = True
@@ -406,7 +391,7 @@ class Ledger:
             # What is here was accepted once; whether its keys may still sign is not asked again.
             for digest in state.anchors:
                 signed = _read(read, digest)
-                ledger._anchors += ((decode_value(StateAnchor, signed.payload), signed),)
+                ledger._anchors.restore(decode_value(StateAnchor, signed.payload), signed)
             for digest in state.aggregates:
                 signed = _read(read, digest)
                 ledger._aggregates.add(decode_value(Aggregate, signed.payload), signed)
@@ -430,6 +415,14 @@ class Ledger:
         ledger.is_changed = False
         return ledger
 
+    def _find_outcome(self, round_index: int) -> Digest | None:
+        final = self._finals.get(round_index)
+        return None if final is None else final.outcome
+
+    def _find_base(self, round_index: int) -> Digest | None:
+        final = self._finals.get(round_index)
+        return None if final is None else final.receipt.base_state_root
+
     def _open_vouched(self, signed: SignedRecord) -> Receipt | None:
         """Open a receipt whose outcome a later one or an anchor names: former authorities may have signed it."""
         if signed.type != Receipt.TYPE:
@@ -440,7 +433,7 @@ class Ledger:
         named = None if after is None else after.receipt.previous
         if named is None:
             at = receipt.round_index + 1
-            named = next((anchor.outcome for anchor, _ in self._anchors if anchor.round_index == at), None)
+            named = next((anchor.outcome for anchor in self.anchors if anchor.round_index == at), None)
         return receipt if outcome_of(receipt) == named else None
 
     def _add(self, digest: Digest, entry: ContributionEntry) -> ContributionEntry:

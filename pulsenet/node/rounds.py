@@ -316,8 +316,11 @@ class Rounds(LedgerMachine):
         effects += self._send_contribution(now)
         waits = self._phase in (Phase.JOINING, Phase.PENDING)
         waits |= self._awaits_news_until is not None or self._alone_until is not None
-        # A training process may have come back with more than this ledger knows.
-        poll_from = min(self._round_index, self._ledger.next_round_index)
+        # A training process may have come back with more than this ledger knows. Where nothing leads on from its state,
+        # what is missing on the way to a later state anchor is asked for, however many answers it takes.
+        is_held = self._state_root is not None and not self._is_cut_off
+        due = self._ledger.next_round_index
+        poll_from = min(self._round_index, due) if is_held else due
         return effects + self._contact.poll(now, from_round_index=poll_from, is_waiting=waits, members_first=True)
 
     def _store_again(self) -> list[Effect]:

@@ -27,19 +27,27 @@ def take_rounds(ledger: Ledger, reply: RoundsReply, source: PeerId) -> list[Effe
             ledger.accept_mandate(reply.votes)
     except TrustError as error:
         effects += blame(error, source)
-    try:
-        if reply.state_anchor is not None:
-            anchor = decode_signed(reply.state_anchor)
-            if ledger.accept_anchor(anchor):
-                effects.append(StoreRecord(anchor))
-    except TrustError as error:
-        effects += blame(error, source)
+    of_anchor = _take_anchor(ledger, reply.state_anchor, source)
+    effects += of_anchor
+    learnt_before = len(effects)
     # Newest first: each vouches for the one before it.
     for record in reversed(reply.receipts):
         signed = decode_signed(record)
         if ledger.accept_final(signed):
             effects += [StoreRecord(signed), ShowToMachines(ReceiptSeen(record, (), None))]
+    if not of_anchor and len(effects) > learnt_before:
+        # What nothing proved before, these may.
+        effects += _take_anchor(ledger, reply.state_anchor, source)
     return effects
+
+
+def _take_anchor(ledger: Ledger, record: bytes | None, source: PeerId) -> list[Effect]:
+    try:
+        if record is not None and ledger.accept_anchor(anchor := decode_signed(record)):
+            return [StoreRecord(anchor)]
+    except TrustError as error:
+        return blame(error, source)
+    return []
 
 
 def store_learnt(ledger: Ledger) -> list[Effect]:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from pulsenet.chain.ledger import ANCHORS_KEPT, Ledger
+from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.outcome import outcome_of
 from pulsenet.chain.records import Contribution, Member, Receipt, SignedRecord, StateAnchor, Vote
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
+from pulsenet.chain.state_anchors import ANCHORS_KEPT
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import RemoteProtocolError, StorageError, TrustError
 from pulsenet.ids import Digest, compute_digest
@@ -206,6 +207,31 @@ def test_an_anchor_alone_says_which_round_is_due(rounds: Rounds) -> None:
     assert rounds.ledger.knows_round_before(2)
     assert not rounds.ledger.knows_round_before(1)
     assert rounds.ledger.accept_final(rounds.final(2))
+
+
+def test_an_anchor_that_no_receipt_leads_to_moves_nothing_and_forgets_nothing(rounds: Rounds) -> None:
+    """One authority signs an anchor: a key that leaked must not take everybody to a round that nobody reaches."""
+    for index in range(3):
+        rounds.ledger.accept_final(rounds.final(index))
+    assert rounds.ledger.accept_anchor(rounds.anchor(2))
+    rounds.ledger.save()
+    for index in (1 << 62, (1 << 62) + 1):
+        assert not rounds.ledger.accept_anchor(rounds.anchor(index, outcome=digest("nothing")))
+    assert not rounds.ledger.is_changed
+    assert rounds.ledger.next_round_index == 3
+    assert rounds.ledger.forget_old(3) is None
+    assert rounds.ledger.final(0) is not None
+    assert rounds.ledger.accept_final(rounds.final(3))
+
+
+def test_a_newcomer_that_was_shown_such_an_anchor_first_goes_by_receipts_as_they_come(rounds: Rounds) -> None:
+    for index in range(4):
+        rounds.receipt(index)
+    assert rounds.ledger.accept_anchor(rounds.anchor(1 << 62, outcome=digest("nothing")))
+    assert rounds.ledger.accept_final(rounds.final(2))
+    assert rounds.ledger.accept_anchor(rounds.anchor(3))
+    assert rounds.ledger.next_round_index == 3
+    assert [anchor.round_index for anchor in rounds.ledger.anchors] == [3]
 
 
 def test_what_lies_before_the_older_of_two_anchors_is_forgotten(rounds: Rounds) -> None:
