@@ -48,6 +48,7 @@ from pulsenet.node.fetch import StoreIndex
 from pulsenet.node.gather import Gatherer
 from pulsenet.node.machine import Seat
 from pulsenet.node.proposal import Proposal
+from pulsenet.node.strangers import Strangers
 from pulsenet.wire.messages import PushReceipt
 from pulsenet.wire.schema import decode_value
 
@@ -72,6 +73,7 @@ class Coordinator(Authority):
         self._index = index
         self._gatherer = Gatherer(seat.ledger, seat.draw, index, self._courier.take_request_id)
         self._state: StateReached | None = None
+        self._strangers = Strangers()
         self._collection: Collection | None = None
         self._proposal: Proposal | None = None
         self._offer: tuple[Receipt, SignedRecord] | None = None
@@ -132,6 +134,8 @@ class Coordinator(Authority):
             return []
         signed = decode_signed(event.record)
         round_index = self._trust.accept_contribution(signed, admitted=signed.signers).round_index
+        if signed.signers[0] not in self._trainers:
+            self._strangers.note(signed.signers[0], round_index)
         if round_index != self._ledger.next_round_index:
             self.verdicts.note(event, "round")
             return []
@@ -410,16 +414,31 @@ class Coordinator(Authority):
     def _expected(self, now: float) -> set[PeerId]:
         """Return whose contributions a round waits for: trainers that can be reached, and this node's own."""
         assert self._trust.descriptor is not None
+        assert self._collection is not None
         reachable = {*self._courier.connected, self._peer_id}
-        before = self._ledger.final(self._ledger.next_round_index - 1)
-        if now < self._found_until and before is not None:
-            reachable |= {member.peer_id for member in before.receipt.members}
-        return reachable & set(self._trust.descriptor.trainers)
+        due, trainers = self._collection.round_index, self._trainers
+        before = self._ledger.final(due - 1)
+        counted = [] if before is None else [member.peer_id for member in before.receipt.members]
+        if now < self._found_until:
+            reachable |= set(counted)
+        strangers = self._strangers.expect(
+            due,
+            counted=[peer_id for peer_id in counted if peer_id not in trainers],
+            reachable=reachable,
+            here=[peer_id for peer_id in self._collection.found if peer_id not in trainers],
+            places=self._trust.descriptor.open_trainers_max,
+        )
+        return (reachable & trainers) | strangers
 
     @property
     def _authorities(self) -> set[PeerId]:
         assert self._trust.descriptor is not None
         return set(self._trust.descriptor.authorities)
+
+    @property
+    def _trainers(self) -> set[PeerId]:
+        assert self._trust.descriptor is not None
+        return set(self._trust.descriptor.trainers)
 
     @property
     def _found_until(self) -> float:

@@ -622,6 +622,34 @@ def test_what_this_node_contributes_says_how_large_the_state_is(make_run: Callab
     assert only(effects, SendRequest) == []
 
 
+def test_a_trainer_that_is_not_listed_is_waited_for_once_it_contributed(make_run: Callable[..., Any]) -> None:
+    """The coordinator's own contribution would end every round before that of an equal that nobody listed."""
+    bench = Bench(make_run, 1, trainer_count=2)
+    listed, stranger = bench.trainers
+    left = (listed.peer_id,)
+    bench.trust.accept_descriptor(bench.run.revise(trainers=left, open_trainers_max=1))
+    for key in bench.trainers:
+        bench.tell(PeerConnected(key.peer_id, (), outbound=False))
+
+    def finish(effects: list[Effect]) -> list[Any]:
+        (shown,) = only(effects, ShowToMachines)
+        bench.tell(shown.event)
+        bench.tell(StateReached(bench.ledger.next_round_index, STATE))
+        return [member.peer_id for member in bench.trust.accept_receipt(decode_signed(shown.event.record)).members]
+
+    bench.lead()
+    assert finish(bench.close()) == [listed.peer_id]
+    late = encode_signed(bench.contribution(trainer=1))
+    bench.tell(ContributionSeen(late, stranger.peer_id))
+    assert bench.machine.verdicts.find(PushContribution(late)) == "round"
+    assert only(bench.close(round_index=1), ShowToMachines) == [], "it may come yet"
+    assert finish(bench.close(trainer=1, round_index=1)) == sorted((listed.peer_id, stranger.peer_id))
+    assert only(bench.close(round_index=2), ShowToMachines) == [], "it was counted"
+    bench.now = 30.0
+    assert finish(bench.tell(TimerFired())) == [listed.peer_id]
+    assert finish(bench.close(round_index=3)) == [listed.peer_id]
+
+
 def test_who_countersigned_no_final_receipt_can_still_be_elected_by_those_who_did(make_run: Callable[..., Any]) -> None:
     bench = Bench(make_run, 3)
     gone, voter = bench.others
