@@ -195,15 +195,20 @@ class Directory:
     async def announce_head(self, record: SignedRecord) -> bool:
         """Store an authority's signed head; return ``False`` if it was dropped here.
 
-        That happens to a head whose expiry has passed or is not later than the last one announced.
+        That happens to a head whose expiry has passed or is not later than the last one announced, and to one of a key
+        that is no authority: it may have been revoked since the head was signed.
         ``True`` does not promise that anybody else holds it: hivemind cannot tell.
 
         Raises:
-            LocalProtocolError: it is no head, or not of one of our authorities.
+            LocalProtocolError: it is no head.
             UnavailableError: this node does not take part, or the DHT did not answer in time.
         """
-        if record.type != Head.TYPE or record.signers[0] not in self.validator.authorities:
-            raise LocalProtocolError(f"a {record.type} signed by {short(record.signers[0])} is no head of this run")
+        if record.type != Head.TYPE:
+            raise LocalProtocolError(f"a {record.type} is no head")
+        if record.signers[0] not in self.validator.authorities:
+            logger.debug("a head of %s, which is no authority, is not announced", short(record.signers[0]))
+            self._overdue.pop(Head.TYPE, None)
+            return False
         key = self._keys.get_head_key(record.signers[0], get_slot(self.now()))
         return await self._announce(record, decode_value(Head, record.payload).issued_at_ms, key, None)
 
