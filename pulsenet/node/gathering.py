@@ -25,7 +25,16 @@ from pulsenet.node.effects import (
     StoreRecord,
     SumSlices,
 )
-from pulsenet.node.events import Event, PeerConnected, PeerLost, ReplyReceived, SlicesSummed, StoreFailed, SumFailed
+from pulsenet.node.events import (
+    Event,
+    PeerConnected,
+    PeerLost,
+    ReplyReceived,
+    SlicesSummed,
+    StoreFailed,
+    SumFailed,
+    TrainingAttached,
+)
 from pulsenet.node.fetch import FetchProgress, StoreIndex
 from pulsenet.node.gather import Gatherer
 from pulsenet.node.machine import Seat
@@ -74,6 +83,9 @@ class Gathering:
         match event:
             case PeerConnected() | PeerLost():
                 self._ask_at = min(self._ask_at, now)
+            case TrainingAttached():
+                # It begins anew, with another state perhaps: what was ordered of it before is void.
+                effects += self._leave()
             case StoreFailed(None):
                 # What the training process summed may not be on disk.
                 self._slices = None

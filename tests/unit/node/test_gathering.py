@@ -26,7 +26,15 @@ from pulsenet.node.effects import (
     StrikePeer,
     SumSlices,
 )
-from pulsenet.node.events import PeerConnected, PeerLost, ReplyReceived, SlicesSummed, StoreFailed, SumFailed
+from pulsenet.node.events import (
+    PeerConnected,
+    PeerLost,
+    ReplyReceived,
+    SlicesSummed,
+    StoreFailed,
+    SumFailed,
+    TrainingAttached,
+)
 from pulsenet.node.gathering import GATHER_SECONDS_MAX, Gathering
 from pulsenet.node.slices import ASK_SECONDS, NAME_SECONDS, OWNER_SECONDS
 from pulsenet.testing.fakes import FakeStore
@@ -307,6 +315,18 @@ def test_a_full_disk_begins_the_round_anew(bench: Bench) -> None:
     assert len(sums_of(bench.update())) == 1
     bench.gathering.handle(StoreFailed(None, "enospc"), 0.0)
     assert len(sums_of(bench.update())) == 1
+
+
+@pytest.mark.parametrize("is_authority", [True, False])
+def test_a_training_process_that_begins_anew_is_ordered_what_was_ordered_before(
+    make_run: Callable[..., Any], is_authority: bool
+) -> None:
+    """A checkpoint was loaded: the order went with the state that it was for, and nobody answers it any more."""
+    bench = Bench(make_run, is_authority=is_authority)
+    (order,) = sums_of(bench.update())
+    assert sums_of(bench.update()) == []
+    bench.gathering.handle(TrainingAttached(0, compute_digest(b"state"), None), 0.0)
+    assert sums_of(bench.update()) == [order]
 
 
 def test_slices_that_led_astray_are_blamed_on_their_signer_and_not_used_again(bench: Bench) -> None:
