@@ -66,7 +66,7 @@ class News:
         trust: The run's rules; may be shared with other machines, which may change it too.
         index: Records held here are read before any peer is asked.
         draw_seconds: Returns a jittered wait around the given one.
-        own: This node's key, if it publishes: its own records are not let go here.
+        own: This node's key, if it publishes: its own catalogues are not let go here.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class News:
         """Heads that were valid once, by the peer that gave it as its newest."""
         self._last_heads_since = 0.0
         self._own = own
-        self._newest: dict[Digest, PeerId] = {}
-        """Signers of the newest heads and catalogues, oldest first."""
+        self._newest: dict[Digest, None] = {}
+        """The newest heads and catalogues, oldest first; own catalogues are kept by whoever made them."""
         self._saved = self._durable_view()
         self._fork_told = trust.fork is not None
 
@@ -297,13 +297,14 @@ class News:
     def _let_go(self) -> list[Effect]:
         """Release the heads and catalogues that were newest long ago: a head is signed every 40 s."""
         for record in (self._trust.head_record, self._trust.catalogue_record):
-            if record is not None:
-                digest = record_digest(record)
-                self._newest.pop(digest, None)
-                self._newest[digest] = record.signers[0]
-        old = list(self._newest)[:-NEWEST_KEPT]
-        signers = [self._newest.pop(digest) for digest in old]
-        gone = sorted(digest for digest, signer in zip(old, signers, strict=True) if signer != self._own)
+            if record is None or (record.type == Catalogue.TYPE and record.signers[0] == self._own):
+                continue
+            digest = record_digest(record)
+            self._newest.pop(digest, None)
+            self._newest[digest] = None
+        gone = sorted(list(self._newest)[:-NEWEST_KEPT])
+        for digest in gone:
+            del self._newest[digest]
         return [Release((), tuple(gone))] if gone else []
 
     # Judging
