@@ -372,7 +372,8 @@ class News:
                 return RemoteProtocolError("unexpected", digest.hex())
             manifest = self._trust.accept_manifest(signed)
         except (RemoteProtocolError, TrustError) as error:
-            if not is_offence(error) and error.code not in (*UNRIPE_CODES, "fork"):
+            # A catalogue that is still to come may vouch for a key that signs no more, and then it is asked for again.
+            if not is_offence(error) and error.code not in (*UNRIPE_CODES, "fork", "untrusted"):
                 self.refuse(digest)
             return error
         self._manifests[digest] = (manifest, signed.signers[0])

@@ -266,6 +266,20 @@ def test_a_manifest_with_a_broken_signature_costs_its_sender_a_strike_and_is_ask
     assert named(desk.news.needs(digests, 0.0)) == [need]
 
 
+def test_a_manifest_of_a_former_authority_is_taken_once_a_catalogue_vouches_for_it() -> None:
+    """It may arrive after its signer was revoked, and before the next authority's catalogue lists it."""
+    publisher = ScriptedPublisher()
+    digests = publisher.chain(10, 10)
+    desk = Desk(publisher)
+    former = encode_signed(publisher.sign(publisher.manifests[digests[0]], make_key("former authority")))
+    need = GetRecords(tuple(digests))
+    assert desk.answer(need, former) == [Count("rejected", "untrusted")]
+    desk.take_head(publisher.head(digests))
+    desk.fetch()
+    assert not desk.news.is_refused(digests[0])
+    assert desk.answer(need, former) == [StoreRecord(decode_signed(former))]
+
+
 def test_a_manifest_its_catalogue_contradicts_is_refused_for_good() -> None:
     publisher = ScriptedPublisher()
     digests = publisher.chain(10, 11)
