@@ -32,6 +32,8 @@ class _Entry:
     is_bootstrap: bool = False
     answered: int = 0
     """Order in which peers last answered; 0 for one that never did."""
+    is_sought: bool = False
+    """Whether this node reached it by a dial of its own, in this life."""
     failure_count: int = 0
     dial_not_before: float = float("-inf")
     dialling_since: float | None = None
@@ -59,7 +61,7 @@ class AddressBook:
             if peer.peer_id != peer_id:
                 self._entries[peer.peer_id] = _Entry(peer.addresses, is_bootstrap=True)
         for peer in reversed(_decode(saved)):
-            self.confirm(peer.peer_id, peer.addresses)
+            self.confirm(peer.peer_id, peer.addresses, is_sought=False)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -80,8 +82,15 @@ class AddressBook:
         elif not entry.answered and not entry.is_bootstrap:
             entry.addresses = addresses
 
-    def confirm(self, peer_id: PeerId, addresses: tuple[str, ...]) -> None:
-        """The peer answered: remember it, and forget its failures."""
+    def confirm(self, peer_id: PeerId, addresses: tuple[str, ...], *, is_sought: bool = True) -> None:
+        """The peer answered: remember it, and forget its failures.
+
+        Args:
+            peer_id: Whose key.
+            addresses: Where it was reached.
+            is_sought: Whether this node dialled it. Anybody may come here, with as many keys as they like: those that
+                did displace nobody whom this node went to.
+        """
         if peer_id == self._peer_id:
             return
         entry = self._entries.get(peer_id)
@@ -89,11 +98,15 @@ class AddressBook:
             if not addresses:
                 return
             if not self._make_room():
-                del self._entries[min(self._others(), key=lambda other: self._entries[other].answered)]
+                first = min(self._others(), key=self._rank_remembered)
+                if self._entries[first].is_sought and not is_sought:
+                    return
+                del self._entries[first]
             entry = self._entries[peer_id] = _Entry(addresses)
         self._answer_count += 1
         entry.addresses = addresses or entry.addresses
         entry.answered = self._answer_count
+        entry.is_sought |= is_sought
         entry.failure_count = 0
         entry.dial_not_before = float("-inf")
         entry.dialling_since = None
@@ -158,6 +171,10 @@ class AddressBook:
 
     def _others(self) -> list[PeerId]:
         return [peer_id for peer_id, entry in self._entries.items() if not entry.is_bootstrap]
+
+    def _rank_remembered(self, peer_id: PeerId) -> tuple[bool, int]:
+        entry = self._entries[peer_id]
+        return entry.is_sought, entry.answered
 
     def _make_room(self) -> bool:
         """Say whether there is room for one more; hearsay gives way, the oldest first."""

@@ -249,7 +249,7 @@ class Mesh:
     def _take_connection(self, event: PeerConnected, now: float) -> list[Effect]:
         if event.peer_id == self._peer_id:
             return []
-        self._book.confirm(event.peer_id, event.addresses)
+        self._book.confirm(event.peer_id, event.addresses, is_sought=event.outbound)
         link = self._links.get(event.peer_id)
         if link is not None:
             link.outbound = link.outbound or event.outbound

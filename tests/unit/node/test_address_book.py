@@ -115,6 +115,24 @@ def test_a_peer_that_answers_takes_the_place_of_the_one_that_answered_longest_ag
     assert book.addresses_of(peer(500)) == THERE
 
 
+def test_those_who_came_displace_one_another_and_nobody_whom_this_node_went_to() -> None:
+    """A stranger may come with any number of keys; whom a node reached by itself finds the others after a partition."""
+    book = book_of(peer(0))
+    for index in range(1, REMEMBERED_MAX + 1):
+        book.confirm(peer(index), HERE, is_sought=index > 2)
+    for index in range(500, 600):
+        book.confirm(peer(index), THERE, is_sought=False)
+    assert [book.addresses_of(peer(index)) for index in (1, 2, 3)] == [(), (), HERE]
+    assert [book.addresses_of(peer(index)) for index in (597, 598, 599)] == [(), THERE, THERE]
+    book.confirm(peer(1), HERE)
+    assert book.addresses_of(peer(1)) == HERE
+    assert book.addresses_of(peer(598)) == ()
+    book.confirm(peer(599), THERE)
+    book.confirm(peer(700), THERE, is_sought=False)
+    assert book.addresses_of(peer(700)) == ()
+    assert len(book) == REMEMBERED_MAX + 1
+
+
 def test_a_peer_that_cannot_be_dialled_is_not_remembered() -> None:
     book = book_of()
     book.confirm(peer(1), ())
