@@ -206,7 +206,10 @@ class FilesEngine:
 
         def fill(directory: Path) -> None:
             if changed_count == 0:
-                os.link(old, directory / WEIGHTS_NAME)  # no file is ever written twice, so both versions may be one
+                try:
+                    os.link(old, directory / WEIGHTS_NAME)  # no file is ever written twice, so both versions may be one
+                except OSError:  # not every file system can
+                    shutil.copyfile(old, directory / WEIGHTS_NAME)
                 return
             shutil.copyfile(old, directory / WEIGHTS_NAME)
             mapping = map_file(directory / WEIGHTS_NAME, writable=True)

@@ -117,6 +117,21 @@ def test_a_version_without_changes_takes_no_space(
     assert torch.equal(old["embed"], make_state(0)["embed"])
 
 
+def test_a_version_without_changes_is_copied_where_files_have_one_name(
+    engine: FilesEngine, versions: list[FullUpdate], make_records: MakeRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on network shares that have no hard links."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", refuse)
+    apply_update(engine, versions[0])
+    apply_update(engine, replace(make_records(versions[0], versions[0]), version=Version(0, 1)))
+    assert engine.version == Version(0, 1)
+    engine.read_back()
+
+
 def test_an_error_half_way_leaves_the_old_version_and_no_rest(
     engine: FilesEngine, versions: list[FullUpdate], make_records: MakeRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
