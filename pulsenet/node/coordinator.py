@@ -368,8 +368,11 @@ class Coordinator(Authority):
     def _forget_revoked(self) -> None:
         """What an authority showed or countersigned holds nobody up once the owner revoked its key."""
         authorities = self._authorities
-        if self._shown is not None and not set(self._shown.signers) <= authorities:
-            self._shown = self._candidacy.shown = None
+        if self._shown is not None:
+            # Whoever else signed it stored it: it may be final.
+            self._shown = keep_signatures(self._shown, authorities)
+            if not self._shown.signers:
+                self._shown = self._candidacy.shown = None
         if self._proposal is not None:
             self._proposal.keep_signatures(authorities | {self._peer_id})
         if self._offer is not None:
@@ -405,9 +408,9 @@ class Coordinator(Authority):
         return self._gatherer.set_wants(wanted, None)
 
     def _find_inherited_receipt(self, inherited: Stored) -> Receipt | None:
+        # What was shown to this node, or stored by it, was accepted then; whether its keys may still sign is not asked.
         if self._shown is not None and record_digest(self._shown) == inherited.digest:
-            return self._trust.accept_receipt(self._shown)
-        # What this node stored was accepted then; whether its keys may still sign is not asked again.
+            return decode_value(Receipt, self._shown.payload)
         record = self._index.record(inherited.digest)
         return None if record is None else decode_value(Receipt, decode_signed(record).payload)
 

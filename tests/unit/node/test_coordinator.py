@@ -514,6 +514,33 @@ def test_what_was_shown_is_proposed_again_once_all_it_lists_is_here(make_run: Ca
     assert pushed(bench.tell(TimerFired()), PushReceipt)
 
 
+@pytest.mark.parametrize("revoked", [0, 1])
+def test_what_was_shown_is_proposed_again_though_one_who_signed_it_is_revoked(
+    make_run: Callable[..., Any], revoked: int
+) -> None:
+    """Whoever else signed it stored it, so it may be final."""
+    bench = Bench(make_run, 5)
+    former, second, voter, other = bench.others
+    signed = bench.contribution(is_held=False)
+    shown = bench.receipt(former, second, contribution=signed)
+    bench.tell(ReceiptSeen(shown, (), voter.peer_id))
+    bench.tell(StateReached(0, STATE))
+    bench.now = 30.0
+    bench.tell(TimerFired())
+    for key in (voter, other):
+        bench.tell(bench.vote(key, bench.machine._candidacy.ballot.term, bench.me))
+    assert bench.machine.is_leading(bench.now)
+    keys = (bench.me, *bench.others)
+    left = tuple(sorted(key.peer_id for key in keys if key is not bench.others[revoked]))
+    bench.trust.accept_descriptor(bench.run.revise(authorities=left))
+    bench.ledger.accept_contribution(signed)
+    bench.contribution()
+    bench.machine._gatherer.set_wants({}, None)
+    (push, *_) = pushed(bench.tell(TimerFired()), PushReceipt)
+    again = bench.trust.accept_receipt(decode_signed(push.message.receipt))
+    assert again.members == decode_value(Receipt, decode_signed(shown).payload).members
+
+
 def test_what_a_key_showed_holds_nobody_up_once_it_is_revoked(make_run: Callable[..., Any]) -> None:
     bench = Bench(make_run, 3)
     honest, rogue = bench.others
