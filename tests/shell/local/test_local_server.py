@@ -939,7 +939,7 @@ def test_the_client_reconnects_by_itself(daemon: Daemon, client: Client) -> None
 class PatientDaemon(Daemon):
     """Has nothing, for as long as it is asked to wait for something."""
 
-    async def _on_engine_request(self, _: Version | None, seconds: float) -> StagedUpdate | None:
+    async def _on_engine_request(self, _: Version | None, root: Digest | None, seconds: float) -> StagedUpdate | None:
         if seconds > 1.0:
             self.waiting.set()
         await asyncio.sleep(seconds)
@@ -982,12 +982,15 @@ def test_a_process_that_was_forked_off_speaks_over_connections_of_its_own(
     """A data loader's worker takes rollouts, say, while the training process publishes."""
     daemon = PatientDaemon(tmp_path)
     program = FORKED.replace("CALL_OF_CHILD", of_child).replace("CALL_OF_PARENT", of_parent)
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with contextlib.ExitStack() as stack:
+        stack.callback(daemon.stop)
+        command = [sys.executable, "-c", program, str(tmp_path)]
+        process = stack.enter_context(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
+        stack.callback(process.kill)
         wait_until(daemon.waiting.is_set)
         output, _ = process.communicate("\n", timeout=60)
-    daemon.stop()
     expected = ["child []", "parent 0.5"] if "rollouts" in of_child else ["child None", "parent None"]
     assert sorted(output.splitlines()) == expected
 
