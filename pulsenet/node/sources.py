@@ -39,6 +39,8 @@ BANNED_SECONDS = 60.0
 BANS_MAX = 1_024
 """Peers whose strikes outlive their connection; the one struck longest ago is forgotten beyond."""
 
+WINDOW_PARTS = 4
+"""While something is under way, no request is for less than this part of a window, or than a whole request."""
 
 UNREACHED_MAX = 256
 UNREACHED_SECONDS = 400.0
@@ -96,10 +98,10 @@ class Source:
         if self.requests_in_flight >= limits.STREAMS_PER_PEER_MAX:
             return 0
         room = min(limits.CHUNKS_PER_REQUEST_MAX, self.window.chunks - self.chunks_in_flight)
-        # Asked early, in as many parts as requests may be under way: who fetches from this node too gets a request only
-        # behind what this node is sending it, and should not run out of things to send meanwhile.
-        least = self.window.chunks // limits.STREAMS_PER_PEER_MAX if self.chunks_in_flight else 1
-        return room if room >= max(least, 1) else 0
+        # Asked early, in small parts: who fetches from this node too gets a request only behind what this node is
+        # sending it, and should not run out of things to send meanwhile.
+        part = min(self.window.chunks // WINDOW_PARTS, limits.CHUNKS_PER_REQUEST_MAX)
+        return room if room >= max(part if self.chunks_in_flight else 1, 1) else 0
 
     def expect_seconds(self, usual_pace: float) -> float:
         """Return when the next chunk asked of it would come, by its pace; by the usual one before it was measured."""

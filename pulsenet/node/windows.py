@@ -1,4 +1,4 @@
-"""How much to ask of one provider at a time: what it delivers in about a second.
+"""How much to ask of one provider at a time: what it delivers in a few seconds.
 
 A window that follows the measured pace keeps a fast provider busy over a long round trip and leaves a slow one
 little to sit on, so that the end of a blob never waits for a long queue at a thin link.
@@ -12,8 +12,9 @@ from pulsenet import limits
 
 WINDOW_CHUNKS_START = 4
 WINDOW_CHUNKS_MAX = limits.CHUNKS_PER_REQUEST_MAX * limits.STREAMS_PER_PEER_MAX
-WINDOW_SECONDS = 1.0
-"""A window holds what came in so much time; longer than the round trips that occur."""
+WINDOW_SECONDS = 2.0
+"""A window holds what came in so much time: some round trips of a lossy link, where each repeat of a lost packet takes
+one more. With one second a link of 10 Mb/s had two chunks under way, on two streams, and stood still between them."""
 
 MEASURE_SECONDS = 0.25
 """Least time over which a pace is measured: two chunks that arrive together say nothing."""

@@ -54,7 +54,8 @@ def test_a_chunk_taken_without_a_look_at_its_digest(monkeypatch: pytest.MonkeyPa
 
 def test_a_chunk_served_without_a_look_at_what_the_disk_made_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, FailingStore, "_is_sound", ("compute_digest(self.chunks[digest]) != digest", "False"))
-    assert "serves bytes that are not chunk" in find_violation()
+    # Whether the checker looks at the disk or at what leaves it first is chance.
+    assert "bytes that are not chunk" in find_violation()
 
 
 def test_a_publisher_that_forgets_what_it_committed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -288,7 +288,7 @@ def test_where_readers_bring_enough_nothing_is_called_back_and_the_publisher_is_
         assert PUBLISHER not in {peer_id for peer_id, _ in bench.choose_all(4.0 + step)}
         for peer_id in PEERS[:4]:
             bench.finish(peer_id, 4.9 + step)
-    assert bench.sharing.reader_size_bytes == 32_000
+    assert bench.sharing.reader_size_bytes == 37_000
     assert PUBLISHER not in {peer_id for peer_id, _ in bench.choose_all(8.0)}
     assert bench.sharing.find_late(8.0 + CALL_BACK_SECONDS) == []
 

@@ -138,6 +138,8 @@ def test_room_is_bounded_by_window_request_and_streams() -> None:
     assert source.room_chunks == 0  # a place is not wasted on less than a request's part of a window
     source.chunks_in_flight = 12
     assert source.room_chunks == limits.CHUNKS_PER_REQUEST_MAX
+    source.window.chunks = 32  # a quarter of it is more than one request can be for
+    assert source.room_chunks == limits.CHUNKS_PER_REQUEST_MAX
     source.chunks_in_flight = 0
     source.requests_in_flight = limits.STREAMS_PER_PEER_MAX
     assert source.room_chunks == 0
