@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reporting import Figure, add_summary_option, describe_machine, replace_block, write_summary
+from reporting import Figure, add_summary_option, describe_machine, measure_load, replace_block, write_summary
 
 from pulsenet.codec.patch import CODEC_CHOICES
 from pulsenet.tensors.params import ParameterTable, TensorSpec, make_table
@@ -54,7 +54,7 @@ THREADS_OFF = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_N
 """Libraries read these when they start, so the script starts itself again with them."""
 
 LOAD_MAX = 0.5
-"""Load average above which other processes take part of what all cores could do."""
+"""Busy cores before the measurement, above which other processes take part of what all cores could do."""
 
 BEGIN, END = "<!-- codec: written by tests/benchmarks/bench_codec.py -->", "<!-- codec: end -->"
 
@@ -289,7 +289,7 @@ def format_markdown(report: dict[str, Any], lines: list[Line]) -> str:
     """Return the tables of docs/benchmarks.md."""
     sizes, speeds = report["trace"], report["speeds"]
     rows = [
-        f"Measured {report['date']} on {report['machine']}; load average {report['load']:.1f} at the start.",
+        f"Measured {report['date']} on {report['machine']}; {report['load']:.1f} cores busy before.",
         "",
         "| encoding | off: ratio | bits / change | grid: ratio | bits / change | encode | decode | encode, all cores "
         "| decode, all cores |",
@@ -377,7 +377,7 @@ def main() -> int:
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **THREADS_OFF})  # noqa: S606
     report: dict[str, Any] = {
         "machine": f"{describe_machine()}, Python {platform.python_version()}, numpy {np.__version__}",
-        "load": os.getloadavg()[0],
+        "load": measure_load(),
         "date": time.strftime("%Y-%m-%d"),
         "trace": measure_trace_sizes(arguments.trace),
     }

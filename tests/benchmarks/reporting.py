@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,3 +50,24 @@ def describe_machine() -> str:
             cpu = text.split(":", 1)[1].strip()
             break
     return f"{cpu}, {len(os.sched_getaffinity(0))} cores"
+
+
+def measure_load(seconds: float = 2.0, counters: Path = Path("/proc/stat")) -> float:
+    """Return how many cores the machine keeps busy, over some seconds from now.
+
+    The load average would count what a benchmark before this one did; it has to do where Linux's counters are not.
+    """
+    if not counters.exists():
+        return os.getloadavg()[0]
+    busy, total = _read_ticks(counters)
+    time.sleep(seconds)
+    busy_later, total_later = _read_ticks(counters)
+    # All cores together count as many ticks as there are cores.
+    return (busy_later - busy) / max(1, total_later - total) * (os.cpu_count() or 1)
+
+
+def _read_ticks(counters: Path) -> tuple[int, int]:
+    """Return what all cores counted, busy and in all."""
+    # user, nice, system, idle, iowait, irq, softirq, steal; guests are in user already
+    ticks = [int(word) for word in counters.read_text().split()[1:9]]
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)

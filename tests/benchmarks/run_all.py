@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from reporting import describe_machine, replace_block
+from reporting import describe_machine, measure_load, replace_block
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = Path(__file__).resolve().parent
@@ -173,7 +173,7 @@ def run(benchmark: Benchmark, options: tuple[str, ...]) -> tuple[list[str], str]
     """Run one; return its rows, none if it measured nothing, and what went wrong."""
     python = str(VLLM_PYTHON) if benchmark.lacks is lacks_vllm else sys.executable
     environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    where = f"{time.strftime('%Y-%m-%d')}, {describe_machine()}, load {os.getloadavg()[0]:.1f}"
+    where = f"{time.strftime('%Y-%m-%d')}, {describe_machine()}, load {measure_load():.1f}"
     with tempfile.TemporaryDirectory() as folder:
         summary = Path(folder) / "summary.json"
         command = [python, str(FOLDER / f"{benchmark.name}.py"), *options, "--summary", str(summary)]

@@ -11,7 +11,7 @@ import bench_lossy
 import bench_vllm
 import pytest
 import run_all
-from reporting import Figure, replace_block
+from reporting import Figure, measure_load, replace_block
 
 DOCUMENT = run_all.ROOT / run_all.DOCUMENT
 QUICK = [one.name for one in run_all.BENCHMARKS if one.quick is not None]
@@ -63,6 +63,20 @@ def test_a_benchmark_that_cannot_run_here_keeps_its_rows_and_says_why(
     assert run_all.main(["--only", "bench_vllm", "--write", str(document)]) == 0
     assert document.read_text() == before
     assert "bench_vllm keeps its rows: there is no" in capsys.readouterr().err
+
+
+def test_the_load_is_what_cores_do_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = tmp_path / "stat"
+    counters.write_text("cpu  1000 0 0 5000 0 0 0 0 700 0\ncpu0 1 2 3\n")
+
+    def pass_time(_seconds: float) -> None:
+        # 600 ticks of all cores: a quarter of them at work, or held back by a host; waiting for a disk is no work.
+        counters.write_text("cpu  1100 20 10 5400 50 5 5 10 9000 0\n")
+
+    monkeypatch.setattr("reporting.time.sleep", pass_time)
+    monkeypatch.setattr("reporting.os.cpu_count", lambda: 8)
+    assert measure_load(counters=counters) == pytest.approx(8 * 150 / 600)
+    assert measure_load(counters=tmp_path / "none") >= 0.0
 
 
 def test_the_document_has_rows_of_every_benchmark_in_its_form() -> None:
