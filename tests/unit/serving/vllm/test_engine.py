@@ -240,7 +240,7 @@ def test_ranks_that_cannot_go_back_stay_paused_until_a_full_update(
     assert not swarm.vllm.is_paused
 
 
-@pytest.mark.parametrize("name", ["memory", f".partial-{PAUSED_NAME}-{os.getpid()}"])
+@pytest.mark.parametrize("name", ["memory", f".partial-{PAUSED_NAME}-{os.getpid()}"], ids=["memory", "paused"])
 def test_a_disk_that_refuses_a_file_leaves_the_old_version_serving(
     name: str, swarm: Swarm, make_records: MakeRecords, fresh_bits: Any
 ) -> None:
