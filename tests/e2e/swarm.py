@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from free_ports import find_free_port
+
 COMMAND: Final = shutil.which("pulsenet", path=str(Path(sys.executable).parent)) or "pulsenet"
 START_SECONDS: Final = 60.0
 SETTLE_SECONDS: Final = 45.0
@@ -290,13 +292,6 @@ def open_swarm(parent: Path = Path("/tmp")) -> Iterator[Swarm]:
         open_swarms.remove(swarm)
         swarm.clean_up()
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def find_free_port() -> int:
-    """Return a port that was free a moment ago, for what must be known before a node starts."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 class Gate:

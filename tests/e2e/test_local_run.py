@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from swarm import Gate, Node, Swarm, find_free_port, run_command, run_json, wait_until
+from free_ports import find_free_port
+from swarm import Gate, Node, Swarm, run_command, run_json, wait_until
 from synthetic import MEGABYTE, SyntheticModel, connect
 
 from pulsenet.ids import Version

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from swarm import COMMAND, Node, Swarm, find_free_port, make_environment, wait_until
+from free_ports import find_free_port
+from swarm import COMMAND, Node, Swarm, make_environment, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from swarm import find_free_port, wait_until
+from free_ports import find_free_port
+from swarm import wait_until
 
 READY: Final = re.compile(r"^(metrics |waiting for )", re.MULTILINE)
 """What a node says once the reader of a document may go on."""

@@ -138,9 +138,9 @@ def test_a_directory_without_a_node_is_an_error(machine: Machine, tmp_path: Path
 
 
 def test_a_node_that_was_killed_is_named_and_hides_no_other(machine: Machine) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    dead = machine.write("mine/dead", f"http://127.0.0.1:{port}")
+    reserved = socket.socket()
+    reserved.bind(("127.0.0.1", 0))  # refuses, because nobody listens on it
+    dead = machine.write("mine/dead", f"http://127.0.0.1:{reserved.getsockname()[1]}")
     machine.start("mine/inferencer", STATUS)
     for arguments in ((), ("--json",)):
         code, out, err = machine.run(*arguments)
@@ -148,6 +148,7 @@ def test_a_node_that_was_killed_is_named_and_hides_no_other(machine: Machine) ->
         assert "inferencer" in out
         assert f"the node in {dead} does not answer" in err
     code, _, err = machine.run("--data-dir", str(dead))
+    reserved.close()
     assert code == 1
     assert "is it running?" in err
 

@@ -22,6 +22,7 @@ from pulsenetd.network.transport import Transport
 
 # Tests are no package: helpers of several files are found by their directory.
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[2] / "e2e"))  # free_ports
 
 RUN_ID = RunId(bytes(range(32)))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -101,8 +100,3 @@ async def wait_alone(network: Network) -> None:
             return
         await asyncio.sleep(0.05)
     raise AssertionError("still connected")
-
-
-def find_free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])

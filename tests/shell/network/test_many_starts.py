@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from networks import RUN_ID, find_free_port, make_network
+from free_ports import find_free_port
+from networks import RUN_ID, make_network
 
 from pulsenet import limits
 from pulsenet.chain.records import Have, Head

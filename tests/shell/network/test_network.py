@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from networks import RUN_ID, bootstrap_address, find_free_port, make_network, wait_alone, wait_healthy
+from free_ports import find_free_port
+from networks import RUN_ID, bootstrap_address, make_network, wait_alone, wait_healthy
 
 from pulsenet.chain.records import Have
 from pulsenet.chain.signing import encode_signed, seal
@@ -223,10 +224,9 @@ async def test_a_bootstrap_itself_may_be_the_first_one_up(tmp_path: Path) -> Non
 @pytest.mark.parametrize("patience", [{"try_seconds": 30}, {"wait": True}], ids=["within a limit", "without one"])
 async def test_a_bootstrap_that_comes_up_later_is_joined(tmp_path: Path, patience: dict[str, Any]) -> None:
     """A-NET-1: retried, and told once in one line."""
-    later = make_network(tmp_path, "later")
-    await later.open([])
-    address = await bootstrap_address(tmp_path, "later", later)
-    await later.close()
+    place = f"/ip4/127.0.0.1/tcp/{find_free_port()}"
+    later = make_network(tmp_path, "later", listen_addresses=(place,))
+    address = join_address(place, load_or_create(tmp_path / "later.key").peer_id)
     node = make_network(tmp_path, "node")
     told = asyncio.Queue[str]()
     opening = asyncio.create_task(node.open([address], on_progress=told.put_nowait, **patience))
