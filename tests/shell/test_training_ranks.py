@@ -28,6 +28,22 @@ torch.manual_seed(0)
 plain = torch.nn.Linear(6, 3).to(dtype)
 model = torch.nn.parallel.DistributedDataParallel(plain)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+def run_inner_step(step):
+    data = torch.randn(4, 6, generator=torch.Generator().manual_seed(step * 2 + rank)).to(dtype)
+    model(data).float().square().mean().backward()
+    optimizer.step()
+
+def load_states(sync):
+    states = [None, None]
+    torch.distributed.all_gather_object(states, sync.state_dict())
+    sync.load_state_dict(states[rank if sys.argv[4] == "own" else 0])
+
+def leave(sync, **told):
+    weights = [parameter.detach().contiguous().view(torch.uint8).tolist() for parameter in plain.parameters()]
+    print(json.dumps({"rank": rank, "round": sync.round_index, "weights": weights, **told}), flush=True)
+    torch.distributed.barrier()
+    os._exit(0)  # gloo's threads may outlive the interpreter's teardown, which aborts the process
 """
 
 RANK = (
@@ -48,9 +64,7 @@ if rank == 0:
     exchange.submit = once_away
 errors = 0
 for step in range(6):
-    data = torch.randn(4, 6, generator=torch.Generator().manual_seed(step * 2 + rank)).to(dtype)
-    model(data).float().square().mean().backward()
-    optimizer.step()
+    run_inner_step(step)
     try:
         sync.step()
     except UnavailableError:
@@ -58,10 +72,7 @@ for step in range(6):
         sync.step()
     optimizer.zero_grad()
 assert sync.catch_up() == 0
-weights = [parameter.detach().contiguous().view(torch.uint8).tolist() for parameter in plain.parameters()]
-print(json.dumps({"rank": rank, "round": sync.round_index, "errors": errors, "weights": weights}), flush=True)
-torch.distributed.barrier()
-os._exit(0)  # gloo's threads may outlive the interpreter's teardown, which aborts the process
+leave(sync, errors=errors)
 """
 )
 
@@ -91,22 +102,15 @@ if rank == 0:
     exchange.submit = lambda contribution: (troubles.pop(0) if troubles else submit)(contribution)
 errors = 0
 for step in range(8):
-    data = torch.randn(4, 6, generator=torch.Generator().manual_seed(step * 2 + rank)).to(dtype)
-    model(data).float().square().mean().backward()
-    optimizer.step()
+    run_inner_step(step)
     try:
         sync.step()
     except UnavailableError:
         errors += 1
-        states = [None, None]
-        torch.distributed.all_gather_object(states, sync.state_dict())
-        sync.load_state_dict(states[rank if sys.argv[4] == "own" else 0])
+        load_states(sync)
         sync.step()
     optimizer.zero_grad()
-weights = [parameter.detach().contiguous().view(torch.uint8).tolist() for parameter in plain.parameters()]
-print(json.dumps({"rank": rank, "round": sync.round_index, "errors": errors, "weights": weights}), flush=True)
-torch.distributed.barrier()
-os._exit(0)  # gloo's threads may outlive the interpreter's teardown, which aborts the process
+leave(sync, errors=errors)
 """
 )
 
@@ -133,18 +137,13 @@ if rank == 0:
     fail_once("result")
 errors = 0
 for step in range(9):
-    data = torch.randn(4, 6, generator=torch.Generator().manual_seed(step * 2 + rank)).to(dtype)
-    model(data).float().square().mean().backward()
-    optimizer.step()
+    run_inner_step(step)
     try:
         sync.step()
     except UnavailableError:
         errors += 1
     optimizer.zero_grad()
-weights = [parameter.detach().contiguous().view(torch.uint8).tolist() for parameter in plain.parameters()]
-print(json.dumps({"rank": rank, "round": sync.round_index, "errors": errors, "weights": weights}), flush=True)
-torch.distributed.barrier()
-os._exit(0)  # gloo's threads may outlive the interpreter's teardown, which aborts the process
+leave(sync, errors=errors)
 """
 )
 
@@ -160,19 +159,12 @@ mixer = LocalMixing(MixingSettings(inner_steps=2), 1).member(0) if rank == 0 els
 sync = GossipOptimizer(model, optimizer, mixer=mixer)
 for step in range(9):
     if step == 4:
-        states = [None, None]
-        torch.distributed.all_gather_object(states, sync.state_dict())
-        sync.load_state_dict(states[rank if sys.argv[4] == "own" else 0])
+        load_states(sync)
         assert sync.catch_up() == 0
-    data = torch.randn(4, 6, generator=torch.Generator().manual_seed(step * 2 + rank)).to(dtype)
-    model(data).float().square().mean().backward()
-    optimizer.step()
+    run_inner_step(step)
     sync.step()
     optimizer.zero_grad()
-weights = [parameter.detach().contiguous().view(torch.uint8).tolist() for parameter in plain.parameters()]
-print(json.dumps({"rank": rank, "round": sync.round_index, "weights": weights}), flush=True)
-torch.distributed.barrier()
-os._exit(0)  # gloo's threads may outlive the interpreter's teardown, which aborts the process
+leave(sync)
 """
 )
 

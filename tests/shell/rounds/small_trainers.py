@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,23 +70,28 @@ class Trainer:
         return b"".join(one.numpy().tobytes() for one in (*self.sync.state.theta, *self.sync.state.momentum))
 
 
-def run_rounds(trainers: Sequence[Trainer], count: int) -> None:
-    """Let all trainers run so many rounds at once; raise the first error."""
+def run_at_once(works: Sequence[Callable[[], object]], seconds: float = 60.0) -> None:
+    """Do everything in a thread each; raise the first error."""
     errors: list[BaseException] = []
 
-    def guarded(trainer: Trainer) -> None:
+    def guarded(work: Callable[[], object]) -> None:
         try:
-            trainer.run_rounds(count)
+            work()
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=guarded, args=(trainer,)) for trainer in trainers]
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(seconds)
     if errors:
         raise errors[0]
+
+
+def run_rounds(trainers: Sequence[Trainer], count: int) -> None:
+    """Let all trainers run so many rounds at once; raise the first error."""
+    run_at_once([partial(trainer.run_rounds, count) for trainer in trainers])
 
 
 def run_locally(count: int, rounds: int, settings: OuterSettings) -> list[bytes]:

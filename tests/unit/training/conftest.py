@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from pulsenet.training.exchange import Exchange
 from pulsenet.training.local_exchange import LocalExchange
 from pulsenet.training.outer_optimizer import OuterOptimizer, RoundReport
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "shell" / "rounds"))  # small_hf_trainer
+sys.path.insert(0, str(Path(__file__).parents[2] / "shell" / "rounds"))
+
+from small_trainers import run_at_once
 
 INNER_STEPS = 3
 
@@ -117,22 +119,8 @@ class Swarm:
 
     def run(self, work: Callable[[Trainer], None], members: list[int] | None = None) -> None:
         """Do ``work`` on every listed trainer at once; the first error is raised here."""
-        errors: list[BaseException] = []
-
-        def guarded(trainer: Trainer) -> None:
-            try:
-                work(trainer)
-            except BaseException as error:
-                errors.append(error)
-
         chosen = [self.trainers[index] for index in (self.trainers if members is None else members)]
-        threads = [threading.Thread(target=guarded, args=(trainer,)) for trainer in chosen]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        if errors:
-            raise errors[0]
+        run_at_once([partial(work, trainer) for trainer in chosen])
 
     def run_rounds(self, count: int, members: list[int] | None = None) -> None:
         self.run(lambda trainer: trainer.run_rounds(count), members)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from small_trainers import run_at_once
 
 from pulsenet.errors import ConfigError
 from pulsenet.ids import Digest
@@ -77,7 +78,6 @@ class Trainer:
 
 def run_together(trainers: Sequence[Trainer], rounds: int | Callable[[Trainer], None]) -> None:
     """Let every trainer run in a thread of its own; the first error is raised here."""
-    errors: list[BaseException] = []
 
     def work(trainer: Trainer) -> None:
         try:
@@ -85,17 +85,11 @@ def run_together(trainers: Sequence[Trainer], rounds: int | Callable[[Trainer], 
                 rounds(trainer)
             else:
                 trainer.run(rounds)
-        except BaseException as error:
-            errors.append(error)
+        except BaseException:
             trainer.mixer.close()
+            raise
 
-    threads = [threading.Thread(target=work, args=(trainer,)) for trainer in trainers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-    if errors:
-        raise errors[0]
+    run_at_once([partial(work, trainer) for trainer in trainers], 100)
 
 
 def make_swarm(settings: MixingSettings, count: int, **options: Any) -> tuple[LocalMixing, list[Trainer]]:
