@@ -31,6 +31,7 @@ from pulsenet.chain.records import (
     StateAnchor,
     Vote,
 )
+from pulsenet.chain.round_settings import RoundSettings
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Version
 from pulsenet.wire.schema import INTEGER_MAX
@@ -105,6 +106,7 @@ def _check_descriptor(record: Descriptor) -> None:
     _require(_ascends([name.encode() for name, _ in record.constants]), "descriptor: constants do not ascend")
     _require(record.anchor_interval >= 1, "descriptor: anchor_interval 0")
     _require(1 <= record.wire_version_min <= record.wire_version_max, "descriptor: wire versions out of order")
+    RoundSettings.of(record)  # refuses constants that no round could go by
 
 
 def _check_epoch(record: EpochRecord) -> None:

@@ -50,7 +50,7 @@ def test_a_round_of_ddp_is_one_inner_step_and_keeps_nothing(make_run: Callable[.
 )
 def test_what_cannot_be_is_refused(make_run: Callable[..., Any], constant: tuple[str, int]) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
-        RoundSettings.of(make_run(constants=(constant,)).descriptor)
+        RoundSettings.of(replace(make_run().descriptor, constants=(constant,)))
     assert caught.value.code == "schema"
 
 

@@ -39,6 +39,8 @@ def refuse(record: Any) -> None:
         {"table_digest": DIGEST},
         {"constants": (("mu", 1), ("lr", 2))},
         {"constants": (("mu", 1), ("mu", 1))},
+        {"constants": (("contributions_min", 0),)},
+        {"constants": (("clip_norm_ratio", 0x7FC0_0000),)},
         {"anchor_interval": 0},
         {"wire_version_min": 0},
         {"wire_version_min": 2},
