@@ -257,6 +257,33 @@ def create_run(
     return file
 
 
+def renew_token(run: Path, expires_at_ms: int | None, bootstraps: tuple[str, ...]) -> RunFile:
+    """Give the run's token another end, and other addresses if there are any; nodes that start from now on print it.
+
+    Raises:
+        ConfigError: The run's file is gone or damaged.
+        StorageError: The disk refused.
+    """
+    with _changing(run):
+        file = read_own_file(run)
+        token = replace(file.token, expires_at_ms=expires_at_ms, bootstraps=bootstraps or file.token.bootstraps)
+        renewed = replace(file, token=token, bootstraps=bootstraps or file.bootstraps)
+        write_run_file(run / "run.json", renewed)
+    return renewed
+
+
+def read_own_file(run: Path) -> RunFile:
+    """Return the run file of a run that this machine knows.
+
+    Raises:
+        ConfigError: It is gone or damaged.
+    """
+    try:
+        return read_run_file(run / "run.json")
+    except FileNotFoundError:
+        raise ConfigError(f"{run / 'run.json'}, which holds the token, is gone; join with --token again") from None
+
+
 def refuse_existing(run: Path, name: str) -> None:
     """Refuse to make a run where there is one.
 

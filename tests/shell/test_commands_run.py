@@ -116,6 +116,38 @@ def test_a_token_may_expire(shell: Shell) -> None:
     assert 7_199 <= expires_at_ms / 1000 - before <= 7_260
 
 
+def test_a_token_that_ended_is_followed_by_a_new_one(shell: Shell) -> None:
+    address = PEER + shell.text("authority")
+    old = decode_token(shell.create("--private", "--expires", "2", "--bootstrap", address)["token"])
+    assert decode_token(shell.ok("token", "mine")["token"]) == replace(old, expires_at_ms=None)
+    other = PEER + shell.text("other")
+    before = time.time()
+    code, out, err = shell.run("token", "mine", "--expires", "48", "--bootstrap", other)
+    assert (code, err) == (0, "")
+    renewed = decode_token(out)
+    assert renewed.expires_at_ms is not None
+    assert 172_799 <= renewed.expires_at_ms / 1000 - before <= 172_860
+    assert (renewed.run_id, renewed.secret, renewed.bootstraps) == (old.run_id, old.secret, (other,))
+    assert runs.read_run_file(shell.home / "mine" / "run.json").token == renewed
+    assert decode_token(shell.ok("show", "mine")["token"]) == renewed
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "text"),
+    [
+        (2, ["mine", "--expires", "nan"], "--expires: nan is not from 0 to 87600"),
+        (2, ["mine", "--bootstrap", "here"], "'here'"),
+        (78, ["theirs"], "no run in"),
+    ],
+)
+def test_a_token_that_cannot_be_leaves_the_old_one(shell: Shell, code: int, arguments: list[str], text: str) -> None:
+    token = shell.create()["token"]
+    shell.fails(code, text, "token", *arguments)
+    assert shell.ok("show", "mine")["token"] == token
+    (shell.home / "mine" / "run.json").unlink()
+    shell.fails(78, "join with --token again", "token", "mine")
+
+
 def test_people_are_told_what_to_keep_and_what_to_give_away(shell: Shell) -> None:
     code, out, err = shell.run("create", "mine", "--authority", shell.text("authority"))
     assert (code, err) == (0, "")

@@ -34,7 +34,7 @@ NAME_HELP: Final = "name of the run on this machine"
 
 
 def add_parser(commands: Any) -> None:
-    """Add ``run create|show|admit|revoke|promote|own|disown|epoch|countersign`` to the command line."""
+    """Add ``run create|show|token|admit|revoke|promote|own|disown|epoch|countersign`` to the command line."""
     parser = commands.add_parser(
         "run", help="create a run or change whom it trusts", examples=(*run_examples.CREATE[:1], *run_examples.SHOW)
     )
@@ -60,13 +60,18 @@ def add_parser(commands: Any) -> None:
     create.add_argument(
         "--publish-interval", type=float, default=0.0, metavar="SECONDS", help="least time between versions"
     )
-    create.add_argument("--bootstrap", action="append", default=[], metavar="ADDR", help="address put into the token")
     run_rounds.add_options(create)
-    create.add_argument("--expires", type=float, default=0.0, metavar="HOURS", help="life of the token; 0 for ever")
+    _add_token_options(create)
     _common(create, _create)
     show = actions.add_parser("show", help="print a run's descriptor and token", examples=run_examples.SHOW)
     show.add_argument("name", metavar="NAME", nargs="?", default=runs.LOCAL_RUN, help=f"{NAME_HELP} (default: local)")
-    _common(show, _show)
+    _common(show, _show, signs=False)
+    token = actions.add_parser(
+        "token", help="give the join token another end or other addresses, and print it", examples=run_examples.TOKEN
+    )
+    token.add_argument("name", metavar="NAME", help=NAME_HELP)
+    _add_token_options(token)
+    _common(token, _renew, signs=False)
     for action, (text, _) in _CHANGES.items():
         change = actions.add_parser(action, help=text, examples=run_examples.CHANGES[action])
         change.add_argument("name", metavar="NAME", help=NAME_HELP)
@@ -95,8 +100,17 @@ def add_parser(commands: Any) -> None:
     _common(countersign, _countersign)
 
 
-def _common(parser: argparse.ArgumentParser, function: Callable[[argparse.Namespace], int]) -> None:
-    parser.add_argument("--owner-key", metavar="FILE", help="owner's key (default: owner.key in the run's directory)")
+def _add_token_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bootstrap", action="append", default=[], metavar="ADDR", help="address put into the token")
+    parser.add_argument("--expires", type=float, default=0.0, metavar="HOURS", help="life of the token; 0 for ever")
+
+
+def _common(
+    parser: argparse.ArgumentParser, function: Callable[[argparse.Namespace], int], *, signs: bool = True
+) -> None:
+    if signs:
+        where = "owner.key in the run's directory"
+        parser.add_argument("--owner-key", metavar="FILE", help=f"owner's key (default: {where})")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run_command=function)
 
@@ -141,6 +155,16 @@ def _load_owner(path: Path) -> Any:
         raise ConfigError(f"no owner key at {path}; give --owner-key FILE") from None
 
 
+def _check_range(arguments: argparse.Namespace, name: str, least: float, most: float) -> None:
+    value = getattr(arguments, name)
+    if not least <= value <= most:  # NaN is in no range
+        raise UsageError(f"{config.flag_name(name)}: {value} is not from {least} to {most}")
+
+
+def _check_expires(arguments: argparse.Namespace) -> None:
+    _check_range(arguments, "expires", 0, EXPIRES_HOURS_MAX)
+
+
 def _check_create(arguments: argparse.Namespace) -> None:
     """Refuse, before anything is written, what no run can have."""
     for name, least, most in (
@@ -148,11 +172,9 @@ def _check_create(arguments: argparse.Namespace) -> None:
         ("open_inferencers", 0, limits.KEYS_PER_ROLE_MAX),
         ("open_trainers", 0, limits.ROUND_MEMBERS_MAX),
         ("publish_interval", 0, PUBLISH_INTERVAL_SECONDS_MAX),
-        ("expires", 0, EXPIRES_HOURS_MAX),
     ):
-        value = getattr(arguments, name)
-        if not least <= value <= most:  # NaN is in no range
-            raise UsageError(f"{config.flag_name(name)}: {value} is not from {least} to {most}")
+        _check_range(arguments, name, least, most)
+    _check_expires(arguments)
     if not arguments.authority:
         raise UsageError("--authority: name at least one key that may publish (make it with 'pulsenet keygen FILE')")
     config.resolve({"bootstrap": arguments.bootstrap}, {}, None)  # refuses what nobody could dial
@@ -183,7 +205,6 @@ def _create(arguments: argparse.Namespace) -> int:
         constants=constants,
         open_trainers_max=arguments.open_trainers,
     )
-    expires = round((time.time() + arguments.expires * 3_600) * 1_000) if arguments.expires > 0 else None
     secret = secrets.token_bytes(16) if arguments.private else b""
     file = runs.create_run(
         path,
@@ -192,7 +213,7 @@ def _create(arguments: argparse.Namespace) -> int:
         owner=owner.peer_id,
         bootstraps=tuple(arguments.bootstrap),
         secret=secret,
-        expires_at_ms=expires,
+        expires_at_ms=_find_expiry_ms(arguments),
     )
     token = encode_token(file.token)
     if arguments.json:
@@ -221,10 +242,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
     path = _run_path(arguments.name)
     descriptor = _newest(path)
-    try:
-        file = runs.read_run_file(path / "run.json")
-    except FileNotFoundError:
-        raise ConfigError(f"{path / 'run.json'}, which holds the token, is gone; join with --token again") from None
+    file = runs.read_own_file(path)
 
     def keys(role: tuple[PeerId, ...]) -> list[str]:
         return [identity.to_libp2p_text(key) for key in role]
@@ -243,7 +261,7 @@ def _show(arguments: argparse.Namespace) -> int:
         **run_rounds.describe_algorithm(descriptor),
         "anchor_interval": descriptor.anchor_interval,
         "bootstraps": list(file.bootstraps),
-        "token": encode_token(replace(file.token, bootstraps=file.bootstraps or file.token.bootstraps)),
+        "token": _tell_token(file),
     }
     if arguments.json:
         print(json.dumps(table, indent=2))
@@ -254,6 +272,25 @@ def _show(arguments: argparse.Namespace) -> int:
         if value == []:
             print(f"{name:<26} -")
     return 0
+
+
+def _tell_token(file: runs.RunFile) -> str:
+    """Return the run's token with addresses of nodes that are live, where they are known."""
+    return encode_token(replace(file.token, bootstraps=file.bootstraps or file.token.bootstraps))
+
+
+def _renew(arguments: argparse.Namespace) -> int:
+    path = _run_path(arguments.name)
+    _check_expires(arguments)
+    config.resolve({"bootstrap": arguments.bootstrap}, {}, None)  # refuses what nobody could dial
+    _newest(path)  # says what to do where there is no such run
+    token = _tell_token(runs.renew_token(path, _find_expiry_ms(arguments), tuple(arguments.bootstrap)))
+    print(json.dumps({"token": token}) if arguments.json else token)
+    return 0
+
+
+def _find_expiry_ms(arguments: argparse.Namespace) -> int | None:
+    return round((time.time() + arguments.expires * 3_600) * 1_000) if arguments.expires > 0 else None
 
 
 def _admit(descriptor: Descriptor, key: PeerId, role: str) -> Descriptor:

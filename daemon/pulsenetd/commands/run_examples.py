@@ -18,6 +18,10 @@ CREATE: Final[tuple[Example, ...]] = (
     ),
 )
 SHOW: Final[tuple[Example, ...]] = (("pulsenet run show myrun", "its keys, its constants, its join token"),)
+TOKEN: Final[tuple[Example, ...]] = (
+    ("pulsenet run token myrun", "after the old one ended: one that never does"),
+    ("pulsenet run token myrun --expires 48", "nobody joins by it after two days"),
+)
 CHANGES: Final[dict[str, tuple[Example, ...]]] = {
     "admit": ((f"pulsenet run admit myrun {_KEY} --role inferencer", "its rollouts count from now on"),),
     "revoke": ((f"pulsenet run revoke myrun {_KEY}", "whatever it was, it is no member any more"),),

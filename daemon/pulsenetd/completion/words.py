@@ -63,7 +63,7 @@ class Command:
 
 FILES: Final = ("FILE", "PATH", "OUT", "OLD", "NEW", "A", "B", "BASE")
 DIRECTORIES: Final = ("DIR",)
-RUN_COMMANDS: Final = ("show", "admit", "revoke", "promote", "own", "disown", "epoch", "countersign")
+RUN_COMMANDS: Final = ("show", "token", "admit", "revoke", "promote", "own", "disown", "epoch", "countersign")
 
 
 def list_commands(parser: argparse.ArgumentParser, path: tuple[str, ...] = (), text: str = "") -> Iterator[Command]:
