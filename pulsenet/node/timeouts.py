@@ -22,8 +22,6 @@ class Timeouts:
     """A chunk request without progress for this long is asked of others."""
     source_switch_seconds: float = UNAVAILABLE_SECONDS
     """A source that fails for this long is given up for others."""
-    version_deadline_seconds: float = 600.0
-    """A version that is not whole by then is planned anew."""
     round_seconds: float = ROUND_SECONDS_DEFAULT
     """A round that does not end by then is reported as stuck."""
     watchdog_seconds: float = WATCHDOG_SECONDS_DEFAULT

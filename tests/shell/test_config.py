@@ -140,13 +140,13 @@ def test_sizes_have_units(text: str, size: int) -> None:
             r"flag --round-seconds: round_seconds \(4000\) .* below watchdog_seconds",
         ),
         ({"watchdog_seconds": "900"}, {}, UsageError, r"flag --watchdog-seconds: round_seconds \(1200\) .*900"),
-        ({}, {"PULSENET_ROUND_SECONDS": "300"}, ConfigError, r"version_deadline_seconds \(600\) .* round_seconds"),
+        ({}, {"PULSENET_ROUND_SECONDS": "10"}, ConfigError, r"source_switch_seconds \(10\) .* round_seconds"),
     ],
 )
 def test_waits_that_are_not_nested_are_refused_with_the_rule(
     flags: dict[str, str], environment: dict[str, str], error: type[ConfigError], text: str
 ) -> None:
-    """A-CLI-6: chunk idle < source switch < version deadline < round < watchdog."""
+    """A-CLI-6: chunk idle < source switch < round < watchdog."""
     with pytest.raises(ConfigError, match=text) as caught:
         config.resolve(flags, environment, None)
     assert type(caught.value) is error

@@ -16,8 +16,7 @@ def test_the_defaults_are_nested() -> None:
     ("timeouts", "rule"),
     [
         (Timeouts(chunk_idle_seconds=11.0), r"chunk_idle_seconds \(11\) .* source_switch_seconds \(10\)"),
-        (Timeouts(source_switch_seconds=700.0), r"source_switch_seconds \(700\) .* version_deadline_seconds \(600\)"),
-        (Timeouts(version_deadline_seconds=1_200.0), r"version_deadline_seconds \(1200\) .* round_seconds \(1200\)"),
+        (Timeouts(source_switch_seconds=1_200.0), r"source_switch_seconds \(1200\) .* round_seconds \(1200\)"),
         (Timeouts(round_seconds=7_200.0), r"round_seconds \(7200\) .* watchdog_seconds \(3600\)"),
         (Timeouts(chunk_idle_seconds=0.0), r"chunk_idle_seconds \(0\) must be above 0"),
     ],
