@@ -66,6 +66,9 @@ KEYS_PER_ROLE_MAX: Final = 1_024
 SIGNATURES_MAX: Final = 64
 """Signatures on one record."""
 
+AUTHORITIES_MAX: Final = 2 * SIGNATURES_MAX - 1
+"""Authorities of a run: a record takes the signatures of more than half of them."""
+
 REVISIONS_PER_REQUEST_MAX: Final = 64
 """Descriptor revisions a joiner may ask for at once."""
 

@@ -301,9 +301,7 @@ def _refuse_expired(token: JoinToken, path: Path, now_ms: int) -> None:
         return
     records = runs.load_descriptors(path)
     if not records or RunId(record_digest(records[0])) != token.run_id:
-        raise ConfigError(
-            "the join token has expired; ask a member for another: 'pulsenet run token NAME'"
-        )
+        raise ConfigError("the join token has expired; ask a member for another: 'pulsenet run token NAME'")
 
 
 def _refuse_other_run(path: Path, name: str, token: JoinToken) -> None:

@@ -75,7 +75,7 @@ class Descriptor:
     """Digest of the revision before; ``None`` for the genesis only."""
     owners: Keys
     owner_threshold: int
-    authorities: Keys
+    authorities: Annotated[tuple[PeerId, ...], CountMax(limits.AUTHORITIES_MAX)]
     trainers: Keys
     inferencers: Keys
     """Keys whose rollouts count."""

@@ -180,6 +180,8 @@ def test_a_token_that_holds_an_address_needs_no_advice(shell: Shell) -> None:
         (["mine", "--authority", "OWN", "--expires", "-2"], "--expires: -2"),
         (["mine", "--authority", "OWN", "--expires", "nan"], "--expires: nan"),
         (["mine", "--authority", "OWN", "--bootstrap", "/ip4/10.0.0.1/tcp/1"], "--bootstrap"),
+        (["mine", *(f"--authority={number:064x}" for number in range(128))], "--authority: 128 keys, at most 127"),
+        (["mine", "--authority", "OWN", *(f"--trainer={number:064x}" for number in range(1025))], "--trainer: 1025"),
     ],
 )
 def test_what_makes_no_run_is_refused_and_nothing_is_written(shell: Shell, arguments: list[str], text: str) -> None:
@@ -306,6 +308,13 @@ def test_the_last_authority_stays_until_another_is_promoted(shell: Shell) -> Non
     shell.ok("promote", "mine", shell.text("second"))
     shell.ok("revoke", "mine", shell.text("authority"))
     assert shell.descriptor().authorities == (shell.key("second").peer_id,)
+
+
+def test_an_authority_too_many_is_refused_before_it_is_signed(shell: Shell) -> None:
+    """More than half of 128 are more than one record's signatures: no receipt would ever be final."""
+    shell.ok("create", "mine", *(f"--authority={number:064x}" for number in range(127)))
+    shell.fails(2, "the run cannot be like that", "promote", "mine", shell.text("other"))
+    assert len(shell.descriptor().authorities) == 127
 
 
 def test_a_change_that_changes_nothing_makes_no_revision(shell: Shell) -> None:

@@ -175,6 +175,10 @@ def _check_create(arguments: argparse.Namespace) -> None:
     ):
         _check_range(arguments, name, least, most)
     _check_expires(arguments)
+    for role in ("authority", "trainer", "inferencer"):
+        most = limits.AUTHORITIES_MAX if role == "authority" else limits.KEYS_PER_ROLE_MAX
+        if len(getattr(arguments, role)) > most:
+            raise UsageError(f"--{role}: {len(getattr(arguments, role))} keys, at most {most} can be listed")
     if not arguments.authority:
         raise UsageError("--authority: name at least one key that may publish (make it with 'pulsenet keygen FILE')")
     config.resolve({"bootstrap": arguments.bootstrap}, {}, None)  # refuses what nobody could dial
@@ -353,6 +357,10 @@ def _change(arguments: argparse.Namespace) -> int:
             )
         if changed == current:
             raise UsageError("the run says so already; nothing was changed")
+        try:
+            encode_value(changed)
+        except LocalProtocolError as error:
+            raise UsageError(f"the run cannot be like that: {error}") from error
         return changed
 
     descriptor, complete = runs.revise(path, apply, sign=owner.sign, owner=owner.peer_id)
