@@ -68,11 +68,17 @@ class LinkWatch:
         """The same, with what is known of each connection."""
 
     async def look(self) -> None:
-        """Compare the connections with those of the last look, and tell what changed."""
+        """Compare the connections with those of the last look, and tell what changed.
+
+        Raises:
+            UnavailableError: p2pd did not answer this time, which says nothing of the connections.
+        """
         reason = "closed"
         try:
             links = await self._network.transport.connected_peers()
         except UnavailableError:
+            if self._network.supervisor.is_healthy:
+                raise  # it happens on a machine at full load; one that hangs is noticed by its supervisor
             links, reason = [], "p2pd is being restarted"
         now = {link.peer_id: link for link in links}
         for peer_id in now.keys() - self.connected:

@@ -35,12 +35,13 @@ class FakeNetwork:
     def __init__(self) -> None:
         self.links: list[PeerLink] = []
         self.is_down = False
+        self.is_healthy = True
         self.heads: list[bytes] = []
         self.haves: dict[int, list[bytes]] = {}
         self.dialled: list[tuple[PeerId, tuple[str, ...]]] = []
         self.dial_error: Exception | None = None
         self.listening: tuple[str, ...] = ()
-        self.transport = self.directory = self
+        self.transport = self.directory = self.supervisor = self
 
     async def connected_peers(self) -> list[PeerLink]:
         if self.is_down:
@@ -128,14 +129,29 @@ async def test_every_connection_goes_with_p2pd_and_comes_back_with_it(network: A
     watch = LinkWatch(network, told.append)
     network.links = [link(ONE)]
     await watch.look()
-    network.is_down = True
+    network.is_down, network.is_healthy = True, False
     await watch.look()
     await watch.look()
     assert told[1:] == [PeerLost(ONE, "p2pd is being restarted")]
     assert watch.links == ()
-    network.is_down = False
+    network.is_down, network.is_healthy = False, True
     await watch.look()
     assert told[2:] == [PeerConnected(ONE, (HERE,), outbound=False)]
+
+
+async def test_a_p2pd_that_answers_late_once_loses_nobody(network: Any) -> None:
+    """To a coordinator a lost peer is one whose contribution no round waits for: the round closed without everybody."""
+    told: list[Event] = []
+    watch = LinkWatch(network, told.append)
+    network.links = [link(ONE)]
+    await watch.look()
+    network.is_down = True
+    with pytest.raises(UnavailableError):
+        await watch.look()
+    network.is_down = False
+    await watch.look()
+    assert told == [PeerConnected(ONE, (HERE,), outbound=False)]
+    assert watch.connected == {ONE}
 
 
 # The directory
