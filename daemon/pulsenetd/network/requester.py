@@ -155,22 +155,22 @@ class Requester:
         pool = self._pools.setdefault(peer_id, _PeerPool(peer_id))
         pool.user_count += 1
         self._silent_since.setdefault(peer_id, self._clock())
+        is_silent = False
         try:
             async with stall_deadline(timeout_seconds, f"no answer to {type(message).__name__}"):
-                replies = await self._request_over_lanes(peer_id, pool, message, on_reply)
+                return await self._request_over_lanes(peer_id, pool, message, on_reply)
         except RemoteProtocolError as error:
             self._traffic.rejected[error.code] += 1
             raise
         except PeerUnavailableError as error:
-            if error.reason in ("timeout", "unreachable"):
+            is_silent = error.reason in ("timeout", "unreachable")
+            if is_silent:
                 await self._drop_if_silent(peer_id)
             raise
-        else:
-            if pool.user_count == 1:
-                self._silent_since.pop(peer_id, None)
-            return replies
         finally:
             pool.user_count -= 1
+            if not pool.user_count and not is_silent:
+                self._silent_since.pop(peer_id, None)
             self._forget_empty(peer_id, pool)
 
     async def _request_over_lanes(

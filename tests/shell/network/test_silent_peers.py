@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -11,18 +12,19 @@ from typing import Any
 import pytest
 from networks import HELLO, PEER, open_line
 
+from pulsenet.errors import UnavailableError
 from pulsenet.ids import PeerId
 from pulsenet.wire.messages import GetHead, GetRounds, HeadReply, Message
 from pulsenetd.network.provider import Provider
 from pulsenetd.network.requester import Requester
-from pulsenetd.network.streams import Deadlines, PeerUnavailableError, Traffic
+from pulsenetd.network.streams import Deadlines, PeerRefusedError, PeerUnavailableError, Traffic
 
 QUICK = Deadlines(open_seconds=5.0, read_stall_seconds=0.5, write_stall_seconds=5.0)
 
 
 @contextlib.asynccontextmanager
 async def connected(
-    answer: Callable[[PeerId, Message], Awaitable[list[Message]]],
+    answer: Callable[[PeerId, Message], Awaitable[list[Message]]], clock: Callable[[], float] = time.monotonic
 ) -> AsyncIterator[tuple[Requester, list[PeerId]]]:
     """A requester of a provider over loopback TCP, and the peers whose connection it dropped."""
     provider = Provider(HELLO, Deadlines(), Traffic())
@@ -32,7 +34,7 @@ async def connected(
     async def drop(peer_id: PeerId) -> None:
         dropped.append(peer_id)
 
-    make = partial(Requester, HELLO, deadlines=QUICK, traffic=Traffic(), drop_connection=drop)
+    make = partial(Requester, HELLO, deadlines=QUICK, traffic=Traffic(), clock=clock, drop_connection=drop)
     async with open_line(provider, make) as requester:
         yield requester, dropped
 
@@ -69,6 +71,23 @@ async def test_a_request_that_was_given_little_time_drops_nothing() -> None:
     async with connected(never) as (requester, dropped):
         with pytest.raises(PeerUnavailableError, match="timeout"):
             await requester.request(PEER, GetHead(), 0.05)
+        assert dropped == []
+
+
+async def test_a_peer_that_refused_a_question_long_ago_was_not_silent_since() -> None:
+    now = 0.0
+
+    async def answer(peer_id: PeerId, message: Message) -> list[Message]:
+        if isinstance(message, GetHead):
+            raise UnavailableError("come back later")
+        return await never(peer_id, message)
+
+    async with connected(answer, clock=lambda: now) as (requester, dropped):
+        with pytest.raises(PeerRefusedError):
+            await requester.request(PEER, GetHead(), 5)
+        now = 3_600.0
+        with pytest.raises(PeerUnavailableError, match="timeout"):
+            await requester.request(PEER, GetRounds(0), 0.05)
         assert dropped == []
 
 
