@@ -35,6 +35,7 @@ from pulsenet.wire.messages import (
 from pulsenetd.handlers.network import NetworkHandlers
 from pulsenetd.network.dial import DialOutcome
 from pulsenetd.network.streams import PeerRefusedError, PeerUnavailableError
+from pulsenetd.network.transport import PeerLink
 
 PEER = PeerId(b"p" * 32)
 BLOB = Digest(b"b" * 32)
@@ -49,6 +50,7 @@ class FakeNetwork:
         self.error: Exception | None = None
         self.hangs = False
         self.outcomes: list[DialOutcome] = []
+        self.links: list[PeerLink] = []
         self.announced: list[Any] = []
         self.strikes: list[tuple[PeerId, str]] = []
         self.transport = self.directory = self
@@ -66,6 +68,9 @@ class FakeNetwork:
     async def dial(self, peer_id: PeerId, peer_addresses: tuple[str, ...]) -> tuple[DialOutcome, ...]:
         self.fail()
         return tuple(self.outcomes)
+
+    async def connected_peers(self) -> list[PeerLink]:
+        return self.links
 
     async def announce_head(self, record: Any) -> None:
         self.fail()
@@ -191,6 +196,15 @@ def test_a_dial_that_reached_nobody_says_why(scene: Scene) -> None:
         PeerLost(PEER, "p2pd is being restarted"),
     ]
     assert scene.posted == []
+
+
+def test_a_peer_that_comes_by_itself_while_its_address_is_dialled_in_vain_is_not_lost(scene: Scene) -> None:
+    """Behind NAT its address leads nowhere. Whoever watches connections has told of it, and tells nothing twice."""
+    other = PeerLink(PeerId(b"o" * 32), (THERE,), True, None)
+    scene.network.links = [other, PeerLink(PEER, (HERE,), False, None)]
+    scene.network.outcomes = [DialOutcome(PEER, THERE, "timed-out", "no answer")]
+    scene.execute(DialPeer(PEER, (THERE,)))
+    assert scene.broadcast == [PeerConnected(PEER, (HERE,), outbound=False)]
 
 
 def test_a_head_reaches_the_mesh_even_if_the_directory_is_down(scene: Scene, run: Any) -> None:

@@ -100,12 +100,17 @@ class NetworkHandlers:
     async def _dial_peer(self, effect: DialPeer, post: Post) -> None:
         try:
             outcomes = await self._network.dial(effect.peer_id, effect.addresses)
+            reached = tuple(outcome.address for outcome in outcomes if outcome.is_connected)
+            links = [] if reached else await self._network.transport.connected_peers()
         except (UnavailableError, RemoteProtocolError) as error:
             self._broadcast(PeerLost(effect.peer_id, str(error)))
             return
-        reached = tuple(outcome.address for outcome in outcomes if outcome.is_connected)
+        came = next((link for link in links if link.peer_id == effect.peer_id), None)
         if reached:
             self._broadcast(PeerConnected(effect.peer_id, reached, outbound=True))
+        elif came is not None:
+            # By itself, while its addresses were tried: a loss told now would be the last word on a peer that is here.
+            self._broadcast(PeerConnected(effect.peer_id, came.addresses, came.outbound))
         else:
             reasons = ", ".join(sorted({outcome.reason for outcome in outcomes})) or "no address"
             self._broadcast(PeerLost(effect.peer_id, reasons))
