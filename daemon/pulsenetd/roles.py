@@ -12,7 +12,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from pulsenet.chain.records import Catalogue, Head, Manifest
 from pulsenet.chain.retention import RetentionLimits
+from pulsenet.chain.signing import record_digest
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import StorageError
 from pulsenet.ids import Digest, PeerId, Version
@@ -45,6 +47,7 @@ from pulsenetd.rollouts import Rollouts
 from pulsenetd.startup import Settled
 from pulsenetd.storage.disk import free_size_bytes
 from pulsenetd.storage.mirror import Mirror
+from pulsenetd.storage.orphans import Needs, release_orphans
 from pulsenetd.storage.publishing import Publisher
 from pulsenetd.storage.staging import StagedUpdate
 from pulsenetd.storage.store import Store
@@ -90,6 +93,11 @@ class Role(ABC):
     def bind(self, post: Callable[[Event], None]) -> None:
         """Learn how to reach the role's machine."""
         self._post = post
+
+    @property
+    @abstractmethod
+    def needs(self) -> Needs:
+        """What this role refers to in the store when it is built."""
 
     @abstractmethod
     def holdings(self) -> Holdings:
@@ -143,9 +151,18 @@ async def build_role(parts: Parts, own_addresses: tuple[str, ...], meters: Meter
             run_blocks=parts.block_threads.map,
             monotonic=parts.monotonic,
         )
-        return (TrainerRole if config.role == "trainer" else FollowerRole)(parts, mesh, rounds)
+        role = (TrainerRole if config.role == "trainer" else FollowerRole)(parts, mesh, rounds)
+        release_orphans(parts.store, (_find_believed(trust), rounds.needs, role.needs), parts.monotonic())
+        return role
 
     return await asyncio.get_running_loop().run_in_executor(parts.work_threads, build)
+
+
+def _find_believed(trust: Trust) -> Needs:
+    """Return the heads and catalogues of the newest version, and the proof of a fork."""
+    proof = () if trust.fork is None else (trust.fork.first, trust.fork.second)
+    records = [record for record in (trust.head_record, trust.catalogue_record, *proof) if record is not None]
+    return Needs((Head, Catalogue), frozenset(map(record_digest, records)))
 
 
 def _build_mesh(parts: Parts, own: tuple[str, ...]) -> Mesh:
@@ -217,6 +234,12 @@ class TrainerRole(Role):
         )
         self.handlers = self._publishing.table()
 
+    @property
+    def needs(self) -> Needs:
+        """What is committed here."""
+        state = self.machine.state
+        return Needs() if state is None else Needs((Manifest,), state.record_digests)
+
     def holdings(self) -> Holdings:
         """Return what is committed here."""
         state = self.machine.state
@@ -257,6 +280,10 @@ class FollowerRole(Role):
         held = self._mirror.held
         if held is not None:
             logger.info("version %s was rebuilt from the store", held.version)
+        stored = parts.store.whole_manifests()
+        catalogue = parts.trust.catalogue
+        offered = () if catalogue is None else catalogue.entries
+        self._needed = frozenset(stored) | {entry.manifest_digest for entry in offered}
         self.machine: Inferencer = Inferencer(
             parts.trust,
             parts.settled.identity.peer_id,
@@ -264,7 +291,7 @@ class FollowerRole(Role):
             parts.store,
             role=config.role,
             held=None if held is None else (held.version, held.root),
-            stored=parts.store.whole_manifests(),
+            stored=stored,
             retention_limits=RetentionLimits(size_bytes_max=_choose_store_limit(config, parts.store)),
             have_of=mesh.have_of,
         )
@@ -277,6 +304,11 @@ class FollowerRole(Role):
             parts.monotonic,
         )
         self.handlers = self._following.table()
+
+    @property
+    def needs(self) -> Needs:
+        """What is whole here, and what was being fetched and is still offered."""
+        return Needs((Manifest,), self._needed)
 
     def holdings(self) -> Holdings:
         """Return what is stored whole here."""

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from servers import wait_until
 
-from pulsenet.chain.records import Have
-from pulsenet.chain.signing import decode_signed, encode_signed, open_record
+from pulsenet.chain.records import Catalogue, Have, Head, Manifest
+from pulsenet.chain.signing import decode_signed, encode_signed, open_record, record_digest
 from pulsenet.errors import UnavailableError
-from pulsenet.ids import PeerId, Version
+from pulsenet.ids import Digest, PeerId, Version, compute_digest
 from pulsenet.local.protocol import PublishDone, PublishStatus, SubmitRollouts, UpdateKind
-from pulsenet.node.effects import EXECUTION_ORDER, AnnounceHead, DialPeer, SendRequest, SetTimer
+from pulsenet.node.effects import EXECUTION_ORDER, AnnounceHead, DialPeer, Release, SendRequest, SetTimer
 from pulsenet.node.events import (
+    BlobLost,
     EngineApplied,
     EngineFailed,
     Event,
@@ -32,8 +33,10 @@ from pulsenet.node.events import (
 )
 from pulsenet.node.mesh import BOOK_KEY, Holdings
 from pulsenet.node.respond import respond
+from pulsenet.node.trainer_phase import Phase
 from pulsenet.serving.files import FilesEngine
 from pulsenet.serving.vllm.engine import UpdateTimes
+from pulsenet.wire.chunks import ChunkList
 from pulsenet.wire.messages import GetChunks
 from pulsenetd import roles, startup
 from pulsenetd.config import Config
@@ -153,12 +156,21 @@ class Node:
         return outcome.result()
 
     async def follow(self, upstream: Node) -> None:
-        """Hear of the upstream's newest version and get it."""
+        """Hear of the upstream's newest version, an anchor, and get it."""
+        self._connect(upstream)
+        version = upstream.role.machine.state.version
+        await self.drive(lambda: version.number in self.role.holdings().anchors)
+
+    async def hear(self, upstream: Node) -> None:
+        """Hear of the upstream's newest version, and move the mirror to it."""
+        self._connect(upstream)
+        version = upstream.role.machine.state.version
+        await self.drive(lambda: self.role.machine.mirror_version == version)
+
+    def _connect(self, upstream: Node) -> None:
         self.upstream = upstream
         self.queue.append(PeerConnected(upstream.peer_id, (HERE,), outbound=True))
         self.queue.append(HeadSeen(encode_signed(upstream.heads[-1]), upstream.peer_id))
-        version = upstream.role.machine.state.version
-        await self.drive(lambda: version.number in self.role.holdings().anchors)
 
     async def _announce(self, effect: AnnounceHead, post: Any) -> None:
         self.heads.append(effect.record)
@@ -323,6 +335,86 @@ async def test_an_inferencer_takes_rollouts_and_no_snapshots(swarm: Swarm, run: 
     assert await hooks.on_status() == {"role": "inferencer"}
     node.role.start_engine()
     assert node.role.engine is None, "--engine none"
+
+
+# What an earlier life left
+
+
+def digests_of(node: Node, *kinds: Any) -> set[Digest]:
+    return {record_digest(decode_signed(data)) for kind in kinds for data in node.store.records_of_type(kind.TYPE)}
+
+
+async def test_what_a_publisher_was_killed_before_it_let_go_goes_at_its_next_start(swarm: Swarm, hands: Any) -> None:
+    """A-DSK-3: old anchors, whole models each, of which no later life knew that they were to go."""
+    model = hands.Model()
+    node = await swarm.start("trainer")
+
+    async def let_nothing_go(effect: Release, post: Any) -> None:
+        """The process is killed between the commit and this."""
+
+    node.handlers[Release] = let_nothing_go
+    for generation in range(1, 6):
+        model.step()
+        await node.publish(model, generation)
+        # The loss of a blob is what brings an anchor before its time.
+        state = node.role.machine.state
+        node.queue.append(BlobLost(state.retained[-1].blob_id))
+        await node.drive(lambda: not node.queue and node.role.machine.phase is Phase.IDLE)
+    state = node.role.machine.state
+    assert len(digests_of(node, Manifest)) > len(state.retained)
+    assert set(node.store.blob_ids()) > state.blob_ids
+    swarm.stop(node)
+    again = await swarm.start("trainer")
+    kept = again.role.machine.state
+    assert digests_of(again, Manifest) == {item.entry.manifest_digest for item in kept.retained}
+    assert digests_of(again, Catalogue) == set(kept.catalogue_digests)
+    assert set(again.store.blob_ids()) == kept.blob_ids
+    assert all(again.store.is_complete(blob_id) for blob_id in kept.blob_ids)
+    model.step()
+    assert (await again.publish(model)).version == Version(0, 6)
+
+
+async def test_heads_and_catalogues_of_earlier_lives_go_at_the_next_start(swarm: Swarm, hands: Any) -> None:
+    """A-DSK-3: each life let go of what it had heard itself, and what others had heard stayed."""
+    model = hands.Model()
+    trainer = await swarm.start("trainer")
+    await trainer.publish(model)
+    for life in range(3):
+        node = await swarm.start("inferencer", engine="none")
+        for generation in range(2):
+            model.step()
+            await trainer.publish(model, 2 * life + generation + 2)
+            await node.hear(trainer)
+        swarm.stop(node)
+    again = await swarm.start("inferencer", engine="none")
+    newest = (again.trust.head_record, again.trust.catalogue_record)
+    assert digests_of(again, Head, Catalogue) == {record_digest(record) for record in newest}
+
+
+async def test_a_fetch_that_nothing_leads_back_to_goes_at_the_next_start(swarm: Swarm, hands: Any, run: Any) -> None:
+    """A-DSK-3: a newer anchor overtook it, and half of the older one stayed; what is still offered is resumed."""
+    trainer = await swarm.start("trainer")
+    await trainer.publish(hands.Model())
+    node = await swarm.start("seed", store_limit_bytes=10 << 20)
+    await node.follow(trainer)
+    offered = node.trust.catalogue.entries[0].manifest_digest
+    ((_, whole),) = node.store.manifests()
+    (chunk, *_) = node.store.read_list(whole.blob_id).digests
+    node.store.disk.remove(node.settled.data_directory / "chunks" / chunk.hex()[:2] / chunk.hex())
+    half = ChunkList(((7, compute_digest(b"arrived")), (7, compute_digest(b"missing"))))
+    node.store.put_record(run.sign(run.manifest(9, blob_id=half.blob_id), run.publisher))
+    node.store.put_chunk_list(half.blob_id, half.encode())
+    node.store.put_chunks({compute_digest(b"arrived"): b"arrived"})
+    unnamed = ChunkList(((7, compute_digest(b"unnamed")),))
+    node.store.put_chunk_list(unnamed.blob_id, unnamed.encode())
+    node.store.put_chunks({compute_digest(b"unnamed"): b"unnamed"})
+    swarm.stop(node)
+    again = await swarm.start("seed", store_limit_bytes=10 << 20)
+    assert digests_of(again, Manifest) == {offered}
+    assert again.store.blob_ids() == [whole.blob_id]
+    assert not again.store.is_complete(whole.blob_id), "the rest of it is fetched"
+    assert not again.store.has_chunk(compute_digest(b"arrived"))
+    assert not again.store.has_chunk(compute_digest(b"unnamed"))
 
 
 # The files engine

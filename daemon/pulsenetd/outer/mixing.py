@@ -14,7 +14,7 @@ from pulsenet.local import mixing_protocol as local
 from pulsenet.node.effects import Effect
 from pulsenet.node.mixing.convener import Convener
 from pulsenet.node.mixing.events import MastersTold
-from pulsenet.node.mixing.journal import MIXING_KEY
+from pulsenet.node.mixing.journal import MIXING_KEY, Journal
 from pulsenet.node.mixing.machine import Mixing
 from pulsenet.node.mixing.respond import MIXING_REQUESTS, MixingRequest, event_of, respond_to_mixing
 from pulsenet.node.verdicts import RoundPush
@@ -31,6 +31,7 @@ from pulsenetd.handlers.mixing import MixingDesk
 from pulsenetd.local.mixing import MixingHook
 from pulsenetd.logs import logger
 from pulsenetd.outer.part import BUSY, OuterPart
+from pulsenetd.storage.orphans import Needs
 
 ROUNDS_REMEMBERED: Final = 16
 """Rounds that the shown utilisation is the mean of."""
@@ -76,6 +77,14 @@ class MixingPart(OuterPart):
     def handlers(self) -> Mapping[type[Effect], Handler]:
         """How the effects of these machines are executed, beside those that every machine has."""
         return {**self._desk.table(), **self._means.table()}
+
+    @property
+    def needs(self) -> Needs:
+        """What the journal names; a node that trains nothing at present may have been a trainer before."""
+        try:
+            return Needs(blob_ids=Journal(self._store.state(MIXING_KEY)).blob_ids)
+        except StorageError:
+            return Needs()  # said aloud where the machine is built
 
     def hook(self, take_up: Callable[[], Awaitable[bool]]) -> MixingHook:
         """Return what local processes may ask; ``take_up`` as in :meth:`tell_settings`."""

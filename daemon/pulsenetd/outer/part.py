@@ -38,6 +38,7 @@ from pulsenetd.driver import Driver, Handler
 from pulsenetd.identity import Identity, to_libp2p_text
 from pulsenetd.logs import logger
 from pulsenetd.metrics import Metrics
+from pulsenetd.storage.orphans import Needs
 from pulsenetd.storage.round_blobs import RoundBlobs
 from pulsenetd.storage.store import Store
 
@@ -166,6 +167,11 @@ class OuterPart(ABC):
     @abstractmethod
     def handlers(self) -> Mapping[type[Effect], Handler]:
         """How the effects of these machines are executed, beside those that every machine has."""
+
+    @property
+    @abstractmethod
+    def needs(self) -> Needs:
+        """What this part of the node refers to in the store."""
 
     # What the training process asks
 

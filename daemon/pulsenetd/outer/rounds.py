@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from pulsenet.chain.records import Contribution, Receipt, SignedRecord, StateAnchor
+from pulsenet.chain.records import Aggregate, Contribution, Receipt, StateAnchor
 from pulsenet.chain.signing import decode_signed, record_digest
 from pulsenet.errors import StorageError
 from pulsenet.ids import Digest, PeerId
@@ -28,12 +28,12 @@ from pulsenetd.local.rounds import RoundsHook
 from pulsenetd.logs import logger
 from pulsenetd.outer.pace import Measured, Pace, predict
 from pulsenetd.outer.part import OuterPart
+from pulsenetd.storage.orphans import Needs
 from pulsenetd.storage.store import Store
 
 UNAVAILABLE_RETRY_MS: Final = 60_000
 
-_RoundRecord = Contribution | Receipt | StateAnchor
-_KINDS: Final[tuple[type[_RoundRecord], ...]] = (Contribution, Receipt, StateAnchor)
+_KINDS: Final = (Contribution, Receipt, StateAnchor, Aggregate)
 
 
 class RoundsPart(OuterPart):
@@ -59,7 +59,7 @@ class RoundsPart(OuterPart):
         )
         if self.shape:
             if self.is_whole:
-                self._sort_records()
+                self._take_in_promised()
             self._add_machines()
 
     def _add_machines(self) -> None:
@@ -77,37 +77,20 @@ class RoundsPart(OuterPart):
         else:
             self.machines["onlooker"] = Onlooker(seat)
 
-    def _sort_records(self) -> None:
-        """Put right what a crash left between storing or releasing records and saving the ledger that names them.
+    def _take_in_promised(self) -> None:
+        """Take in own contributions that the ledger does not name yet: they may have been promised before a crash."""
+        for data in self._store.records_of_type(Contribution.TYPE):
+            signed = decode_signed(data)
+            record = decode_value(Contribution, signed.payload)
+            if record.peer_id == self._peer_id and record.round_index >= self.ledger.next_round_index:
+                self.ledger.accept_listed(signed)
 
-        An own contribution that the ledger does not name yet may have been promised: it is taken in. Other records
-        nobody names were released.
-        """
-        kept = {record_digest(signed) for signed in self.ledger.records()}
-        newest = _read_newest(self._store)
-        if newest is not None:
-            kept.add(newest)
-        named, orphaned = set[Digest](), set[Digest]()
-        orphans: list[Digest] = []
-        for kind in _KINDS:
-            for data in self._store.records_of_type(kind.TYPE):
-                signed = decode_signed(data)
-                record: _RoundRecord = decode_value(kind, signed.payload)
-                blob_ids = set() if isinstance(record, Receipt) else {record.blob_id}
-                if record_digest(signed) in kept or self._takes_in(record, signed):
-                    named |= blob_ids
-                else:
-                    orphaned |= blob_ids
-                    orphans.append(record_digest(signed))
-        if orphans:
-            self._store.release(orphaned - named, orphans, 0.0, spares_versions=True)
-
-    def _takes_in(self, record: _RoundRecord, signed: SignedRecord) -> bool:
-        is_own = isinstance(record, Contribution) and record.peer_id == self._peer_id
-        if not is_own or record.round_index < self.ledger.next_round_index:
-            return False
-        self.ledger.accept_listed(signed)
-        return True
+    @property
+    def needs(self) -> Needs:
+        """What the ledger and the ballot name; where the ledger is lost, nothing tells what is still needed."""
+        if not self.shape or not self.is_whole:
+            return Needs()
+        return Needs(_KINDS, frozenset(map(record_digest, self.ledger.records())) | _read_newest(self._store))
 
     @property
     def handlers(self) -> Mapping[type[Effect], Handler]:
@@ -160,10 +143,10 @@ class RoundsPart(OuterPart):
         return await self._answer_round(peer_id, request)
 
 
-def _read_newest(store: Store) -> Digest | None:
-    """Return the receipt that this authority stored last."""
+def _read_newest(store: Store) -> frozenset[Digest]:
+    """Return the receipt that this authority stored last, if there is one."""
     try:
         newest = decode_ballot(store.state(BALLOT_KEY)).newest
     except StorageError:
-        return None  # said aloud where the coordinator is built
-    return None if newest is None else newest.digest
+        return frozenset()  # said aloud where the coordinator is built
+    return frozenset() if newest is None else frozenset([newest.digest])

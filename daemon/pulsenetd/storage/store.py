@@ -153,13 +153,16 @@ class Store:
         """Return every encoded signed record of a type, in no order."""
         return [row[0] for row in self._database.fetch_all("SELECT encoded FROM records WHERE type = ?", record_type)]
 
+    def record_digests(self, record_type: str) -> list[Digest]:
+        """Return the digest of every record of a type, in no order; reads no record."""
+        return [
+            Digest(row[0]) for row in self._database.fetch_all("SELECT digest FROM records WHERE type = ?", record_type)
+        ]
+
     def manifests(self) -> list[tuple[Digest, Manifest]]:
         """Return every stored manifest with its digest, in no order."""
-        found = []
-        for encoded in self.records_of_type(Manifest.TYPE):
-            record = decode_signed(encoded)
-            found.append((record_digest(record), decode_value(Manifest, record.payload)))
-        return found
+        records = [decode_signed(encoded) for encoded in self.records_of_type(Manifest.TYPE)]
+        return [(record_digest(record), decode_value(Manifest, record.payload)) for record in records]
 
     def whole_manifests(self) -> dict[Digest, Manifest]:
         """Return the manifests whose blobs are whole here."""
@@ -311,6 +314,11 @@ class Store:
     def blob_ids(self) -> list[Digest]:
         """Return the blobs whose lists are kept, in no order."""
         return [Digest(row[0]) for row in self._database.fetch_all("SELECT blob_id FROM blobs WHERE released = 0")]
+
+    def unnamed_blobs(self) -> set[Digest]:
+        """Return the blobs that no record names, but for those that this process made and a record may yet name."""
+        with self._mutex:
+            return set(self.blob_ids()) - self._find_named_blobs() - self._uncommitted
 
     def chunk_digests(self) -> list[Digest]:
         """Return the chunks held, in no order; reading one (:meth:`chunk`) checks it."""

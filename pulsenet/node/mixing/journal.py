@@ -191,9 +191,18 @@ class Journal:
         """Blobs that are kept for mixing."""
         return len(self._blobs)
 
+    @property
+    def blob_ids(self) -> frozenset[Digest]:
+        """Blobs that are kept for mixing, debts included."""
+        return frozenset(self._blobs) | self._owed
+
+    @property
+    def _owed(self) -> frozenset[Digest]:
+        return frozenset(blob_id for each in self._exchanges.values() for blob_id in _blobs_of(each))
+
     def release_before(self, round_index: int, used: set[Digest]) -> tuple[Digest, ...]:
         """Return the blobs of earlier rounds that nothing needs any more, and stop tracking them."""
-        used = {*used, *(blob_id for each in self._exchanges.values() for blob_id in _blobs_of(each))}
+        used = used | self._owed
         gone = tuple(sorted(b for b, index in self._blobs.items() if index < round_index and b not in used))
         for blob_id in gone:
             del self._blobs[blob_id]

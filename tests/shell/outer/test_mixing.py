@@ -19,7 +19,7 @@ from pulsenet.local import mixing_protocol as local
 from pulsenet.node.candidacy import BALLOT_KEY
 from pulsenet.node.mixing.effects import CompareProbes
 from pulsenet.node.mixing.events import ProbesCompared
-from pulsenet.node.mixing.journal import MIXING_KEY
+from pulsenet.node.mixing.journal import MIXING_KEY, Journal
 from pulsenet.outer.floats import fp32_to_bits
 from pulsenet.outer.mixing.disagreement import encode_probe
 from pulsenet.outer.mixing.probe import Answer
@@ -45,6 +45,7 @@ from pulsenet.wire.messages import (
 from pulsenetd.metrics import Metrics
 from pulsenetd.outer.mixing import MixingPart
 from pulsenetd.outer.part import MASTERS_KEY, PUSHES_WAITING_MAX
+from pulsenetd.storage.orphans import release_orphans
 from pulsenetd.storage.store import Store
 
 TABLE = make_table([TensorSpec("embed", "F32", (8,)), TensorSpec("layers.0.w", "F32", (24,))])
@@ -115,6 +116,28 @@ def test_a_damaged_ballot_keeps_the_node_from_voting(make_scene: Callable[..., S
     assert set(part.machines) == {"mixing"}
     assert part.mixing is not None
     assert part.mixing.round_index is None, "what was agreed to is forgotten"
+
+
+def test_blobs_that_the_journal_does_not_name_go_with_the_process(
+    make_scene: Callable[..., Scene], store: Store
+) -> None:
+    """A-DSK-3: killed between keeping a vector and noting it, or between forgetting a round and letting it go."""
+    scene = make_scene()
+    blob_ids = []
+    for data in (b"noted", b"forgotten"):
+        with store.writing_blob() as writer:
+            writer.feed(data)
+            blob_ids.append(writer.finish().blob_id)
+        store.keep_blob(blob_ids[-1])
+    journal = Journal(None)
+    journal.track(3, blob_ids[0])
+    store.save_state(MIXING_KEY, journal.save(()).value)
+    for role in ("seed", "trainer"):
+        release_orphans(store, [scene.part(role).needs], 0.0)
+        assert store.blob_ids() == blob_ids[:1], role
+    store.save_state(MIXING_KEY, b"rotten")
+    release_orphans(store, [scene.part().needs], 0.0)
+    assert store.blob_ids() == [], "nothing is left that could want it"
 
 
 def test_peers_are_answered(make_scene: Callable[..., Scene]) -> None:

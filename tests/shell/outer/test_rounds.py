@@ -13,7 +13,8 @@ from drivers import make_driver, running
 
 from pulsenet.chain.ballot import Ballot, Place, Stored
 from pulsenet.chain.ledger import LEDGER_KEY
-from pulsenet.chain.records import Contribution, Member, Receipt, StateAnchor
+from pulsenet.chain.outcome import outcome_of
+from pulsenet.chain.records import Aggregate, Contribution, Member, Receipt, SliceName, StateAnchor
 from pulsenet.chain.signing import encode_signed, record_digest
 from pulsenet.errors import RemoteProtocolError, StorageError, UnavailableError
 from pulsenet.ids import Digest, compute_digest
@@ -23,9 +24,11 @@ from pulsenet.node.own_work import OWN_KEY
 from pulsenet.outer.self_test import SELF_TEST_DIGEST
 from pulsenet.tensors.params import TensorSpec, make_table
 from pulsenet.wire.messages import GetRounds, Message, PushReply, PushTerm, PushVote, Refusal, RoundsReply
+from pulsenet.wire.schema import decode_value
 from pulsenetd.metrics import Metrics
 from pulsenetd.outer.part import PUSHES_WAITING_MAX, shape_of
 from pulsenetd.outer.rounds import RoundsPart
+from pulsenetd.storage.orphans import release_orphans
 from pulsenetd.storage.store import Store
 
 TABLE = make_table([TensorSpec("a", "F32", (8,))])
@@ -58,6 +61,9 @@ class Scene:
     async def take_up(self) -> bool:
         self.taken_up += 1
         return False
+
+    def let_go(self, part: RoundsPart) -> None:
+        release_orphans(self.store, [part.needs], 0.0)
 
     def hook(self, part: RoundsPart) -> Any:
         return part.hook(self.take_up)
@@ -100,6 +106,13 @@ class Scene:
             self.run.run_id, 0, 1, self.run.publisher.peer_id, 0, compute_digest(b"state"), None, (member,), ()
         )
         return self.run.sign(receipt, self.run.publisher, self.run.second)
+
+    def aggregate(self, round_index: int, final: Any) -> Any:
+        with self.store.writing_blob() as writer:
+            writer.feed(b"slice of %d" % round_index)
+            name = SliceName(writer.finish().blob_id, 10)
+        outcome = outcome_of(decode_value(Receipt, final.payload))
+        return self.run.sign(Aggregate(self.run.run_id, 0, round_index, outcome, (name,)), self.run.publisher)
 
     def anchor(self, blob_id: Digest) -> Any:
         record = StateAnchor(self.run.run_id, 0, 0, compute_digest(b"state"), None, blob_id, 8)
@@ -187,6 +200,7 @@ def test_a_damaged_ledger_is_learnt_anew(scene: Scene, caplog: pytest.LogCapture
     scene.store.save_state(LEDGER_KEY, b"rotten")
     scene.store.save_state(OWN_KEY, b"rotten")
     part = scene.part()
+    scene.let_go(part)
     assert part.ledger.next_round_index == 0
     assert set(part.machines) == {"coordinator", "rounds", "listener"}
     assert "learnt anew from peers" in caplog.text
@@ -204,6 +218,7 @@ def test_records_that_nobody_names_go_with_their_blobs(scene: Scene) -> None:
         scene.store.put_record(signed)
     scene.store.save_state(LEDGER_KEY, first.ledger.save())
     again = scene.part()
+    scene.let_go(again)
     assert again.ledger.final(0) is not None
     assert scene.store.record(record_digest(kept)) is not None
     assert scene.store.record(record_digest(final)) is not None
@@ -221,7 +236,10 @@ def test_an_own_contribution_that_was_promised_is_taken_in(scene: Scene) -> None
         scene.store.put_record(signed)
     scene.store.save_state(LEDGER_KEY, first.ledger.save())
     part = scene.part()
+    scene.let_go(part)
     assert part.ledger.contribution(record_digest(mine)) is not None
+    assert scene.store.record(record_digest(mine)) is not None
+    assert scene.store.record(record_digest(old)) is None
     assert part.ledger.contribution(record_digest(old)) is None
     assert part.ledger.is_changed
 
@@ -231,8 +249,26 @@ def test_the_receipt_an_authority_stored_last_stays(scene: Scene) -> None:
     scene.store.put_record(signed)
     ballot = Ballot(1, None, Stored(Place(0, 1), compute_digest(b"outcome"), record_digest(signed)))
     scene.store.save_state(BALLOT_KEY, encode_ballot(ballot))
-    scene.part()
+    scene.let_go(scene.part())
     assert scene.store.record(record_digest(signed)) is not None
+
+
+def test_sums_that_nobody_names_go_with_their_slices(scene: Scene) -> None:
+    """A-DSK-3: the crash came before the ledger that names them was saved, or after it forgot them."""
+    first = scene.part()
+    counted = scene.contribution(0, scene.run.publisher)
+    final = scene.receipt(counted, scene.run.publisher)
+    kept, orphan = (scene.aggregate(index, final) for index in (0, 1))
+    first.ledger.accept_listed(counted)
+    first.ledger.accept_final(final)
+    assert first.ledger.accept_aggregate(kept)
+    for signed in (counted, final, kept, orphan):
+        scene.store.put_record(signed)
+    scene.store.save_state(LEDGER_KEY, first.ledger.save())
+    scene.let_go(scene.part())
+    assert scene.store.record(record_digest(kept)) is not None
+    assert scene.store.record(record_digest(orphan)) is None
+    assert len(scene.store.blob_ids()) == 2, "the contribution and the one slice"
 
 
 # What peers are told
