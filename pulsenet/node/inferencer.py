@@ -247,7 +247,8 @@ class Inferencer:
         if isinstance(event, HopApplied) and event.root == entry.root:
             self._router.note_applied(entry)
             self._shelf.add(entry.manifest_digest, self._news.manifest(entry.manifest_digest))
-            return []
+            # Not only at the newest version: a slow node may never get there.
+            return self._tidy()
         # Without the signed root nothing was reached, whatever the shell says.
         reason = event.reason if isinstance(event, HopFailed) else "root_mismatch"
         mirror = event.mirror if isinstance(event, HopFailed) else None
@@ -365,9 +366,9 @@ class Inferencer:
         )
         if self._phase is Phase.LEARNING:
             self._move(Step.ROUTE_KNOWN)
+            effects += self._tidy(catalogue.entries)
         if whole and self._phase is Phase.FETCHING:
             self._move(Step.TARGET_REACHED)
-            effects += self._tidy(catalogue.entries)
         return effects
 
     def _want(self, entries: Sequence[CatalogueEntry]) -> list[Effect]:
@@ -378,13 +379,13 @@ class Inferencer:
             return []
         self._wanted = digests
         self._news.keep_manifests([*self._wanted, *self._shelf.digests])
-        wants = [
-            BlobWant(manifest, self._news.signer(digest))
-            for digest in self._wanted
-            if (manifest := self._news.manifest(digest)) is not None
+        wants = []
+        for digest in self._wanted:
+            manifest = self._news.manifest(digest)
             # A seed is done with what it shelved; a hop must be whole at the moment it is applied.
-            and not (self._role == "seed" and self._shelf.holds(digest))
-        ]
+            if manifest is not None and not (self._role == "seed" and self._shelf.holds(digest)):
+                self._shelf.begin(digest, manifest)
+                wants.append(BlobWant(manifest, self._news.signer(digest)))
         # Opening known manifests above may have read some from the store.
         self._wants_key = (digests, self._news.manifest_count, len(self._shelf))
         return self._fetcher.set_wants(wants)
@@ -403,7 +404,7 @@ class Inferencer:
         return self._news.is_refused(digest)
 
     def _tidy(self, entries: Iterable[CatalogueEntry] = ()) -> list[Effect]:
-        blob_ids, record_digests = self._shelf.release(self._router.held, entries)
+        blob_ids, record_digests = self._shelf.release(self._router.held, entries, self._wanted)
         # What goes from the disk is asked for, and stored, again if it is ever wanted again.
         self._wanted = tuple(digest for digest in self._wanted if digest not in record_digests)
         self._news.keep_manifests([*self._wanted, *self._shelf.digests])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from pulsenet.chain.records import Catalogue, CatalogueEntry, Kind, Manifest
@@ -25,6 +25,8 @@ class Shelf:
         self._role = role
         self._stored = dict(stored)
         self._limits = self._whole_limits = retention_limits
+        self._begun: dict[Digest, Manifest] = {}
+        """Manifests whose blobs are being fetched, or were when they were last wanted."""
         self._lost: dict[Digest, None] = {}
         """Manifests whose blobs were here whole until the disk damaged them."""
         self._chosen: tuple[Catalogue, tuple[CatalogueEntry, ...]] | None = None
@@ -61,10 +63,16 @@ class Shelf:
         """Say whether the blob of this manifest is on the shelf."""
         return digest in self._stored
 
+    def begin(self, digest: Digest, manifest: Manifest) -> None:
+        """A blob is on its way here: what came of it goes again if it is wanted no more before it is whole."""
+        if digest not in self._stored:
+            self._begun[digest] = manifest
+
     def add(self, digest: Digest, manifest: Manifest | None) -> None:
         """Put a whole blob on the shelf."""
         if manifest is not None:
             self._stored[digest] = manifest
+            self._begun.pop(digest, None)
             self._lost.pop(digest, None)
 
     def lose(self, blob_id: Digest) -> None:
@@ -117,13 +125,14 @@ class Shelf:
         return self._chosen[1]
 
     def release(
-        self, mirror: Version | None, named: Iterable[CatalogueEntry]
+        self, mirror: Version | None, named: Iterable[CatalogueEntry], wanted: Collection[Digest] = ()
     ) -> tuple[tuple[Digest, ...], tuple[Digest, ...]]:
         """Take off the shelf what is no longer kept, and return the blob ids and record digests that may go.
 
         Args:
             mirror: Version of the mirror, which must stay rebuildable.
             named: What the newest catalogue names; a seed keeps nothing else.
+            wanted: Manifests whose blobs are being fetched; of others what came in part goes too.
         """
         entries = [entry_of(manifest, digest) for digest, manifest in self._stored.items()]
         if self._role == "seed":
@@ -132,7 +141,10 @@ class Shelf:
         else:
             going = list(retained(entries, self._role, self._limits, mirror=mirror).release)
         gone = {entry.manifest_digest: self._stored.pop(entry.manifest_digest) for entry in going}
+        # What was damaged is fetched again, so what is left of it stays.
+        for digest in [digest for digest in self._begun if digest not in wanted and digest not in self._lost]:
+            gone[digest] = self._begun.pop(digest)
         # Two manifests may name one blob: two empty patches, or an anchor of unchanged weights.
-        still_used = {manifest.blob_id for manifest in self._stored.values()}
+        still_used = {manifest.blob_id for manifest in (*self._stored.values(), *self._begun.values())}
         blob_ids = {manifest.blob_id for manifest in gone.values()} - still_used
         return tuple(sorted(blob_ids)), tuple(sorted(gone))

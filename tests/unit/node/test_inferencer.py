@@ -577,6 +577,58 @@ def test_have_records_are_taken_from_peers_and_from_the_mesh() -> None:
     assert haves[other] == make_have(publisher, other, 7)
 
 
+def test_a_reader_that_never_gets_to_the_newest_version_lets_go_of_old_ones_all_the_same() -> None:
+    """On a thin link there is always a newer one: what was applied filled the disk."""
+    publisher = ScriptedPublisher()
+    digests = publisher.chain(10, 11)
+    bench = Bench(publisher, retention_limits=RetentionLimits(size_bytes_max=450))
+    bench.connect()
+    effects = bench.offer(list(digests))
+    for number in range(12, 20):
+        digests.append(publisher.add(Kind.PATCH, v(number - 1), v(number), make_data(str(number), 100)))
+        bench.offer(list(digests), at_ms=number)
+        (hop,) = only(effects, ApplyHop)
+        effects = bench.tell(HopApplied(hop.manifest.version, hop.manifest.root))
+        assert bench.node.phase is Phase.APPLYING
+    assert bench.node.mirror_version == v(17)
+    # The hops still to be made are here too.
+    assert {m.version.number for m in bench.store.manifests().values()} == {14, 15, 16, 17, 18, 19}
+
+
+def test_what_was_fetched_in_part_for_a_way_not_taken_goes_once_the_other_way_was() -> None:
+    bench, digests = caught_up(12)
+    bench.held_back = []
+    patch = bench.publisher.add(Kind.PATCH, v(12), v(13), make_data("13", 700))
+    digests.append(patch)
+    bench.offer(list(digests), at_ms=1)
+    blob_id = bench.publisher.manifests[patch].blob_id
+    digests.append(bench.publisher.add(Kind.PATCH, v(13), v(14), make_data("14", 700)))
+    digests.insert(-1, bench.publisher.add(Kind.SKIP, v(12), v(14), make_data("12-14", 200)))
+    bench.offer(digests, at_ms=2)
+    assert blob_id in bench.store.lists
+    assert patch in bench.store.records
+    bench.apply_all(bench.let_go())
+    assert bench.node.mirror_version == v(14)
+    assert blob_id not in bench.store.lists
+    assert patch not in bench.store.records
+
+
+def test_a_seed_that_never_has_everything_lets_go_of_what_is_named_no_more() -> None:
+    publisher = ScriptedPublisher()
+    digests = publisher.chain(10, 14)
+    bench = Bench(publisher, role="seed")
+    bench.connect()
+    bench.offer(digests)
+    bench.held_back = []
+    digests = publisher.chain(15, 16)
+    bench.offer(digests, at_ms=1)
+    assert bench.node.phase is Phase.FETCHING
+    assert min(m.version for m in bench.store.manifests().values()) == v(15)
+    bench.offer(publisher.chain(17, 17), at_ms=2)
+    assert bench.node.phase is Phase.FETCHING
+    assert not any(publisher.manifests[digest].blob_id in bench.store.lists for digest in digests)
+
+
 def test_a_seed_stores_everything_newest_first_and_applies_nothing() -> None:
     publisher = ScriptedPublisher()
     digests = publisher.chain(10, 14)

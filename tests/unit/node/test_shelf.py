@@ -128,6 +128,28 @@ def test_a_blob_still_named_by_another_manifest_is_not_released() -> None:
     assert digests == (digest_of(first),)
 
 
+def test_what_came_in_part_goes_once_it_is_wanted_no_more() -> None:
+    left, wanted = patches(1, 2)
+    twin = replace(left, term=1)
+    holder = shelf("inferencer")
+    for item in (left, wanted, twin):
+        holder.begin(digest_of(item), item)
+    twins = {digest_of(wanted), digest_of(twin)}
+    assert holder.release(None, (), twins) == ((), (digest_of(left),)), "its blob is that of another"
+    assert holder.release(None, (), twins) == ((), ())
+    holder.add(digest_of(wanted), wanted)
+    assert holder.release(None, (), ()) == ((twin.blob_id,), (digest_of(twin),))
+
+
+def test_what_is_left_of_a_damaged_blob_stays_while_others_are_fetched() -> None:
+    items = patches(1, 2)
+    holder = shelf("inferencer", *items)
+    holder.begin(digest_of(items[0]), items[0])
+    holder.lose(items[0].blob_id)
+    holder.begin(digest_of(items[0]), items[0])
+    assert holder.release(None, (), ()) == ((), ())
+
+
 def test_a_damaged_blob_is_neither_held_nor_announced_until_it_is_whole_again() -> None:
     anchor, patch, last = manifest(Kind.ANCHOR, 1), manifest(Kind.PATCH, 2), manifest(Kind.PATCH, 3)
     kept = shelf("inferencer", anchor, patch, last)
