@@ -250,11 +250,11 @@ class Rounds(LedgerMachine):
         if fate in (Fate.REJECTED, Fate.DROPPED) or (fate is Fate.MISSED and not self._settings.keeps_uncounted):
             effects.append(Count("wasted_inner_steps", fate, float(self._settings.inner_steps)))
         self._hold(round_index, state_root)
-        effects += [ShowToMachines(self._state_event), *self._forget()]
+        effects += [ShowToMachines(self._state_event), *self._forget(round_index)]
         return [self._own.save(), *effects, *self._take_part(Step.DONE)]
 
-    def _forget(self) -> list[Effect]:
-        gone = self._ledger.forget_old(self._round_index)
+    def _forget(self, round_index_min: int) -> list[Effect]:
+        gone = self._ledger.forget_old(round_index_min)
         if gone is None:
             return []
         self._own.forget_before(self._ledger.anchors[0].round_index)
@@ -297,6 +297,9 @@ class Rounds(LedgerMachine):
 
     def _go_on(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
+        if self._phase is Phase.IDLE:
+            # Nobody steps these rounds here, perhaps for months, and as an authority this node fetches what they list.
+            effects += self._forget(self._ledger.next_round_index)
         if self._ledger.fork is None:
             # While nothing more comes of what a receipt lists, it may be gone: then a later anchor is the way on.
             if self._phase is Phase.GATHERING:

@@ -451,6 +451,20 @@ def test_a_training_process_that_dies_leaves_no_state(bench: Bench) -> None:
     assert bench.tell(TrainingLost()) == []
 
 
+def test_rounds_that_pass_without_a_training_process_are_let_go_of_all_the_same(bench: Bench) -> None:
+    """It may be gone for months; an authority's node fetches all that rounds list meanwhile."""
+    bench.attach()
+    bench.tell(TrainingLost())
+    for round_index in range(6):
+        bench.finish(round_index)
+        if round_index % 2:
+            bench.tell_rounds(round_index + 1, bench.anchor(round_index + 1))
+    assert [anchor.round_index for anchor in bench.ledger.anchors] == [4, 6]
+    assert [index for index in range(6) if bench.ledger.final(index) is not None] == [4, 5]
+    kept = [decode_signed(data).type for data in bench.store.records.values()]
+    assert (kept.count("receipt"), kept.count("stateanchor")) == (2, 2)
+
+
 def test_after_a_full_disk_orders_are_given_again(bench: Bench) -> None:
     bench.attach()
     bench.contribute()
