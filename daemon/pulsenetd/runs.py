@@ -49,6 +49,21 @@ class RunFile:
     """Addresses of nodes of this machine that were live when the file was written."""
 
 
+@dataclass(frozen=True, slots=True)
+class Signatures:
+    """How many owners signed a revision, or an epoch, and how many have to."""
+
+    number: int
+    """Of the revision or epoch."""
+    count: int
+    needed: int
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it counts."""
+        return self.count >= self.needed
+
+
 def node_path(run: Path, role: str, index: int) -> Path:
     """Return the directory of the ``index``-th node of a role, counted from 1."""
     return run / (role if index == 1 else f"{role}-{index}")
@@ -156,11 +171,11 @@ def load_epochs(run: Path) -> list[SignedRecord]:
 
 def open_epoch(
     run: Path, record: Callable[[Descriptor, RunId], EpochRecord], *, sign: Callable[[bytes], bytes], owner: PeerId
-) -> tuple[EpochRecord, bool]:
+) -> tuple[EpochRecord, Signatures]:
     """Sign, as an owner, the record that says with which version the run goes on.
 
     Returns:
-        The record, and whether its signatures already reach the owners' threshold.
+        The record, and its signatures.
 
     Raises:
         ConfigError: There is no run here, its newest revision lacks signatures, or the key is none of its owners'.
@@ -170,23 +185,24 @@ def open_epoch(
         made = record(current, RunId(record_digest(records[0])))
         signed = seal(made, sign, owner)
         save_epoch(run, signed)
-    return made, len(signed.signers) >= current.owner_threshold
+    return made, Signatures(made.epoch, len(signed.signers), current.owner_threshold)
 
 
-def countersign_epoch(run: Path, *, sign: Callable[[bytes], bytes], owner: PeerId) -> int:
-    """Add an owner's signature to the newest epoch record of the owners; return how many it has now.
+def countersign_epoch(run: Path, *, sign: Callable[[bytes], bytes], owner: PeerId) -> Signatures:
+    """Add an owner's signature to the newest epoch record of the owners; return what it has now.
 
     Raises:
         ConfigError: There is none here, or the key is none of the run's owners'.
     """
     with _changing(run):
-        _find_complete(run, owner)
+        _, current = _find_complete(run, owner)
         epochs = load_epochs(run)
         if not epochs:
             raise ConfigError(f"the owners opened no epoch in {run}")
         signed = add_signature(epochs[-1], sign, owner)
         save_epoch(run, signed)
-    return len(signed.signers)
+    number = decode_value(EpochRecord, signed.payload).epoch
+    return Signatures(number, len(signed.signers), current.owner_threshold)
 
 
 def genesis(
@@ -296,11 +312,11 @@ def refuse_existing(run: Path, name: str) -> None:
 
 def revise(
     run: Path, change: Callable[[Descriptor], Descriptor], *, sign: Callable[[bytes], bytes], owner: PeerId
-) -> tuple[Descriptor, bool]:
+) -> tuple[Descriptor, Signatures]:
     """Sign the next revision of a run's descriptor.
 
     Returns:
-        The new descriptor, and whether its signatures already reach the owners' threshold.
+        The new descriptor, and its signatures.
 
     Raises:
         ConfigError: There is no run here, or the key is not one of its owners.
@@ -311,11 +327,11 @@ def revise(
         changed = replace(change(current), revision=current.revision + 1, previous=record_digest(records[-1]))
         signed = seal(changed, sign, owner)
         save_descriptor(run, signed)
-    return changed, len(signed.signers) >= current.owner_threshold
+    return changed, Signatures(changed.revision, len(signed.signers), current.owner_threshold)
 
 
-def countersign(run: Path, *, sign: Callable[[bytes], bytes], owner: PeerId) -> int:
-    """Add an owner's signature to the newest revision; return how many it has now.
+def countersign(run: Path, *, sign: Callable[[bytes], bytes], owner: PeerId) -> Signatures:
+    """Add an owner's signature to the newest revision; return what it has now.
 
     Raises:
         ConfigError: There is no run here, or the key is not one of its owners.
@@ -324,10 +340,16 @@ def countersign(run: Path, *, sign: Callable[[bytes], bytes], owner: PeerId) -> 
         records = load_descriptors(run)
         if not records:
             raise ConfigError(f"no run in {run}")
-        _check_owner(run, _judge(records), owner)
-        signed = add_signature(records[-1], sign, owner)
-        save_descriptor(run, signed)
-    return len(signed.signers)
+        _check_owner(_judge(records), owner)
+        records[-1] = add_signature(records[-1], sign, owner)
+        save_descriptor(run, records[-1])
+    return count_signatures(records)
+
+
+def count_signatures(records: list[SignedRecord]) -> Signatures:
+    """Return what the newest of a run's revisions has."""
+    revision = decode_value(Descriptor, records[-1].payload).revision
+    return Signatures(revision, len(records[-1].signers), _judge(records).owner_threshold)
 
 
 @contextmanager
@@ -348,8 +370,8 @@ def _find_complete(run: Path, owner: PeerId) -> tuple[list[SignedRecord], Descri
     if not records:
         raise ConfigError(f"no run in {run}; create it with 'pulsenet run create' on the owner's machine")
     current = decode_value(Descriptor, records[-1].payload)
-    _check_owner(run, current, owner)
-    if len(records[-1].signers) < _judge(records).owner_threshold:
+    _check_owner(current, owner)
+    if not count_signatures(records).is_complete:
         raise ConfigError(
             f"revision {current.revision} lacks signatures: let the other owners 'pulsenet run countersign' it first"
         )
@@ -361,9 +383,12 @@ def _judge(records: list[SignedRecord]) -> Descriptor:
     return decode_value(Descriptor, records[max(len(records) - 2, 0)].payload)
 
 
-def _check_owner(run: Path, descriptor: Descriptor, owner: PeerId) -> None:
+def _check_owner(descriptor: Descriptor, owner: PeerId) -> None:
     if owner not in descriptor.owners:
-        raise ConfigError(f"the key in {run / 'owner.key'} does not own this run; give --owner-key")
+        from pulsenetd import identity  # late: without an owner's key nothing here needs its packages
+
+        key = identity.to_libp2p_text(owner)
+        raise ConfigError(f"{key} does not own this run; name an owner's key with --owner-key FILE")
 
 
 def _load_records(directory: Path, kind: type[Descriptor] | type[EpochRecord]) -> list[SignedRecord]:

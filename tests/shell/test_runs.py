@@ -63,8 +63,8 @@ def test_revisions_form_a_chain_the_trust_rules_accept(tmp_path: Path, owner: id
     def admit(current: Descriptor) -> Descriptor:
         return replace(current, inferencers=(newcomer,))
 
-    changed, complete = runs.revise(tmp_path / "mine", admit, sign=owner.sign, owner=owner.peer_id)
-    assert (changed.revision, complete) == (1, True)
+    changed, signatures = runs.revise(tmp_path / "mine", admit, sign=owner.sign, owner=owner.peer_id)
+    assert (changed.revision, signatures.is_complete) == (1, True)
     trust = Trust(file.token.run_id, identity.verify)
     for record in runs.load_descriptors(tmp_path / "mine"):
         trust.accept_descriptor(record)
@@ -79,9 +79,10 @@ def test_a_second_owner_completes_a_revision(tmp_path: Path, owner: identity.Ide
         return replace(current, owners=tuple(sorted((owner.peer_id, second.peer_id))), owner_threshold=2)
 
     runs.revise(tmp_path / "mine", share, sign=owner.sign, owner=owner.peer_id)
-    _, complete = runs.revise(tmp_path / "mine", lambda current: current, sign=owner.sign, owner=owner.peer_id)
-    assert not complete
-    assert runs.countersign(tmp_path / "mine", sign=second.sign, owner=second.peer_id) == 2
+    _, signatures = runs.revise(tmp_path / "mine", lambda current: current, sign=owner.sign, owner=owner.peer_id)
+    assert signatures == runs.Signatures(2, 1, 2)
+    signatures = runs.countersign(tmp_path / "mine", sign=second.sign, owner=second.peer_id)
+    assert signatures == runs.Signatures(2, 2, 2)
 
 
 def test_nobody_else_changes_a_run_while_it_is_changed(tmp_path: Path, owner: identity.Identity) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pulsenet import limits
-from pulsenet.chain.records import ALGORITHM_NONE, Descriptor, EpochRecord
+from pulsenet.chain.records import ALGORITHM_NONE, Descriptor, EpochRecord, SignedRecord
 from pulsenet.chain.rules import check_record
 from pulsenet.chain.token import encode_token
 from pulsenet.errors import ConfigError, LocalProtocolError, RemoteProtocolError, UsageError
@@ -30,6 +30,7 @@ from pulsenetd.words import say_count
 ANCHOR_INTERVAL_MAX: Final = 1_000_000
 PUBLISH_INTERVAL_SECONDS_MAX: Final = 86_400
 EXPIRES_HOURS_MAX: Final = 10 * 365 * 24
+PASSED_ON: Final = "running nodes of this machine pass it on within a minute"
 NAME_HELP: Final = "name of the run on this machine"
 
 
@@ -234,18 +235,19 @@ def _create(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _newest(path: Path) -> Descriptor:
+def _load_revisions(path: Path) -> list[SignedRecord]:
     records = runs.load_descriptors(path)
     if not records:
         raise ConfigError(f"no run in {path}; create it with 'pulsenet run create' or join it first")
-    return decode_value(Descriptor, records[-1].payload)
+    return records
 
 
 def _show(arguments: argparse.Namespace) -> int:
     from pulsenetd import identity
 
     path = _run_path(arguments.name)
-    descriptor = _newest(path)
+    records = _load_revisions(path)
+    descriptor, signatures = decode_value(Descriptor, records[-1].payload), runs.count_signatures(records)
     file = runs.read_own_file(path)
 
     def keys(role: tuple[PeerId, ...]) -> list[str]:
@@ -255,6 +257,7 @@ def _show(arguments: argparse.Namespace) -> int:
         "name": descriptor.name,
         "run_id": file.token.run_id.hex(),
         "revision": descriptor.revision,
+        "complete": signatures.is_complete,
         "owners": keys(descriptor.owners),
         "owner_threshold": descriptor.owner_threshold,
         "authorities": keys(descriptor.authorities),
@@ -287,7 +290,7 @@ def _renew(arguments: argparse.Namespace) -> int:
     path = _run_path(arguments.name)
     _check_expires(arguments)
     config.resolve({"bootstrap": arguments.bootstrap}, {}, None)  # refuses what nobody could dial
-    _newest(path)  # says what to do where there is no such run
+    _load_revisions(path)  # says what to do where there is no such run
     token = _tell_token(runs.renew_token(path, _find_expiry_ms(arguments), tuple(arguments.bootstrap)))
     print(json.dumps({"token": token}) if arguments.json else token)
     return 0
@@ -351,9 +354,16 @@ def _change(arguments: argparse.Namespace) -> int:
         changed = change(current, key, role)
         if threshold is not None:
             changed = replace(changed, owner_threshold=threshold)
-        if not 1 <= changed.owner_threshold <= min(len(changed.owners), limits.SIGNATURES_MAX):
+        most = min(len(changed.owners), limits.SIGNATURES_MAX)
+        if not 1 <= changed.owner_threshold <= most:
             raise UsageError(
-                f"--threshold: {len(changed.owners)} owners cannot give {changed.owner_threshold} signatures"
+                f"--threshold: {say_count(len(changed.owners), 'owner')} cannot give {changed.owner_threshold} "
+                f"signatures; give a number from 1 to {most}"
+            )
+        if len(changed.authorities) > limits.AUTHORITIES_MAX:
+            raise UsageError(
+                f"{len(changed.authorities)} authorities, at most {limits.AUTHORITIES_MAX} can be listed; revoke one "
+                "that is not needed first"
             )
         if changed == current:
             raise UsageError("the run says so already; nothing was changed")
@@ -363,13 +373,13 @@ def _change(arguments: argparse.Namespace) -> int:
             raise UsageError(f"the run cannot be like that: {error}") from error
         return changed
 
-    descriptor, complete = runs.revise(path, apply, sign=owner.sign, owner=owner.peer_id)
+    descriptor, signatures = runs.revise(path, apply, sign=owner.sign, owner=owner.peer_id)
     if arguments.json:
-        print(json.dumps({"revision": descriptor.revision, "complete": complete}))
-    elif complete:
-        print(f"revision {descriptor.revision} signed; running nodes of this machine pass it on within a minute")
+        print(json.dumps({"revision": descriptor.revision, "complete": signatures.is_complete}))
+    elif signatures.is_complete:
+        print(f"revision {descriptor.revision} signed; {PASSED_ON}")
     else:
-        print(f"revision {descriptor.revision} needs more owners: 'pulsenet run countersign {arguments.name}'")
+        print(_say_signatures(arguments, path, signatures, "revision"))
     if not arguments.json and _may_publish_only(arguments.action, descriptor, key):
         print(f"to contribute to rounds as well: 'pulsenet run admit {arguments.name} {arguments.key} --role trainer'")
     return 0
@@ -419,15 +429,17 @@ def _open_epoch(arguments: argparse.Namespace) -> int:
             raise UsageError(f"no epoch can be like that: {error}") from error
         return record
 
-    record, complete = runs.open_epoch(path, make, sign=owner.sign, owner=owner.peer_id)
+    record, signatures = runs.open_epoch(path, make, sign=owner.sign, owner=owner.peer_id)
     if arguments.json:
-        print(json.dumps({"epoch": record.epoch, "first_number": record.first_number, "complete": complete}))
-    elif complete:
+        print(
+            json.dumps({"epoch": record.epoch, "first_number": record.first_number, "complete": signatures.is_complete})
+        )
+    elif signatures.is_complete:
         kept_text = "no earlier version counts" if kept is None else f"what came after version {kept} does not count"
         print(f"epoch {record.epoch} signed: {kept_text}, and the next version is {record.epoch}.{record.first_number}")
-        print("running nodes of this machine pass it on within a minute")
+        print(PASSED_ON)
     else:
-        print(f"epoch {record.epoch} needs more owners: 'pulsenet run countersign {arguments.name} --epoch'")
+        print(_say_signatures(arguments, path, signatures, "epoch"))
     return 0
 
 
@@ -435,6 +447,19 @@ def _countersign(arguments: argparse.Namespace) -> int:
     path = _run_path(arguments.name)
     owner = _owner(arguments, path)
     sign_again = runs.countersign_epoch if arguments.epoch else runs.countersign
-    count = sign_again(path, sign=owner.sign, owner=owner.peer_id)
-    print(json.dumps({"signatures": count}) if arguments.json else say_count(count, "signature"))
+    signatures = sign_again(path, sign=owner.sign, owner=owner.peer_id)
+    if arguments.json:
+        print(json.dumps({"signatures": signatures.count, "needed": signatures.needed}))
+    else:
+        print(_say_signatures(arguments, path, signatures, "epoch" if arguments.epoch else "revision"))
     return 0
+
+
+def _say_signatures(arguments: argparse.Namespace, path: Path, signatures: runs.Signatures, kind: str) -> str:
+    """Say what of the owners' signatures is there, and what comes next."""
+    there = f"{kind} {signatures.number} has {signatures.count} of {signatures.needed} signatures"
+    if signatures.is_complete:
+        return f"{there}; {PASSED_ON}"
+    command = f"pulsenet run countersign {arguments.name}{' --epoch' if kind == 'epoch' else ''}"
+    files = path / ("epochs" if kind == "epoch" else "descriptors")
+    return f"{there}: give the other owners {files}; they run '{command}' and give it back"
