@@ -17,6 +17,7 @@ from pulsenetd.identity import to_libp2p_text
 from pulsenetd.network import addresses
 from pulsenetd.node_file import write_node_file
 from pulsenetd.startup import Settled
+from pulsenetd.words import say_moment
 
 TOKEN_BOOTSTRAPS_MAX: Final = 4
 """Addresses in the token a node prints; a longer one does not fit a line of chat."""
@@ -63,7 +64,10 @@ def announce_start(
     say(f"run          {settled.run_name} {settled.token.run_id.hex()}")
     say(f"metrics      {metrics_url}/metrics")
     say(f"status page  {metrics_url}/")
-    if settled.token.secret and not settled.is_local:
+    if settled.has_token_ended and settled.token.expires_at_ms is not None:
+        end = say_moment(settled.token.expires_at_ms)
+        say(f"join token   ended {end}: 'pulsenet run token {settled.run_name}' makes another")
+    elif settled.token.secret and not settled.is_local:
         # What is said here ends in a journal that others may read.
         say(f"join token   not said, for it holds the run's secret: 'pulsenet run show {settled.run_name}' prints it")
     elif not settled.is_local:

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -286,6 +287,25 @@ def renew_token(run: Path, expires_at_ms: int | None, bootstraps: tuple[str, ...
         renewed = replace(file, token=token, bootstraps=bootstraps or file.bootstraps)
         write_run_file(run / "run.json", renewed)
     return renewed
+
+
+def keep_token(run: Path, name: str, token: JoinToken) -> None:
+    """Write down the token that a node joins by, unless the one that is there ends as late or later.
+
+    Raises:
+        ConfigError: The run's file is damaged.
+        StorageError: The disk refused.
+    """
+    path = run / "run.json"
+    if not path.exists():
+        write_run_file(path, RunFile(name, token, ()))
+        return
+    with _changing(run):
+        file = read_run_file(path)
+        if file.token.expires_at_ms is not None and (token.expires_at_ms or math.inf) > file.token.expires_at_ms:
+            addresses = token.bootstraps or file.token.bootstraps
+            kept = replace(file.token, expires_at_ms=token.expires_at_ms, bootstraps=addresses)
+            write_run_file(path, replace(file, token=kept))
 
 
 def read_own_file(run: Path) -> RunFile:

@@ -55,6 +55,8 @@ class Settled:
     identity: Identity
     is_local: bool
     """The run that lives on loopback and opened by itself."""
+    has_token_ended: bool = False
+    """Nobody joins by it any more; who joined before starts again with it."""
 
     @property
     def run_file(self) -> Path:
@@ -108,12 +110,13 @@ def settle(
                 _open_local_run(path, directory, identity)
             token = _wait_for_token(path, say, sleep)
             _refuse_expired(token, path, now_ms())
-        elif not (path / "run.json").exists():
-            runs.write_run_file(path / "run.json", runs.RunFile(name, token, ()))
+        else:
+            runs.keep_token(path, name, token)
     except BaseException:
         lock.release()
         raise
-    return Settled(name, path, token, directory, lock, identity, is_local)
+    has_ended = token.expires_at_ms is not None and token.expires_at_ms < now_ms()
+    return Settled(name, path, token, directory, lock, identity, is_local, has_ended)
 
 
 def _choose_run(config: Config) -> tuple[str, JoinToken | None]:
@@ -130,7 +133,7 @@ def _choose_run(config: Config) -> tuple[str, JoinToken | None]:
         try:
             token = decode_token(config.token)
         except RemoteProtocolError as error:
-            raise UsageError(f"--token: {error}") from error
+            raise UsageError(f"--token: {error.detail}") from error
         named = config.run != runs.LOCAL_RUN
         return (config.run if named else token.run_id.hex()[:16]), token
     return config.run, None

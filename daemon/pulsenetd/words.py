@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
 ETA_SECONDS_MAX: Final = 86_400.0
 """What would take longer has stopped."""
+MOMENT_MS_MAX: Final = 253_402_300_799_000
+"""The last second of the year 9999: a calendar has no later one."""
 
 
 def say_version(status: Mapping[str, Any], which: str = "applied") -> str:
@@ -44,6 +47,11 @@ def say_seconds(seconds: float) -> str:
     if total < 86_400:
         return f"{total // 3_600} h {total % 3_600 // 60} min"
     return f"{total // 86_400} d {total % 86_400 // 3_600} h"
+
+
+def say_moment(unix_ms: int) -> str:
+    """Return a moment to the minute, in the time that is the same everywhere."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(unix_ms, MOMENT_MS_MAX) / 1_000))
 
 
 def say_count(count: int, noun: str) -> str:

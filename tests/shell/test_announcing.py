@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,15 @@ def test_the_secret_of_a_private_run_is_not_said_for_what_is_said_is_logged(sett
     assert "pulsenet run show theirs" in text
     written = json.loads((tmp_path / NODE_FILE).read_text())
     assert set(written) == {"pid", "peer_id", "metrics_url", "role"}
+
+
+@pytest.mark.parametrize("secret", [b"", b"0123456789abcdef"], ids=["public", "private"])
+def test_a_token_that_ended_is_not_said_for_nobody_joins_by_it(settled: Any, secret: bytes) -> None:
+    node = settled(secret)
+    token = replace(node.token, expires_at_ms=1_000)
+    text = announce(replace(node, token=token, has_token_ended=True))
+    assert "pulse1" not in text
+    assert "join token   ended 1970-01-01 00:00 UTC: 'pulsenet run token theirs' makes another" in text.splitlines()
 
 
 def test_the_run_of_this_machine_needs_no_token(settled: Any) -> None:

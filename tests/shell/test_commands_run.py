@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -123,13 +124,30 @@ def test_a_token_that_ended_is_followed_by_a_new_one(shell: Shell) -> None:
     other = PEER + shell.text("other")
     before = time.time()
     code, out, err = shell.run("token", "mine", "--expires", "48", "--bootstrap", other)
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert re.fullmatch(r"the token ends \d{4}-\d\d-\d\d \d\d:\d\d UTC\n", err)
     renewed = decode_token(out)
     assert renewed.expires_at_ms is not None
     assert 172_799 <= renewed.expires_at_ms / 1000 - before <= 172_860
     assert (renewed.run_id, renewed.secret, renewed.bootstraps) == (old.run_id, old.secret, (other,))
     assert runs.read_run_file(shell.home / "mine" / "run.json").token == renewed
     assert decode_token(shell.ok("show", "mine")["token"]) == renewed
+
+
+def test_people_are_told_when_a_token_ends(shell: Shell) -> None:
+    """Who only wants to see the token would take its end away, and not know."""
+    shell.create()
+    assert shell.ok("show", "mine")["token_expires_at_ms"] is None
+    code, _, err = shell.run("token", "mine")
+    assert (code, err) == (0, "the token never ends; --expires gives it an end\n")
+    assert re.search(r"^token_ends +never$", shell.run("show", "mine")[1], re.MULTILINE)
+    path = shell.home / "mine" / "run.json"
+    file = runs.read_run_file(path)
+    runs.write_run_file(path, replace(file, token=replace(file.token, expires_at_ms=1_796_130_000_000)))
+    assert shell.ok("show", "mine")["token_expires_at_ms"] == 1_796_130_000_000
+    runs.write_run_file(path, replace(file, token=replace(file.token, expires_at_ms=1_000)))
+    told = "1970-01-01 00:00 UTC, and nobody joins by it any more: 'pulsenet run token mine' makes another"
+    assert f"token_ends                 {told}\n" in shell.run("show", "mine")[1]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from pulsenetd.startup import EVERYWHERE, LOOPBACK, Settled, settle
 from pulsenetd.storage.store import Store
 
 NOW_MS = 1_800_000_000_000
+PEER = "12D3KooWELH8s3aTF93abUfQZ7LbLzCayr9Qjv9A5P5AugqPN2cn"
 
 
 def never(seconds: float) -> None:
@@ -203,7 +204,7 @@ def test_a_run_file_says_name_and_token(machine: Machine, run: Any, tmp_path: Pa
     ("changes", "error", "text"),
     [
         ({"token": "pulse1x", "run_file": "x"}, UsageError, "not both"),
-        ({"token": "pulse2abc"}, UsageError, "--token: token"),
+        ({"token": "pulse2abc"}, UsageError, "--token: a join token starts with"),
         ({"token": "pulse1abc"}, UsageError, "copied whole"),
         ({"run_file": "/nowhere/run.json"}, ConfigError, "there is no run file /nowhere/run.json"),
         ({"run": "typo"}, ConfigError, "no run 'typo' on this machine; give --token"),
@@ -249,11 +250,30 @@ def test_who_joined_before_the_token_expired_starts_again(machine: Machine, run:
     machine.write_run("mine", expired)
     runs.save_descriptor(machine.home / "mine", run.genesis)
     assert machine.settle(run="mine").token == expired
+    assert machine.settle(run="mine").has_token_ended
     assert machine.settle(run="mine", token=encode_token(expired), role="seed").token == expired
     other = make_run(nonce=b"n" * 16)
     runs.save_descriptor(machine.home / "theirs", other.genesis)
     with pytest.raises(ConfigError, match="has expired"):
         machine.settle(run="theirs", token=encode_token(expired))
+
+
+def test_a_token_that_ends_later_takes_the_place_of_the_one_that_was_kept(machine: Machine, run: Any) -> None:
+    """Else the machine shows the one that ended, to its people and to those whom they ask in."""
+    kept = machine.write_run("mine", replace(run.token, expires_at_ms=NOW_MS - 1))
+    live = ("/ip4/10.0.0.1/tcp/4001/p2p/" + PEER,)
+    runs.write_run_file(kept, replace(runs.read_run_file(kept), bootstraps=live))
+    runs.save_descriptor(machine.home / "mine", run.genesis)
+    later = replace(run.token, expires_at_ms=NOW_MS + 1, bootstraps=("/ip4/10.0.0.2/tcp/4001/p2p/" + PEER,))
+    assert not machine.settle(run="mine", token=encode_token(later)).has_token_ended
+    assert runs.read_run_file(kept) == runs.RunFile("mine", later, live)
+    machine.settle(run="mine", token=encode_token(replace(later, expires_at_ms=NOW_MS)))
+    assert runs.read_run_file(kept).token == later
+    endless = replace(run.token, expires_at_ms=None)
+    machine.settle(run="mine", token=encode_token(endless))
+    assert runs.read_run_file(kept).token == replace(endless, bootstraps=later.bootstraps)
+    machine.settle(run="mine", token=encode_token(later))
+    assert runs.read_run_file(kept).token.expires_at_ms is None
 
 
 # Directories

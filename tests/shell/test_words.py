@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pulsenetd.words import say_count, say_rate, say_seconds, say_size, say_version
+from pulsenetd.words import say_count, say_moment, say_rate, say_seconds, say_size, say_version
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,15 @@ def test_a_version_is_said_with_its_epoch_and_nothing_where_there_is_none() -> N
 
 def test_one_thing_has_no_plural() -> None:
     assert [say_count(count, "peer") for count in (0, 1, 2)] == ["0 peers", "1 peer", "2 peers"]
+
+
+@pytest.mark.parametrize(
+    ("unix_ms", "text"),
+    [
+        (1_796_130_059_999, "2026-12-01 13:00 UTC"),
+        (0, "1970-01-01 00:00 UTC"),
+        (2**63 - 1, "9999-12-31 23:59 UTC"),
+    ],
+)
+def test_moments_are_the_same_everywhere(unix_ms: int, text: str) -> None:
+    assert say_moment(unix_ms) == text

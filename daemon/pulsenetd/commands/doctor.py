@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from pulsenet.local.directories import data_home, list_nodes
 from pulsenetd import config
 from pulsenetd.commands.reporting import reporting
 from pulsenetd.logs import printable
+from pulsenetd.words import say_moment
 
 if TYPE_CHECKING:
     from pulsenetd.doctor.findings import Finding, Subject
@@ -113,11 +115,12 @@ def _make_subject(arguments: argparse.Namespace, on_progress: Callable[[int, int
     file = arguments.config or os.environ.get("PULSENET_CONFIG")
     resolved = config.resolve(flags, os.environ, Path(file) if file else None)
     chosen, home = resolved.config, data_home(os.environ)
-    nodes, bootstraps = _choose_nodes(chosen, home, is_run_named=resolved.origins["run"] != "default")
+    nodes, bootstraps, trouble = _choose_nodes(chosen, home, is_run_named=resolved.origins["run"] != "default")
     return Subject(
         home=home,
         nodes=tuple(nodes),
         bootstraps=tuple(dict.fromkeys([*chosen.bootstrap, *bootstraps])),
+        run_trouble=trouble,
         listen=chosen.listen,
         p2pd=chosen.p2pd,
         metrics_host=chosen.metrics_host,
@@ -130,8 +133,10 @@ def _make_subject(arguments: argparse.Namespace, on_progress: Callable[[int, int
     )
 
 
-def _choose_nodes(chosen: config.Config, home: Path, *, is_run_named: bool) -> tuple[list[Path], list[str]]:
-    """Return the nodes that are meant, and the bootstraps of their run.
+def _choose_nodes(
+    chosen: config.Config, home: Path, *, is_run_named: bool
+) -> tuple[list[Path], list[str], Finding | None]:
+    """Return the nodes that are meant, the bootstraps of their run, and what keeps others from joining it.
 
     A token, a run or a directory names them. Without any of these all nodes of the machine are meant, and no
     bootstraps: those of a run that is long over answer no more.
@@ -139,23 +144,44 @@ def _choose_nodes(chosen: config.Config, home: Path, *, is_run_named: bool) -> t
     from pulsenet.chain.token import decode_token
     from pulsenetd import runs
 
-    known, names = runs.list_tokens(home), []
+    known, names, trouble = runs.list_tokens(home), [], None
     if chosen.token:
         try:
             tokens = [decode_token(chosen.token)]
         except RemoteProtocolError as error:
-            raise UsageError(f"--token: {error}") from error
+            raise UsageError(f"--token: {error.detail}") from error
         names = [name for name, token in known.items() if token.run_id == tokens[0].run_id]
+        trouble = _judge_end(tokens[0].expires_at_ms, has_joined=bool(names))
     else:
         own = Path(chosen.data_dir).absolute() if chosen.data_dir else None
         if is_run_named:
             names = [chosen.run]
+            if chosen.run != runs.LOCAL_RUN and not (home / chosen.run).is_dir():
+                trouble = _miss_run(chosen.run)
         elif own is not None:
             names = [name for name in known if own in list_nodes(home, name, KEY_FILE)]
         files = [file for name in names if (file := home / name / "run.json").exists()]
         tokens = [runs.read_run_file(file).token for file in files]
     bootstraps = [address for token in tokens for address in token.bootstraps]
     if chosen.data_dir:
-        return [Path(chosen.data_dir)], bootstraps
+        return [Path(chosen.data_dir)], bootstraps, trouble
     meant = names if chosen.token or is_run_named else [None]
-    return [node for name in meant for node in list_nodes(home, name, KEY_FILE)], bootstraps
+    return [node for name in meant for node in list_nodes(home, name, KEY_FILE)], bootstraps, trouble
+
+
+def _judge_end(expires_at_ms: int | None, *, has_joined: bool) -> Finding | None:
+    """Say that a token ended; nodes of a machine that knows its run start all the same."""
+    from pulsenetd.doctor.findings import fail, warn
+
+    if expires_at_ms is None or time.time() * 1_000 <= expires_at_ms:
+        return None
+    text = f"the join token ended {say_moment(expires_at_ms)}"
+    step = "ask a member for another: 'pulsenet run token NAME'"
+    return warn(f"{text}: nodes that joined by it start again, others cannot", step) if has_joined else fail(text, step)
+
+
+def _miss_run(name: str) -> Finding:
+    from pulsenetd.doctor.findings import fail
+
+    step = f"give --token, or create it with 'pulsenet run create {name}'"
+    return fail(f"no run '{name}' on this machine", step)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +26,7 @@ from pulsenetd import config, runs
 from pulsenetd.commands import run_examples, run_rounds
 from pulsenetd.logs import printable
 from pulsenetd.storage.disk import Disk, make_directory
-from pulsenetd.words import say_count
+from pulsenetd.words import say_count, say_moment
 
 ANCHOR_INTERVAL_MAX: Final = 1_000_000
 PUBLISH_INTERVAL_SECONDS_MAX: Final = 86_400
@@ -269,10 +270,12 @@ def _show(arguments: argparse.Namespace) -> int:
         "anchor_interval": descriptor.anchor_interval,
         "bootstraps": list(file.bootstraps),
         "token": _tell_token(file),
+        "token_expires_at_ms": file.token.expires_at_ms,
     }
     if arguments.json:
         print(json.dumps(table, indent=2))
         return 0
+    table["token_ends"] = _say_end(table.pop("token_expires_at_ms"), arguments.name)
     for name, value in table.items():
         for position, item in enumerate(value if isinstance(value, list) else [value]):
             print(f"{name if position == 0 else '':<26} {printable(str(item))}")
@@ -291,9 +294,21 @@ def _renew(arguments: argparse.Namespace) -> int:
     _check_expires(arguments)
     config.resolve({"bootstrap": arguments.bootstrap}, {}, None)  # refuses what nobody could dial
     _load_revisions(path)  # says what to do where there is no such run
-    token = _tell_token(runs.renew_token(path, _find_expiry_ms(arguments), tuple(arguments.bootstrap)))
+    file = runs.renew_token(path, _find_expiry_ms(arguments), tuple(arguments.bootstrap))
+    token, expires_at_ms = _tell_token(file), file.token.expires_at_ms
     print(json.dumps({"token": token}) if arguments.json else token)
+    if not arguments.json:  # beside the token, which a script may want alone
+        end = "never ends; --expires gives it an end" if expires_at_ms is None else f"ends {say_moment(expires_at_ms)}"
+        print(f"the token {end}", file=sys.stderr)
     return 0
+
+
+def _say_end(expires_at_ms: int | None, name: str) -> str:
+    if expires_at_ms is None:
+        return "never"
+    is_over = expires_at_ms < time.time() * 1_000
+    step = f", and nobody joins by it any more: 'pulsenet run token {name}' makes another" if is_over else ""
+    return say_moment(expires_at_ms) + step
 
 
 def _find_expiry_ms(arguments: argparse.Namespace) -> int | None:

@@ -63,6 +63,8 @@ class Subject:
     """Directories of nodes, running or not."""
     bootstraps: tuple[str, ...] = ()
     """Addresses a node would join by, each with ``/p2p/<peer>``."""
+    run_trouble: Finding | None = None
+    """What is wrong with the run, or the token, that was asked for."""
     listen: str = ""
     """Where a node is to listen; empty for any free port."""
     p2pd: str = ""

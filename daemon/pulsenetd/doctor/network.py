@@ -70,9 +70,12 @@ def _explain_bind(error: OSError, host: str, port: int, running: Sequence[Path],
 
 
 def look_at_bootstraps(subject: Subject) -> Sequence[Finding]:
-    """Knock at each bootstrap; each has its own line."""
+    """Knock at each bootstrap; each has its own line, after what is wrong with the run or its token."""
+    trouble = [] if subject.run_trouble is None else [subject.run_trouble]
     if not subject.bootstraps:
-        return [ok("none given: nodes of this machine are enough, or give --run, --token or --bootstrap to check some")]
+        return trouble or [
+            ok("none given: nodes of this machine are enough, or give --run, --token or --bootstrap to check some")
+        ]
 
     async def knock_at_all() -> list[str | None]:
         return await asyncio.gather(*(_knock_at(text) for text in subject.bootstraps))
@@ -81,7 +84,7 @@ def look_at_bootstraps(subject: Subject) -> Sequence[Finding]:
     is_one_alive = None in answers
     grade = warn if is_one_alive else fail
     step = "one that answers is enough" if is_one_alive else "is it running, and the address right? Ask for a new token"
-    return [
+    return trouble + [
         ok(f"{text}: a libp2p node answers") if answer is None else grade(f"{text}: {answer}", step)
         for text, answer in zip(subject.bootstraps, answers, strict=True)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,33 @@ def test_a_run_a_token_or_a_directory_names_the_nodes_and_nothing_all(
     assert looked_at("--run", "local") == (set(), False), "a run file that is damaged is said, not passed over"
     assert looked_at("--token", encode_token(token)) == (every - {home / "local" / "seed"}, True)
     assert looked_at("--data-dir", str(own)) == ({own}, True)
+
+
+def test_a_token_that_ended_and_a_run_that_is_not_here_are_said(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+    """Both were answered as if nothing had been asked for."""
+    token = JoinToken(RunId(b"m" * 32), 0, ("/ip4/127.0.0.1/tcp/1/p2p/" + KEY,), b"", 1_000)
+
+    def ask(*words: str) -> list[str]:
+        code = cli.main(["doctor", *words])
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.split()[1] == "bootstraps"]
+        assert code == 1 or not any(line.startswith("fail") for line in lines)
+        return lines
+
+    ended = "the join token ended 1970-01-01 00:00 UTC"
+    step = "ask a member for another: 'pulsenet run token NAME'"
+    assert ask("--token", encode_token(token))[0] == f"fail  bootstraps  {ended}; {step}"
+    runs.write_run_file(home / "mine" / "run.json", runs.RunFile("mine", token, ()))
+    told = f"{ended}: nodes that joined by it start again, others cannot"
+    assert ask("--token", encode_token(token))[0] == f"warn  bootstraps  {told}; {step}"
+    assert ended not in str(ask("--token", encode_token(replace(token, expires_at_ms=None))))
+    told = "no run 'typo' on this machine; give --token, or create it with 'pulsenet run create typo'"
+    assert ask("--run", "typo") == [f"fail  bootstraps  {told}"]
+    assert ask("--run", "local")[0].startswith("ok ")
+
+
+def test_a_token_that_is_none_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--token", "pulse1..."]) == 2
+    assert capsys.readouterr().err == "pulsenet: --token: not base32: was it copied whole?\n"
 
 
 def test_a_repair_that_fails_says_why() -> None:
