@@ -28,9 +28,9 @@ class MixingConnection(RoundsConnection):
         """Take part (``no-mixing``, ``table``, ``self-test``, ``not-listed``, ``busy``)."""
         self._ask(local.OpenMixing(table.encode(), self_test), local.MixingOpened)
 
-    def locate(self, round_index: int | None, open_round_index: int | None, wait_seconds: float) -> local.Begin | None:
+    def locate(self, round_index: int | None, wait_seconds: float) -> local.Begin | None:
         """Return where to begin; ``None`` if nobody knew in time."""
-        return self._await(local.Locate(round_index, open_round_index, _to_ms(wait_seconds)), local.Begin, wait_seconds)
+        return self._await(local.Locate(round_index, _to_ms(wait_seconds)), local.Begin, wait_seconds)
 
     def refuse_state(self, reason: str, wait_seconds: float) -> local.Begin | None:
         """Say that the state offered cannot be read, and return where else to begin."""

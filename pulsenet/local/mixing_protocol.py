@@ -61,8 +61,6 @@ class Locate:
 
     round_index: int | None
     """The round to be opened next; ``None`` for a process that holds no state that counts."""
-    open_round_index: int | None
-    """A round that was opened by an earlier life of the daemon and is not over."""
     timeout_ms: int
 
 

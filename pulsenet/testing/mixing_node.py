@@ -53,6 +53,9 @@ if TYPE_CHECKING:
     from pulsenet.ids import PeerId
     from pulsenet.testing.mixing_world import MixingWorld
 
+RECONNECT_SECONDS = 5.0
+"""How long a round of the training process waits for a node that is away, as ``DaemonMixer`` does."""
+
 HAND_SECONDS_MAX = 0.05
 """Longest time of one thing that shell or training process do beside inner steps."""
 
@@ -122,13 +125,16 @@ class MixingNode(RoundsNode):
 
     def crash(self) -> None:
         """Die at once, training process and all; the disks stay."""
-        self.stop_daemon()
         self._end_toy()
+        self.stop_daemon()
 
     def stop_daemon(self) -> None:
-        """Let the node's process die alone: the training process goes on."""
+        """Let the node's process die alone: the training process goes on with its own values."""
         SimulatedNode.crash(self)
         self.convener = None
+        if self.toy is not None:
+            self.waited_since = {}
+            self._tell(self.toy.lose_node())
 
     def attach_training(self) -> None:
         """Start a training process from its disk."""
@@ -173,6 +179,9 @@ class MixingNode(RoundsNode):
         """Let the machine hear what the training process does, a little later and in order."""
         toy = self.toy
         assert toy is not None
+        if not self.is_up:
+            self._wait_for_node(toy)
+            return
         for event in events:
             told = self._lie(event) if isinstance(event, PartStored) and self.lies is not None else event
             self._world.schedule(self, "mixing", told, HAND_SECONDS_MAX)
@@ -181,25 +190,35 @@ class MixingNode(RoundsNode):
             self.waited_since.setdefault(job, self._world.now)
 
     def _open(self, plan: OpenRound) -> None:
-        toy, world = self.toy, self._world
+        toy = self.toy
         if toy is None or toy.doing is not Doing.OPENING:
             return
         offers, self.wants_state = self.wants_state, False
         self.waited_since = {}
         self._tell(toy.open(plan, offers_state=offers))
-        seconds = world.open_round(self, plan.round_index)
+        self._run_inner_steps(toy, plan)
+
+    def _run_inner_steps(self, toy: ToyMixing, plan: OpenRound) -> None:
+        seconds = self._world.open_round(self, plan.round_index)
 
         def end() -> None:
             if self.toy is toy and toy.plan is plan and toy.doing is Doing.INNER:
                 self.busy_seconds += seconds
-                self._tell_or_keep(toy.end_inner_steps())
+                self._tell(toy.end_inner_steps())
 
-        world.clock.after(seconds, end)
+        self._world.clock.after(seconds, end)
 
-    def _tell_or_keep(self, events: list[MixingEvent]) -> None:
-        if self.is_up:
-            self._tell(events)
-        # Else the node is away: what was told stands in the toy, and is told when the node is back.
+    def _wait_for_node(self, toy: ToyMixing) -> None:
+        """Open the round that is due alone if the node is not back in time; what it would be told is told then."""
+        due = toy.round_count
+
+        def go_on() -> None:
+            is_due = self.toy is toy and toy.doing is Doing.OPENING and toy.round_count == due
+            if is_due and not self.is_up:
+                self._run_inner_steps(toy, toy.open_alone())
+
+        if toy.doing is Doing.OPENING:
+            self._world.clock.after(RECONNECT_SECONDS, go_on)
 
     def _take(self, ready: MixReady) -> None:
         toy = self.toy

@@ -23,7 +23,6 @@ from pulsenet.node.mixing.events import (
     MeanChecked,
     MixingAttached,
     MixingEvent,
-    PartFailed,
     PartsCombined,
     PartSlice,
     PartStored,
@@ -175,10 +174,10 @@ class ToyMixing:
     gradient: Values | None = None
     probed: Values = field(default_factory=lambda: np.zeros(SIZE))
     """Weights after the inner steps."""
+    is_away: bool = False
+    """Whether the node was lost since it last opened a round for this process."""
     handed: dict[Job, Values] = field(default_factory=dict)
     """Vectors of the open round, debts included."""
-    told: list[PartStored | PartFailed | ResultWanted] = field(default_factory=list)
-    """What the machine was told in the open round, to tell it again."""
     settled: list[tuple[DebtName, Values]] = field(default_factory=list)
     """Debts that were added to vectors, in all rounds."""
     is_mute: bool = False
@@ -188,18 +187,31 @@ class ToyMixing:
     """Rounds it went through."""
 
     def attach(self) -> list[MixingEvent]:
-        """Return what the machine is told when it, or this process, begins to live."""
-        held = None if self.disk.z is None else self.disk.round_index
-        if self.doing in (Doing.STARTING, Doing.OPENING) or self.plan is None:
-            self.doing = Doing.STARTING
-            return [MixingAttached(held, SIZE)]
-        # The orders of a round that is open stand in what was told.
-        return [MixingAttached(held, SIZE, self.plan.round_index), *self.told]
+        """Return what the machine is told when it, or this process, begins to live; amid a round nothing."""
+        match self.doing:
+            case Doing.STARTING:
+                return [MixingAttached(None if self.disk.z is None else self.disk.round_index, SIZE)]
+            case Doing.OPENING:
+                return self._want_round()
+            case _:
+                return []
+
+    def lose_node(self) -> list[MixingEvent]:
+        """The node is gone: end what it is waited for with the own values, as ``DaemonMixer`` does."""
+        self.is_away = True
+        match self.doing:
+            case Doing.MIX1:
+                return self._end_mix1()
+            case Doing.MIX2:
+                return self._step()
+            case _:
+                return []
 
     def begin(self, order: StartMixing) -> list[MixingEvent]:
         """Take over a state, or go on with the own one, and want a round."""
         if self.doing is not Doing.STARTING:
             return []
+        self.is_away = False
         if order.parts:
             z = np.concatenate([read_values(self.store, name) for name in order.parts])
             self.disk.z, self.disk.round_index = z, order.round_index
@@ -210,14 +222,23 @@ class ToyMixing:
         return self._want_round()
 
     def _want_round(self) -> list[MixingEvent]:
-        self.doing, self.plan, self.handed, self.told = Doing.OPENING, None, {}, []
-        return [RoundWanted(self.disk.round_index)]
+        self.doing, self.plan, self.handed = Doing.OPENING, None, {}
+        wanted = RoundWanted(self.disk.round_index)
+        # Its next life knows nothing of this process.
+        return [MixingAttached(self.disk.round_index, SIZE), wanted] if self.is_away else [wanted]
+
+    def open_alone(self) -> OpenRound:
+        """Begin a round without the node, which did not come back, and return its plan."""
+        plan = OpenRound(self.disk.round_index, False, 1, (), JobPlan(Job.MIX1, 0), JobPlan(Job.MIX2, 0))
+        self.open(plan, offers_state=False)
+        self.is_away = True
+        return plan
 
     def open(self, plan: OpenRound, *, offers_state: bool) -> list[MixingEvent]:
         """Begin a round; inner steps run from now on."""
         if self.doing is not Doing.OPENING:
             return []
-        self.doing, self.plan = Doing.INNER, plan
+        self.doing, self.plan, self.is_away = Doing.INNER, plan, False
         assert self.disk.z is not None
         self.x = self.disk.z.copy()
         events: list[MixingEvent] = []
@@ -239,9 +260,7 @@ class ToyMixing:
         place = (self.plan.round_index, int(plan.job))
         slices = tuple(write_values(self.store, values, *place) for values in cut(vector, plan.slice_count))
         names = tuple(debt.name for debt in plan.debts)
-        stored = PartStored(self.plan.round_index, plan.job, slices, names)
-        self.told.append(stored)
-        return [stored]
+        return [PartStored(self.plan.round_index, plan.job, slices, names)]
 
     def has_added(self, name: DebtName) -> bool:
         """Say whether this process added a debt to a vector before."""
@@ -261,51 +280,49 @@ class ToyMixing:
         self.gradient = np.array(steps, self.x.dtype)
         self.probed = self.x - self.gradient
         self.doing = Doing.MIX1
-        if not self.plan.mix1.is_mixed:
+        if self.is_away or not self.plan.mix1.is_mixed:
             return self._end_mix1()
-        return self._want(Job.MIX1)
-
-    def _want(self, job: Job) -> list[MixingEvent]:
-        assert self.plan is not None
-        wanted = ResultWanted(self.plan.round_index, job)
-        self.told.append(wanted)
-        return [wanted]
+        return [ResultWanted(self.plan.round_index, Job.MIX1)]
 
     def take(self, ready: MixReady) -> list[MixingEvent]:
         """Take in the result of a job."""
         if self.plan is None or ready.round_index != self.plan.round_index:
             return []
         if ready.job is Job.MIX1 and self.doing is Doing.MIX1:
-            self.x = self._apply(ready, self.handed.get(Job.MIX1, self.x))
+            self._apply(ready)
             return self._end_mix1()
         if ready.job is Job.MIX2 and self.doing is Doing.MIX2:
-            self.gradient = self._apply(ready, self.handed.get(Job.MIX2, self.gradient))
+            self._apply(ready)
             return self._step()
         return []
 
-    def _apply(self, ready: MixReady, own: Values | None) -> Values:
-        assert own is not None
-        if not ready.slices:
-            return own
+    def _apply(self, ready: MixReady) -> None:
+        """Write the means that came over the values that were handed over."""
+        own = self.handed.get(ready.job)
+        if own is None or not ready.slices:
+            return
         pieces = cut(own, len(ready.slices))
         for place, piece in enumerate(ready.slices):
             if piece.mean is not None:
                 pieces[place] = read_values(self.store, piece.mean)
-        return np.concatenate(pieces)
+        self.handed[ready.job] = np.concatenate(pieces)
 
     def _end_mix1(self) -> list[MixingEvent]:
         assert self.plan is not None
         assert self.gradient is not None
+        self.x = self.handed.get(Job.MIX1, self.x)
         self.doing = Doing.MIX2
-        if not self.plan.mix2.is_mixed:
+        if self.is_away or not self.plan.mix2.is_mixed:
             return self._step()
-        return [*self._hand_over(self.plan.mix2, self.gradient), *self._want(Job.MIX2)]
+        return [*self._hand_over(self.plan.mix2, self.gradient), ResultWanted(self.plan.round_index, Job.MIX2)]
 
     def _step(self) -> list[MixingEvent]:
         assert self.plan is not None
         assert self.x is not None
+        self.gradient = self.handed.get(Job.MIX2, self.gradient)
         assert self.gradient is not None
-        probed = [self._answer_probe(self.plan)] if self.plan.is_probed and not self.is_mute else []
+        is_asked = self.plan.is_probed and not self.is_mute and not self.is_away
+        probed = [self._answer_probe(self.plan)] if is_asked else []
         self.disk.z = self.x - self.x.dtype.type(self.learning_rate) * self.gradient
         self.disk.round_index = self.plan.round_index + 1
         self.round_count += 1

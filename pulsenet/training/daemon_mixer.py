@@ -145,7 +145,7 @@ class DaemonMixer(DaemonEnd[MixingConnection]):
         while time.monotonic() < give_up_at:
             try:
                 connection = self._ready()
-                begin = connection.locate(held, None, give_up_at - time.monotonic())
+                begin = connection.locate(held, give_up_at - time.monotonic())
                 while begin is not None:
                     if held is not None and begin.round_index > held + self._settings.roster_rounds:
                         # Nothing of what this trainer holds is in the others any more.
@@ -175,7 +175,7 @@ class DaemonMixer(DaemonEnd[MixingConnection]):
             try:
                 connection = self._ready()
                 if not self._is_located:
-                    connection.locate(round_index, None, ROUND_SECONDS_MAX)
+                    connection.locate(round_index, ROUND_SECONDS_MAX)
                     self._is_located = True
                 opened = connection.want_round(round_index, ROUND_SECONDS_MAX)
                 break

@@ -19,7 +19,7 @@ from pulsenet.node.mixing.work import name_of
 from pulsenet.outer.mixing.pairing import count_slices
 from pulsenet.outer.mixing.settings import Job, MixingSettings, MixingVariant
 from pulsenet.testing.checkers import SimulationError
-from pulsenet.testing.mixing_node import MixingNode
+from pulsenet.testing.mixing_node import RECONNECT_SECONDS, MixingNode
 from pulsenet.testing.mixing_world import MixingWorld
 from pulsenet.testing.network import Faults
 from pulsenet.testing.toy_mixing import Doing, ToyMixing, Values
@@ -214,19 +214,43 @@ def test_an_answer_that_came_to_nothing_leaves_no_debt() -> None:
 
 @pytest.mark.parametrize("tenths", range(1, 30, 4))
 @pytest.mark.parametrize("variant", [MixingVariant.LOCAL_M1_M2, MixingVariant.GLOBAL_M1_LOCAL_M2])
-def test_a_daemon_that_restarts_in_a_round_goes_on_in_it(tenths: int, variant: MixingVariant) -> None:
+def test_a_daemon_that_restarts_in_a_round_costs_its_training_process_that_round(
+    tenths: int, variant: MixingVariant
+) -> None:
     world = make_world(7, variant, step=0.5)
     world.run_rounds(2, 2 * ROUND_SECONDS_MAX)
     world.run_for(tenths / 10)
     member = world.member("trainer 0")
     toy = member.toy
+    assert toy is not None
+    assert member.mixing is not None
+    lost = member.mixing.round_index
     world.stop_daemon(member)
+    assert toy.doing in (Doing.OPENING, Doing.INNER), "it waits for nobody"
     world.run_for(0.3)
     world.start(member)
+    count = len(world.waits)
+    world.run_until(lambda: toy.plan is not None and toy.plan.round_index != lost, ROUND_SECONDS_MAX)
+    assert [ready for name, ready, _ in world.waits[count:] if name == member.name] == []
+    assert toy.plan is not None
+    assert toy.plan.is_listed
     world.run_rounds(3, 3 * ROUND_SECONDS_MAX)
     assert member.toy is toy
-    assert toy is not None
     assert toy.adopted_count == 0
+    assert any(name == member.name and not ready.is_alone for name, ready, _ in world.waits[count:])
+
+
+def test_while_its_daemon_is_away_a_training_process_goes_on_alone() -> None:
+    world = make_world(7, step=0.5)
+    world.run_rounds(2, 2 * ROUND_SECONDS_MAX)
+    member = world.member("trainer 0")
+    world.stop_daemon(member)
+    before = member.round_count
+    world.run_for(5 * (RECONNECT_SECONDS + 1.0))
+    assert member.round_count >= before + 4
+    world.start(member)
+    count = len(world.waits)
+    world.run_until(lambda: any(name == member.name for name, *_ in world.waits[count:]), 10 * ROUND_SECONDS_MAX)
 
 
 def test_a_straggler_goes_on_in_the_newest_round() -> None:

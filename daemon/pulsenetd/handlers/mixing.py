@@ -54,8 +54,8 @@ class MixingDesk:
         self.masters: ParameterTable | None = None
         """What the process trains, the newest that was told."""
         self._is_attached = False
-        self._located: tuple[int | None, int | None] | None = None
-        """What was asked last about where to begin."""
+        self._located: int | None = None
+        """The round that the process said last that it opens next."""
         self._start: StartMixing | None = None
         self._wanted: int | None = None
         self._opened: OpenRound | None = None
@@ -120,15 +120,13 @@ class MixingDesk:
 
     # What the process asks
 
-    async def locate(
-        self, round_index: int | None, open_round_index: int | None, wait_seconds: float
-    ) -> local.Begin | None:
+    async def locate(self, round_index: int | None, wait_seconds: float) -> local.Begin | None:
         """Return where to begin; ``None`` if that is not known in time. Asked again, it waits on."""
         assert self.masters is not None
-        if self._located != (round_index, open_round_index) or not self._is_attached:
+        if self._located != round_index or not self._is_attached:
             self._forget()
-            self._located, self._is_attached = (round_index, open_round_index), True
-            self._post(MixingAttached(round_index, self.masters.element_count, open_round_index))
+            self._located, self._is_attached = round_index, True
+            self._post(MixingAttached(round_index, self.masters.element_count))
         return await self._wait_start(wait_seconds)
 
     async def refuse_state(self, reason: str, wait_seconds: float) -> local.Begin | None:

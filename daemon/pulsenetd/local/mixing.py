@@ -34,8 +34,8 @@ class MixingSession(OuterSession[MixingHook]):
     async def _take(self, message: LocalMessage, traffic: BlobTraffic) -> LocalMessage | None:
         desk = self._hook.desk
         match message:
-            case local.Locate(at, open_round_index):
-                return await self._wait(lambda most: desk.locate(at, open_round_index, most), message.timeout_ms)
+            case local.Locate(at):
+                return await self._wait(lambda most: desk.locate(at, most), message.timeout_ms)
             case local.RefuseState(reason):
                 return await self._wait(lambda most: desk.refuse_state(reason, most), message.timeout_ms)
             case local.WantRound(wanted):

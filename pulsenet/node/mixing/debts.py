@@ -91,7 +91,8 @@ class Debts:
 
         Args:
             now: Monotonic time.
-            is_over: Of the jobs of the open round, which have their result.
+            is_over: Of the jobs of the open round, which have their result. Those that are not there were an earlier
+                life's, and are over.
             open_round: That round.
         """
         self._requests.end_overdue(now)
@@ -122,5 +123,5 @@ class Debts:
         return [
             exchange
             for exchange in self._journal.exchanges(Stand.ANSWERED)
-            if exchange.round_index != open_round or is_over.get(Job(exchange.job), False)
+            if exchange.round_index != open_round or is_over.get(Job(exchange.job), True)
         ]

@@ -40,16 +40,13 @@ class DebtName:
 class MixingAttached:
     """A training process is there; answered by ``StartMixing``.
 
-    If it is in the middle of a round, because it outlived an earlier life of this machine, the shell next tells again
-    what of that round was told: ``PartStored`` with the same blobs and debts, and ``ResultWanted``.
+    Whatever round was open is over: one that outlived an earlier life of this machine ended it with its own values.
     """
 
     round_index: int | None
     """The round it wants to open next; ``None`` if it holds no state that counts, and would adopt somebody's."""
     element_count: int
     """Elements of all masters: no state that is adopted may be larger."""
-    open_round_index: int | None = None
-    """The round that was opened for it and is not over, if any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pulsenet.chain.records import Share, ShareKind
-from pulsenet.chain.signing import decode_signed, record_digest
+from pulsenet.chain.signing import decode_signed
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.effects import Count, Effect, StrikePeer
 from pulsenet.node.events import Event
 from pulsenet.node.mixing.effects import CheckMean, CombinePart, CombineParts, MixedSlice
-from pulsenet.node.mixing.events import CombineFailed, MeanChecked, PartsCombined, PartSlice
+from pulsenet.node.mixing.events import CombineFailed, MeanChecked, PartsCombined, PartSlice, PartStored
 from pulsenet.node.mixing.work import Bench, Wants, Work, name_of, part_of
 from pulsenet.outer.mixing.pairing import count_slices, find_owner
 from pulsenet.outer.mixing.settings import Job
@@ -89,30 +89,15 @@ class EverybodyWork(Work):
         self._duties = {place: _Duty() for place, owner in enumerate(self._owners) if owner == bench.peer_id}
         self._slices = [_Slice() for _ in self._owners]
         self._stored_at = 0.0
-        self._restore_mean()
-
-    def _restore_mean(self) -> None:
-        """Go on with the mean that an earlier life of this machine signed."""
-        for record in self.bench.journal.means:
-            signed = decode_signed(record)
-            share = decode_value(Share, signed.payload)
-            here = (self.bench.known.digest, self.bench.round_index, int(self.job), self.slice_count)
-            if (share.roster, share.round_index, share.job, share.slice_count) == here:
-                self.shown[ShareKind.MEAN, share.slice_index] = (record_digest(signed), record)
-                self._duties[share.slice_index].is_made = True
-                self._slices[share.slice_index].share = share
 
     # What happens
 
-    def take_part(self, event: object, now: float) -> list[Effect]:
+    def take_part(self, event: PartStored, now: float) -> list[Effect]:
         """Take in the own vector."""
         had = bool(self.own)
-        effects = super().take_part(event, now)  # type: ignore[arg-type]
+        effects = super().take_part(event, now)
         if self.own and not had:
             self._stored_at = now
-            for piece in self._slices:
-                if piece.share is not None:
-                    piece.piece = self._piece_of(piece.share)
         return effects
 
     def take_answer(self, event: Event, now: float) -> list[Effect]:
@@ -144,7 +129,6 @@ class EverybodyWork(Work):
         bench.journal.track(bench.round_index, event.blob_id)
         contributors = write_contributors({each.peer_id for each in order.parts}, self._members)
         _, record = self.show(ShareKind.MEAN, place, part, contributors, order.mixed_root)
-        bench.journal.note_mean(record)
         share = decode_value(Share, decode_signed(record).payload)
         piece = self._slices[place]
         piece.share = share

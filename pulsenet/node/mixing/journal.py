@@ -1,4 +1,4 @@
-"""What mixing must not forget with a process: the round it is in, what it agreed to, what it signed, what it keeps.
+"""What mixing must not forget with a process: the round it was in, what it agreed to, what it keeps.
 
 Saved before whatever follows from it is said. Everything in it is bounded.
 """
@@ -28,8 +28,6 @@ TAKEN_MAX: Final = 64
 
 DEBTS_MAX: Final = 32
 """Exchanges of which this node does not know that both sides have the mean; beyond, the oldest is given up."""
-
-MEANS_MAX: Final = 8
 
 BLOBS_MAX: Final = 16 * limits.ROSTER_MEMBERS_MAX
 """Blobs of the rounds that are kept."""
@@ -83,8 +81,6 @@ class _State:
     rosters: Annotated[tuple[Record, ...], CountMax(limits.ROSTERS_PER_REPLY_MAX)]
     exchanges: Annotated[tuple[Exchange, ...], CountMax(TAKEN_MAX + DEBTS_MAX)]
     known_from: int
-    closed: Annotated[tuple[int, ...], CountMax(len(Job))]
-    means: Annotated[tuple[ShareRecord, ...], CountMax(MEANS_MAX)]
     blobs: Annotated[tuple[_Blob, ...], CountMax(BLOBS_MAX)]
 
 
@@ -99,7 +95,7 @@ class Journal:
     """
 
     def __init__(self, data: bytes | None) -> None:
-        state = _State(None, None, (), (), 0, (), (), ())
+        state = _State(None, None, (), (), 0, ())
         if data is not None:
             try:
                 state = decode_value(_State, data)
@@ -111,10 +107,6 @@ class Journal:
         """By which roster, if by any."""
         self.stored_rosters = state.rosters
         self.known_from = state.known_from
-        self.closed = {Job(job) for job in state.closed}
-        """Jobs of that round that kept their own values; nothing is taken in them any more."""
-        self.means = list(state.means)
-        """Means this node signed, of the newest rounds, encoded."""
         self._exchanges = {(each.round_index, each.job): each for each in state.exchanges}
         self._blobs = {blob.blob_id: blob.round_index for blob in state.blobs}
         self.is_changed = False
@@ -165,17 +157,7 @@ class Journal:
 
     def open(self, round_index: int, roster: Digest | None) -> None:
         """A round was opened."""
-        self.round_index, self.roster, self.closed = round_index, roster, set()
-        self.is_changed = True
-
-    def close(self, job: Job) -> None:
-        """A job of the open round kept its own values, for good."""
-        self.closed.add(job)
-        self.is_changed = True
-
-    def note_mean(self, record: bytes) -> None:
-        """A mean was signed."""
-        self.means = [*self.means, record][-MEANS_MAX:]
+        self.round_index, self.roster = round_index, roster
         self.is_changed = True
 
     # Blobs
@@ -218,8 +200,6 @@ class Journal:
             rosters=rosters,
             exchanges=tuple(self._exchanges[key] for key in sorted(self._exchanges)),
             known_from=self.known_from,
-            closed=tuple(sorted(int(job) for job in self.closed)),
-            means=tuple(self.means),
             blobs=tuple(_Blob(round_index, blob_id) for blob_id, round_index in self._blobs.items()),
         )
         return SaveState(MIXING_KEY, encode_value(state))

@@ -1,8 +1,9 @@
 """A trainer's part in mixing, as a machine: open rounds, show parts, take means, and never wait for longer than agreed.
 
 The training process holds every array and the shell every blob; this machine moves names of them between members. It
-promises little and keeps that across restarts: one share of a kind in each job, and in a pair's exchange who took the
-mean first (``Journal``). Who comes late, lies or dies costs the others what it would have given, and nothing else.
+promises little and keeps that across restarts: one share of a kind in each job, since no round is opened twice or gone
+on in by another life, and in a pair's exchange who took the mean first (``Journal``). Who comes late, lies or dies
+costs the others what it would have given, and nothing else.
 """
 
 from __future__ import annotations
@@ -218,7 +219,7 @@ class Mixing(LedgerMachine):
         if share.job == STATE_JOB or self._peer_id == share.peer_id:
             return "unexpected"
         round_index, open_round = share.round_index, self._journal.round_index
-        if open_round is not None and round_index < open_round:
+        if self._is_over(round_index):
             return self._judge_old(share)
         self._inbox.note_heard(share.peer_id, round_index)
         if self._roster_of(round_index) != known:
@@ -234,6 +235,11 @@ class Mixing(LedgerMachine):
         if not self._inbox.may_keep(round_index, open_round):
             return "early"
         return self._inbox.add(share, record_digest(signed), event.record, open_round)
+
+    def _is_over(self, round_index: int) -> bool:
+        """Say whether nothing more is taken here in a round: it ends with the process that opened it, or the next."""
+        last = self._journal.round_index
+        return last is not None and (round_index < last or (round_index == last and self._opened is None))
 
     def _judge_old(self, share: Share) -> str:
         """Judge a share of a round that is over here."""
@@ -295,11 +301,6 @@ class Mixing(LedgerMachine):
         self._attached, self._opening, self._opened, self._started = event, None, None, None
         self._works, self._before, self._told = {}, {}, set()
         self._joining = None
-        last = self._journal.round_index
-        if event.open_round_index is not None and event.open_round_index == last and self._journal.roster is not None:
-            known = self._rosters.get(self._journal.roster)
-            if known is not None:
-                self._works = self._maker.make_works(last, known)
         if event.round_index is None:
             common = (self._trust, self._rosters, self._courier, self._contact, self._blobs, self._peer_id)
             self._joining = Joining(*common, event.element_count, now)
@@ -428,7 +429,7 @@ class Mixing(LedgerMachine):
             phase = "joining"
         elif self._opening is not None:
             phase = "opening"
-        elif self._opened is not None or self._works:
+        elif self._opened is not None:
             phase = "mixing" if any(work.result is None for work in self._works.values()) else "training"
         report = make_report(phase, self._journal, self._rosters, self._works, self._inbox)
         if report == self._reported:

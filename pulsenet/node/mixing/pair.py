@@ -15,7 +15,7 @@ from pulsenet.ids import PeerId
 from pulsenet.node.effects import Count, Effect, StrikePeer
 from pulsenet.node.events import Event
 from pulsenet.node.mixing.effects import CombinePart, CombineParts, MixedSlice
-from pulsenet.node.mixing.events import CombineFailed, PartsCombined, PartSlice, PartStored
+from pulsenet.node.mixing.events import CombineFailed, PartsCombined, PartSlice
 from pulsenet.node.mixing.journal import Exchange, Stand
 from pulsenet.node.mixing.outbox import Outcome
 from pulsenet.node.mixing.work import Bench, Wants, Work, name_of, part_of
@@ -40,22 +40,8 @@ class PairWork(Work):
         self._mean: PartSlice | None = None
         self._source: PartSlice | None = None
         """The partner's part that was ordered to be combined last: of a hint, until there is an answer."""
-        if job in bench.journal.closed:
-            self.end((MixedSlice(None, 1),), "late")
 
     # What happens
-
-    def take_part(self, event: PartStored, now: float) -> list[Effect]:
-        """Take in the own vector, and go on where an earlier life of this machine stood with the same one."""
-        super().take_part(event, now)
-        agreed = self.bench.journal.exchange(self.bench.round_index, self.job)
-        if not self.own or agreed is None or self.result is not None:
-            return []
-        if agreed.own != self.own[0] or agreed.partner != self.partner:
-            # Another vector than the one that was shown: nothing more may be said in this job.
-            return self._keep("part")
-        self._mean = agreed.mean
-        return self._take(now) if agreed.stand is Stand.TAKEN else []
 
     def note_outcome(self, outcome: Outcome, now: float) -> list[Effect]:
         """The partner refused what it was shown: its round is over, or it cannot use it."""
@@ -175,7 +161,6 @@ class PairWork(Work):
 
     def _keep(self, reason: str) -> list[Effect]:
         """Keep the own values, for good."""
-        self.bench.journal.close(self.job)
         return self.end((MixedSlice(None, 1),), reason)
 
     def _hear_late(self, now: float) -> list[Effect]:

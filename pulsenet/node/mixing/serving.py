@@ -72,22 +72,22 @@ class Serving:
         return SharesReply(
             round_index=open_round if is_attached else None,
             known_from=self._journal.known_from,
-            is_open=self._is_open(request, works, is_attached=is_attached),
+            is_open=self._is_open(request, works),
             shares=shares[start : start + limits.SHARES_PER_REPLY_MAX],
         )
 
-    def _is_open(self, request: GetShares, works: Works, *, is_attached: bool) -> bool:
+    def _is_open(self, request: GetShares, works: Works) -> bool:
         """Say whether this node may still take something in a job of a round."""
         open_round = self._journal.round_index
         if request.round_index is None or request.job not in tuple(Job):
             return False
         if open_round is None or request.round_index > open_round:
             return True
-        if request.round_index < open_round or Job(request.job) in self._journal.closed:
+        if request.round_index < open_round:
             return False
+        # What an earlier life of this machine, or another training process, had begun is over.
         work = works.get(Job(request.job))
-        # A training process that outlived this machine's last life may come back into the round.
-        return not is_attached if work is None else work.result is None
+        return work is not None and work.result is None
 
     def _find_shares(self, round_index: int, job: int, asker: PeerId, works: Works, before: Works) -> tuple[bytes, ...]:
         agreed = self._journal.exchange(round_index, job)

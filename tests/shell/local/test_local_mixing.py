@@ -378,7 +378,7 @@ def test_a_daemon_that_dies_costs_a_round_and_no_more(
     daemon.start()
     plan = mixer.begin_round(2, lambda: vectors(1.0))
     assert (plan.round_index, plan.is_listed) == (2, True)
-    assert daemon.said(MixingAttached)[-1] == MixingAttached(2, TABLE.element_count, None)
+    assert daemon.said(MixingAttached)[-1] == MixingAttached(2, TABLE.element_count)
 
 
 def test_a_daemon_that_answers_nonsense_costs_a_round_and_not_the_training(
@@ -578,17 +578,17 @@ def test_what_does_not_belong_there_is_refused(message: Any, code: str, make_dae
 
 def test_nothing_is_answered_before_mixing_is_open(make_daemon: Callable[..., Daemon]) -> None:
     with closing(Process(make_daemon().directory)) as process:
-        assert refusal(process.ask(local.Locate(0, None, 10))) == "message-unexpected"
+        assert refusal(process.ask(local.Locate(0, 10))) == "message-unexpected"
 
 
 def test_a_question_asked_again_waits_on(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon()
     with closing(Process(daemon.directory)) as process:
         process.open()
-        assert process.ask(local.Locate(3, None, 10)) == rounds.NoOrder()
-        assert process.ask(local.Locate(3, None, 10)) == rounds.NoOrder()
+        assert process.ask(local.Locate(3, 10)) == rounds.NoOrder()
+        assert process.ask(local.Locate(3, 10)) == rounds.NoOrder()
         daemon.order(StartMixing(4))
-        assert process.ask(local.Locate(3, None, 10)) == local.Begin(4, (), False)
+        assert process.ask(local.Locate(3, 10)) == local.Begin(4, (), False)
         assert process.ask(local.WantRound(4, 10)) == rounds.NoOrder()
         plan = JobPlan(Job.MIX1, 0)
         daemon.order(OpenRound(5, False, 1, (), plan, plan))
@@ -612,7 +612,7 @@ def test_blobs_that_were_never_named_go_and_those_of_vectors_stay(
         assert kept.blob_id is not None
         part = local.PartBlob(kept.blob_id, 4, 73, 0)
         assert process.ask(local.StorePart(0, 1, (part, part), (), None)) == rounds.Waiting()
-        process.ask(local.Locate(0, None, 10))
+        process.ask(local.Locate(0, 10))
         for round_index in range(3):
             process.ask(local.WantRound(round_index, 10))
     assert store.is_complete(kept.blob_id)

@@ -23,8 +23,8 @@ PLAN = local.JobPlan(2, (local.DebtBlobs(DEBT, BLOB, BLOB, (1, 4)),))
 EXAMPLES: list[MixingMessage] = [
     local.OpenMixing(b"table", ROOT),
     local.MixingOpened(),
-    local.Locate(None, None, 100),
-    local.Locate(3, 2, 100),
+    local.Locate(None, 100),
+    local.Locate(3, 100),
     local.RefuseState("mixing-header", 100),
     local.Begin(7, (), False),
     local.Begin(7, (BLOB, BLOB), True),

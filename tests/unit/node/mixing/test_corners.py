@@ -408,14 +408,6 @@ class TestMachine:
         desk.wait(STORE_RETRY_SECONDS)
         assert desk.find(StartMixing) == [order]
 
-    def test_a_round_whose_roster_is_gone_is_not_come_back_into(self, make_desk: MakeDesk) -> None:
-        desk = make_desk().begin()
-        desk.convene(number=2)
-        desk.tell(MixingAttached(1, SIZE, 0))
-        desk.hand_over(np.ones(SIZE))
-        (ready,) = desk.find(MixReady)
-        assert (ready.slices, ready.reason) == ((), "")
-
     def test_a_term_that_is_heard_of_is_known(self, make_desk: MakeDesk) -> None:
         desk = make_desk(0)
         desk.tell(TermSeen((desk.vote(),), desk.coordinator))

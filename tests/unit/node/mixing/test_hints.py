@@ -100,7 +100,7 @@ def test_of_a_hint_and_an_answer_with_other_content_the_answer_counts(make_desk:
     (ready,) = desk.find(MixReady)
     assert (read_values(desk.store, ready.slices[0].mean) == 3.0).all()
     assert Count("rejected", "mismatch") in desk.effects
-    # A node that came back with another vector does that: it is no crime.
+    # A hint promises nothing: it is no crime.
     assert desk.find(StrikePeer) == []
 
 
@@ -227,31 +227,30 @@ def test_a_word_on_a_hint_that_comes_after_the_answer_voids_nothing(make_desk: M
     assert desk.machine.stands() == {(0, 1): Stand.ANSWERED}
 
 
-def test_a_lower_key_that_restarts_asks_for_the_hint_again(make_desk: MakeDesk) -> None:
+def test_a_lower_key_that_restarts_before_the_round_asks_for_the_hint_again(make_desk: MakeDesk) -> None:
     upper = make_desk(1).begin(ONES)
     reply = upper.machine.reply_shares(GetShares(0, 1, 0), upper.other)
     hint = [share.kind for _, share in upper.pushed()]
     assert (hint, len(reply.shares)) == ([ShareKind.HINT], 1)
 
-    lower = hinted(make_desk)
+    lower = make_desk(0).begin(ONES)
+    record = lower.share(lower.other, lower.part(TWOS, 1), kind=ShareKind.HINT, round_index=1)
+    assert lower.push(lower.other, record) == "", "kept until the round opens, in this life"
     lower.make_machine(lower.store.state[MIXING_KEY])
     lower.effects = []
     lower.connect()
-    lower.tell(MixingAttached(1, SIZE, 0))
-    lower.hand_over(ONES)
+    lower.open(1)
+    lower.hand_over(ONES, round_index=1)
     lower.wait(3.0)
-    (asked,) = [e for e in lower.find(SendRequest) if isinstance(e.message, GetShares) and e.message.job == 1]
-    record = lower.share(lower.other, lower.part(TWOS), kind=ShareKind.HINT)
-    lower.tell(ReplyReceived(asked.request_id, lower.other, SharesReply(0, 0, True, (record,))))
+    (asked,) = [e for e in lower.find(SendRequest) if e.message == GetShares(1, 1, 0)]
+    lower.tell(ReplyReceived(asked.request_id, lower.other, SharesReply(1, 0, True, (record,))))
+    assert lower.serve()
     # A hint is not all there is to hear: the answer is asked for too.
-    lower.effects = []
     lower.wait(3.0)
-    assert [e for e in lower.find(SendRequest) if isinstance(e.message, GetShares) and e.message.job == 1]
-    # What the hint is of is here since the life before.
-    assert not asks_for(lower, TWOS)
+    assert [e for e in lower.find(SendRequest) if e.message == GetShares(1, 1, 0)]
     lower.work()
     assert lower.find(MixReady) == []
-    say(lower, ShareKind.PART)
+    lower.push(lower.other, lower.share(lower.other, lower.part(TWOS, 1), round_index=1))
     assert [ready.is_alone for ready in lower.find(MixReady)] == [False]
 
 
@@ -263,19 +262,17 @@ def test_a_hint_is_told_to_the_partner_alone(make_desk: MakeDesk) -> None:
         assert [key for key, shares in told.items() if shares] == [partner]
 
 
-def test_an_upper_key_that_restarts_hints_again_unless_it_answered(make_desk: MakeDesk) -> None:
-    for answers, kinds in ((False, [ShareKind.HINT]), (True, [ShareKind.PART])):
-        desk = make_desk(1).begin(ONES)
-        if answers:
-            say(desk, ShareKind.PART)
-            desk.serve()
-            desk.work()
-        desk.make_machine(desk.store.state[MIXING_KEY])
-        desk.effects = []
-        desk.connect()
-        desk.tell(MixingAttached(1, SIZE, 0))
-        desk.hand_over(ONES)
-        assert [share.kind for _, share in desk.pushed()] == kinds
+def test_an_upper_key_that_restarts_hints_no_more(make_desk: MakeDesk) -> None:
+    desk = make_desk(1).begin(ONES)
+    desk.make_machine(desk.store.state[MIXING_KEY])
+    desk.effects = []
+    desk.connect()
+    desk.tell(MixingAttached(1, SIZE))
+    desk.hand_over(ONES)
+    assert desk.pushed() == []
+    reply = desk.machine.reply_shares(GetShares(0, 1, 0), desk.other)
+    assert (reply.is_open, reply.shares) == (False, ())
+    assert say(desk, ShareKind.PART) == "round"
 
 
 @pytest.mark.parametrize("is_late", [False, True])

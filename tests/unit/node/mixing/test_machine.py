@@ -170,37 +170,91 @@ def test_after_its_wait_a_member_keeps_its_own_and_says_that_the_job_is_closed(m
     assert [(ready.reason, ready.is_alone) for ready in desk.find(MixReady)] == [("late", True)]
     reply = desk.machine.reply_shares(GetShares(0, 1, 0), desk.other)
     assert (reply.is_open, [len(reply.shares)]) == (False, [1])
-    # Also in its next life, into which the training process comes with the same vector.
+    # Also in its next life.
+    restart(desk)
+    assert not desk.machine.reply_shares(GetShares(0, 1, 0), desk.other).is_open
+    assert desk.push(desk.other, desk.share(desk.other, desk.part(TWOS))) == "round"
+
+
+# Restarts in a round: it is over here, and what was agreed to in it stands
+
+
+def restart(desk: Any) -> None:
+    """Let the machine begin again from the disk, and the others be connected."""
     desk.make_machine(desk.store.state[MIXING_KEY])
     desk.effects = []
-    desk.tell(MixingAttached(1, SIZE, 0))
-    desk.hand_over(ONES)
-    assert [ready.is_alone for ready in desk.find(MixReady)] == [True]
+    desk.connect()
 
 
-def test_a_side_that_took_takes_again_after_a_restart(make_desk: MakeDesk) -> None:
+def test_a_side_that_took_says_so_after_a_restart(make_desk: MakeDesk) -> None:
     desk = make_desk(0).begin(ONES)
     desk.push(desk.other, desk.share(desk.other, desk.part(TWOS)))
     desk.serve()
     desk.work()
-    (before,) = desk.find(MixReady)
-    desk.make_machine(desk.store.state[MIXING_KEY])
-    desk.effects = []
-    assert desk.machine.reply_shares(GetShares(0, 1, 0), desk.other).shares
-    desk.tell(MixingAttached(1, SIZE, 0))
+    before = desk.machine.reply_shares(GetShares(0, 1, 0), desk.other)
+    restart(desk)
+    after = desk.machine.reply_shares(GetShares(0, 1, 0), desk.other)
+    assert (after.is_open, after.shares) == (False, before.shares)
+    assert len(after.shares) == 1
+    # What the other said before it heard of that is answered as in the life before.
+    assert desk.push(desk.other, desk.share(desk.other, desk.part(TWOS))) == ""
+    assert desk.machine.stands() == {(0, 1): Stand.TAKEN}
+
+
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_a_side_that_had_not_taken_takes_nothing_after_a_restart(make_desk: MakeDesk, is_attached: bool) -> None:
+    desk = make_desk(0).begin(ONES)
+    restart(desk)
+    if is_attached:
+        desk.tell(MixingAttached(1, SIZE))
+    reply = desk.machine.reply_shares(GetShares(0, 1, 0), desk.other)
+    assert (reply.is_open, reply.shares) == (False, ())
+    # Whoever answers hears at once that it need not wait.
+    assert desk.push(desk.other, desk.share(desk.other, desk.part(TWOS))) == "round"
     desk.hand_over(ONES)
-    assert desk.find(MixReady) == [before]
-
-
-def test_another_vector_than_the_one_shown_is_not_shown_after_a_restart(make_desk: MakeDesk) -> None:
-    desk = answer(make_desk)
-    desk.make_machine(desk.store.state[MIXING_KEY])
-    desk.effects = []
-    desk.connect()
-    desk.tell(MixingAttached(1, SIZE, 0))
-    desk.hand_over(TWOS)
-    assert [ready.reason for ready in desk.find(MixReady)] == ["part"]
+    assert [(ready.slices, ready.reason) for ready in desk.find(MixReady)] == [((), "")]
     assert desk.pushed() == []
+
+
+def test_a_round_is_over_with_its_training_process_too(make_desk: MakeDesk) -> None:
+    desk = make_desk(0).begin(ONES)
+    assert desk.machine.reply_shares(GetShares(0, 1, 0), desk.other).is_open
+    desk.tell(MixingLost())
+    assert not desk.machine.reply_shares(GetShares(0, 1, 0), desk.other).is_open
+    assert desk.push(desk.other, desk.share(desk.other, desk.part(TWOS))) == "round"
+
+
+def test_an_answer_is_said_again_after_a_restart_and_no_other_vector_is_shown(make_desk: MakeDesk) -> None:
+    desk = answer(make_desk)
+    before = desk.machine.reply_shares(GetShares(0, 1, 0), desk.other).shares
+    restart(desk)
+    assert desk.machine.reply_shares(GetShares(0, 1, 0), desk.other).shares == before
+    assert len(before) == 1
+    desk.tell(MixingAttached(1, SIZE))
+    desk.hand_over(TWOS)
+    assert desk.pushed() == []
+    assert desk.machine.stands() == {(0, 1): Stand.ANSWERED}
+    assert desk.machine.reply_shares(GetShares(0, 1, 0), desk.other).shares == before
+
+
+def test_after_a_restart_an_answer_is_asked_after_at_once_and_is_a_debt_of_the_next_round(make_desk: MakeDesk) -> None:
+    desk = answer(make_desk)
+    restart(desk)
+    desk.tell(MixingAttached(1, SIZE))
+    (asked,) = [e for e in desk.find(SendRequest) if e.message == GetShares(0, 1, 0)]
+    desk.tell(ReplyReceived(asked.request_id, desk.other, SharesReply(0, 0, False, (taken(desk),))))
+    assert desk.machine.stands() == {(0, 1): Stand.OWED}
+    desk.tell(RoundWanted(1))
+    (opened,) = desk.find(OpenRound)
+    assert [debt.name for debt in opened.mix1.debts] == [DebtName(0, Job.MIX1)]
+
+
+def test_a_word_that_the_other_took_is_a_debt_after_a_restart_too(make_desk: MakeDesk) -> None:
+    desk = answer(make_desk)
+    restart(desk)
+    assert desk.push(desk.other, taken(desk)) == ""
+    assert desk.machine.stands() == {(0, 1): Stand.OWED}
+    assert Count("debts", "owed") in desk.effects
 
 
 # Hostile partners
@@ -478,13 +532,15 @@ def test_an_owner_signs_one_mean_whatever_happens_to_it(make_desk: MakeDesk) -> 
     desk.serve()
     desk.wait(5.0)
     desk.work()
-    before = desk.pushed(ShareKind.MEAN)[0][1]
-    desk.make_machine(desk.store.state[MIXING_KEY])
-    desk.effects = []
-    desk.connect()
-    desk.tell(MixingAttached(1, SIZE, 0))
+    assert len(desk.pushed(ShareKind.MEAN)) == 2
+    restart(desk)
+    desk.tell(MixingAttached(0, SIZE))
+    # Its next life opens the round after.
+    assert desk.find(StartMixing) == [StartMixing(1)]
     desk.hand_over(np.ones(3), np.ones(3), np.ones(2))
-    assert desk.pushed(ShareKind.MEAN)[0][1] == before
+    assert desk.push(desk.keys[2], desk.share(desk.keys[2], desk.part(np.full(3, 7.0)), slice_count=3)) == "round"
+    desk.serve()
+    assert desk.find(CombineParts) + desk.pushed() == []
 
 
 def test_the_mean_of_one_round_is_not_that_of_the_next(make_desk: MakeDesk) -> None:

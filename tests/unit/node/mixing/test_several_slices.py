@@ -12,12 +12,10 @@ from pulsenet.chain.records import Share, ShareKind
 from pulsenet.chain.signing import decode_signed
 from pulsenet.ids import PeerId
 from pulsenet.node.effects import SendRequest
-from pulsenet.node.mixing.effects import CombineParts, MixReady
-from pulsenet.node.mixing.events import MixingAttached
-from pulsenet.node.mixing.journal import MIXING_KEY
+from pulsenet.node.mixing.effects import MixReady
 from pulsenet.outer.mixing import pairing
 from pulsenet.outer.mixing.settings import Job, MixingVariant
-from pulsenet.testing.toy_mixing import SIZE, read_values
+from pulsenet.testing.toy_mixing import read_values
 from pulsenet.wire.messages import GetShares
 from pulsenet.wire.schema import decode_value
 
@@ -137,23 +135,3 @@ def test_an_owner_that_was_asked_answers_with_all_its_slices(make_desk: Any) -> 
         (ShareKind.PART, 3),
         (ShareKind.MEAN, 1),
     ]
-
-
-def test_a_machine_that_begins_again_signs_no_second_mean_and_makes_the_one_that_lacks(make_desk: Any) -> None:
-    desk = begin(make_desk)
-    push_part(desk, 1)
-    desk.serve()
-    desk.work()
-    (mean,) = [share for _, share in desk.pushed(ShareKind.MEAN)]
-    desk.make_machine(desk.store.state[MIXING_KEY])
-    desk.effects = []
-    desk.connect()
-    desk.tell(MixingAttached(1, SIZE, 0))
-    desk.hand_over(*(np.full(2, float(place)) for place in range(COUNT)))
-    push_part(desk, 0)
-    push_part(desk, 1)
-    desk.serve()
-    assert [order.slice_index for order in desk.find(CombineParts)] == [0]
-    desk.work()
-    assert next((share.slice_index, share.blob_id) for _, share in desk.pushed(ShareKind.MEAN)) == (1, mean.blob_id)
-    assert {share.slice_index for _, share in desk.pushed(ShareKind.MEAN)} == {0, 1}
