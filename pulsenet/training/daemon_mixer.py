@@ -238,6 +238,8 @@ class DaemonMixer(DaemonEnd[MixingConnection]):
         self._drop()
         self._opened = None
         self._handed.clear()
+        if self._work is not None:
+            self._work.forget_debts()
 
     def tell(self, report: MixingReport) -> None:
         """Tell the daemon, which shows it in its status and metrics."""
@@ -290,8 +292,9 @@ class DaemonMixer(DaemonEnd[MixingConnection]):
                 self._failures[job] = reason
                 connection.tell(local.FailPart(opened.round_index, int(job), as_code(reason)))
                 return
-            connection.tell(handed.message)
+            # Debts are in the vector from here on, whether or not the daemon hears that they are settled.
             self._handed[job] = handed
+            connection.tell(handed.message)
         except (UnavailableError, RemoteProtocolError) as error:
             self._failures[job] = "away"
             logger.warning("%s of round %d was not handed over: %s", job.name, opened.round_index, error)

@@ -80,6 +80,12 @@ class MixingWork:
         self._table = table
         self._settings = settings
         self._run_blocks = run_blocks
+        self._added: dict[Job, frozenset[local.DebtName]] = {}
+        """Debts in the last vector of a job; named again, and not added, until the daemon could note that."""
+
+    def forget_debts(self) -> None:
+        """Go back to a state in which nothing that was added is for certain."""
+        self._added.clear()
 
     def job_table(self, job: Job, round_index: int, subset: Sequence[int]) -> JobTable:
         """Return the table of a job that mixes something; an empty subset is all tensors."""
@@ -109,7 +115,10 @@ class MixingWork:
             replace(one, tensor_index=place)
             for place, one in enumerate(entry for section in sections for entry in section)
         ]
-        settled = [debt.name for debt in plan.debts if self._settle(connection, job_table, entries, debt)]
+        known = self._added.get(job, frozenset())
+        settled = [
+            debt.name for debt in plan.debts if debt.name in known or self._settle(connection, job_table, entries, debt)
+        ]
         base_root = mixed_root if job is Job.MIX1 and job_table.gated and mixed_root is not None else NO_BASE
         slices = []
         for index in range(plan.slice_count):
@@ -118,6 +127,7 @@ class MixingWork:
             blob = connection.put_blob(encode_part(job_table, entries, header=header, run_blocks=self._run_blocks))
             count = sum(end - start for _, start, end in job_table.list_blocks(index, plan.slice_count))
             slices.append(local.PartBlob(blob.blob_id, blob.size_bytes, count, fp32_to_bits(norm)))
+        self._added[job] = frozenset(settled)
         message = local.StorePart(opened.round_index, int(job), tuple(slices), tuple(settled), mixed_root)
         return HandedOver(message, job_table, base_root, tuple(entries), spread_all(job_table, entries))
 

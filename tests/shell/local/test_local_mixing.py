@@ -398,10 +398,10 @@ def test_a_daemon_that_answers_nonsense_costs_a_round_and_not_the_training(
     assert mixer.begin_round(2, lambda: vectors(1.0)).is_listed
 
 
-def test_a_debt_is_added_to_the_next_vector_and_settled(
+def begin_with_debt(
     make_daemon: Callable[..., Daemon], connect: Callable[..., DaemonMixer]
-) -> None:
-    """The mean was 5 and 7, this side kept 1 and 2: the next vector moves by the difference."""
+) -> tuple[SmallRun, list[DaemonMixer], Debt]:
+    """Return two that mixed a round, and what the first one owes: the mean was 5 and 6, it kept 1 and 2."""
     settings = MixingSettings(variant=MixingVariant.LOCAL_M1_M2, mix1_wait_seconds=1, mix2_wait_seconds=1)
     daemons = [make_daemon(settings) for _ in range(2)]
     run = SmallRun(daemons, settings)
@@ -412,15 +412,60 @@ def test_a_debt_is_added_to_the_next_vector_and_settled(
     assert [mixer.result(Job.MIX1).contributor_count for mixer in mixers] == [2, 2]
     own, mean = run.parts[0, Job.MIX1][0].slices[0], run.results[0, Job.MIX1][0].mean
     assert mean is not None
-    name = DebtName(0, Job.MIX1)
-    run.plans[0, Job.MIX1] = (Debt(name, SliceName(own.blob_id, own.encoded_size_bytes), mean, ()),)
     run.deaf = {1}
-    mixers[0].begin_round(1, lambda: vectors(1.0))
-    mixers[0].start(Job.MIX1, [vectors(1.0)])
-    mixed = mixers[0].result(Job.MIX1)
-    assert mixed.sections is not None
-    assert [float(values[0]) for values in mixed.sections[0]] == [5.0, 6.0]
-    assert daemons[0].said(PartStored)[-1].debts == (name,)
+    return run, mixers, Debt(DebtName(0, Job.MIX1), SliceName(own.blob_id, own.encoded_size_bytes), mean, ())
+
+
+def mix_alone(run: SmallRun, mixer: DaemonMixer, round_index: int, debt: Debt, value: float) -> list[float]:
+    """Go through Mix1 of a round whose plan has a debt; return what the vector became."""
+    run.plans[0, Job.MIX1] = (debt,)
+    mixer.begin_round(round_index, lambda: vectors(value))
+    mixer.start(Job.MIX1, [vectors(value)])
+    mixed = mixer.result(Job.MIX1)
+    return [] if mixed.sections is None else [float(values[0]) for values in mixed.sections[0]]
+
+
+def test_a_debt_is_added_to_the_next_vector_and_settled(
+    make_daemon: Callable[..., Daemon], connect: Callable[..., DaemonMixer]
+) -> None:
+    run, (mixer, _), debt = begin_with_debt(make_daemon, connect)
+    assert mix_alone(run, mixer, 1, debt, 1.0) == [5.0, 6.0]
+    assert run.daemons[0].said(PartStored)[-1].debts == (debt.name,)
+
+
+def test_a_debt_that_the_daemon_could_not_note_is_settled_again_and_not_added_twice(
+    make_daemon: Callable[..., Daemon], connect: Callable[..., DaemonMixer]
+) -> None:
+    run, (mixer, _), debt = begin_with_debt(make_daemon, connect)
+    assert mix_alone(run, mixer, 1, debt, 1.0) == [5.0, 6.0]
+    assert mix_alone(run, mixer, 2, debt, 5.0) == [5.0, 6.0]
+    assert [stored.debts for stored in run.daemons[0].said(PartStored)[-2:]] == [(debt.name,)] * 2
+    # Another life of the process begins at an older state.
+    mixer.abandon()
+    mixer.locate(3)
+    assert mix_alone(run, mixer, 3, debt, 1.0) == [5.0, 6.0]
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_a_debt_stays_in_a_vector_that_the_daemon_may_not_have_heard_of(
+    is_heard: bool,
+    make_daemon: Callable[..., Daemon],
+    connect: Callable[..., DaemonMixer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may have settled the debt before it went away, and if not, it names the debt again."""
+    run, (mixer, _), debt = begin_with_debt(make_daemon, connect)
+    tell = MixingConnection.tell
+
+    def fail(connection: MixingConnection, message: Any) -> None:
+        if is_heard:
+            tell(connection, message)
+        raise UnavailableError("the daemon is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MixingConnection, "tell", fail)
+        assert mix_alone(run, mixer, 1, debt, 1.0) == [5.0, 6.0]
+    assert mix_alone(run, mixer, 2, debt, 5.0) == [5.0, 6.0]
 
 
 def test_a_joiner_reads_a_state_that_another_one_stored(
