@@ -41,7 +41,14 @@ else:  # a type checker would take any name to be there
     def __getattr__(name: str) -> Any:
         """Import a name when it is asked for."""
         if name in _PLACES:
-            return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+            try:
+                return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+            except ModuleNotFoundError as error:
+                if error.name not in _EXTRAS:
+                    raise
+                step = f"pip install 'pulsenet[{_EXTRAS[error.name]}]'"
+                text = f"pulsenet.{name} needs {error.name}, which is not installed: {step}"
+                raise ModuleNotFoundError(text, name=error.name) from None
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -86,6 +93,9 @@ _PLACES = {
     "attach_publisher": "training.publisher",
     "LogprobCheck": "training.rollout_checks",
 }
+
+_EXTRAS = {"torch": "training", "transformers": "transformers"}
+"""Packages that come with an extra of ours, and which one."""
 
 
 def __dir__() -> list[str]:

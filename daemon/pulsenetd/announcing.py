@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from pulsenet.chain.records import JoinToken
@@ -73,8 +74,8 @@ def announce_start(
     elif not settled.is_local:
         say(f"join token   {encode_token(make_token(settled, announced, listening))}")
     if config.role == "inferencer" and config.engine == "files":
-        place = config.engine_dir or settled.data_directory / "weights"
-        say(f"weights      {place}/current, once a version is here")
+        current = Path(config.engine_dir or settled.data_directory / "weights", "current")
+        say(f"weights      {current}" if current.exists() else f"weights      {current}, once a version is here")
     if config.role == "inferencer" and config.engine == "sglang":
         say(f"engine       SGLang at {config.engine_url}; pulsenet was never tested on SGLang itself")
     if config.role == "inferencer" and config.engine == "vllm":

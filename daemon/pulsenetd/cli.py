@@ -95,7 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         extra = "demo" if given[:1] == ["demo"] else "daemon"
         package = error.name.split(".")[0]
-        print(f"pulsenet: this needs {package}, which is not installed; install pulsenet[{extra}]", file=sys.stderr)
+        step = f"pip install 'pulsenet[{extra}]'"
+        print(f"pulsenet: this needs {package}, which is not installed: {step}", file=sys.stderr)
         return 1
 
 

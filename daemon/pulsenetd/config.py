@@ -319,10 +319,9 @@ def _check_together(config: Config, origins: Mapping[str, str]) -> None:
                 refuse(name, str(error))
     if not config.metrics_host:
         refuse("metrics_host", "no address, which would be all of them: give 127.0.0.1, or 0.0.0.0 if that is meant")
-    try:
-        _check_timeouts(config)
-    except ConfigError as error:
-        refuse("watchdog_seconds" if origins["round_seconds"] == "default" else "round_seconds", str(error))
+    wrong_wait = _find_wrong_wait(config, origins)
+    if wrong_wait is not None:
+        refuse(*wrong_wait)
     if config.engine == "vllm" and not config.engine_url and not config.serve:
         refuse("engine", "vllm needs --engine-url of a running one, or --serve -- and the arguments to start one")
     if config.engine == "sglang" and not (config.engine_url and config.companions):
@@ -356,11 +355,22 @@ def _check_together(config: Config, origins: Mapping[str, str]) -> None:
             refuse("allow_uid", f"'{uid}' is not a numeric user id")
 
 
-def _check_timeouts(config: Config) -> None:
-    """Refuse a wait that is longer than the one around it (A-CLI-6)."""
+def _find_wrong_wait(config: Config, origins: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the field that makes a wait no longer than the one inside it, and what is wrong with it (A-CLI-6)."""
     from pulsenet.node.timeouts import Timeouts, check_timeouts
 
-    check_timeouts(Timeouts(round_seconds=config.round_seconds, watchdog_seconds=config.watchdog_seconds))
+    waits = Timeouts(round_seconds=config.round_seconds, watchdog_seconds=config.watchdog_seconds)
+    try:
+        check_timeouts(waits)
+    except ConfigError:
+        source, longest = waits.source_switch_seconds, waits.watchdog_seconds
+        if waits.round_seconds <= source:
+            text = f"{waits.round_seconds:g} is not above {source:g}, the seconds after which a source is given up"
+            return "round_seconds", text
+        if origins["round_seconds"] == "default":
+            return "watchdog_seconds", f"{longest:g} is not above --round-seconds, {waits.round_seconds:g}"
+        return "round_seconds", f"{waits.round_seconds:g} is not below --watchdog-seconds, {longest:g}"
+    return None
 
 
 def _check_address(name: str, address: str) -> None:

@@ -22,6 +22,9 @@ USAGE_OPTIONS_MAX: Final = 8
 
 NEAREST_RATIO_MIN: Final = 0.6
 
+NO_NUMBER: Final = {"int": "is no whole number", "float": "is no number"}
+"""What ``argparse`` says in the words of a program."""
+
 Example = tuple[str, str]
 """A command as it would be typed, and what it does."""
 
@@ -64,6 +67,7 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: Always.
         """
+        message = re.sub(r"invalid (int|float) value: (.+)", lambda found: f"{found[2]} {NO_NUMBER[found[1]]}", message)
         raise UsageError(f"{message}; see '{self.prog} --help'")
 
     def format_help(self) -> str:

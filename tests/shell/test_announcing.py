@@ -35,10 +35,10 @@ def settled(tmp_path: Path) -> Any:
     lock.release()
 
 
-def announce(settled: Settled) -> str:
+def announce(settled: Settled, role: str = "seed") -> str:
     said: list[str] = []
     announce_start(
-        resolve({"role": "seed"}, {}, None).config,
+        resolve({"role": role}, {}, None).config,
         settled,
         announced=("/ip4/203.0.113.5/tcp/4001",),
         listening=("/ip4/127.0.0.1/tcp/4001",),
@@ -81,3 +81,11 @@ def test_the_page_and_the_metrics_are_named(settled: Any) -> None:
     text = announce(settled())
     assert "status page  http://127.0.0.1:9/\n" in text
     assert "metrics      http://127.0.0.1:9/metrics\n" in text
+
+
+def test_weights_that_are_there_are_not_promised_for_later(settled: Any, tmp_path: Path) -> None:
+    node = settled()
+    current = tmp_path / "weights" / "current"
+    assert f"weights      {current}, once a version is here\n" in announce(node, "inferencer") + "\n"
+    current.mkdir(parents=True)
+    assert f"weights      {current}\n" in announce(node, "inferencer") + "\n"

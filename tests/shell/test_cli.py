@@ -166,7 +166,7 @@ def test_what_the_library_alone_lacks_is_named_with_what_brings_it(
     monkeypatch.setattr(verify, "_verify", lack)
     assert cli.main(words) == 1
     assert capsys.readouterr().err == (
-        f"pulsenet: this needs rich, which is not installed; install pulsenet[{extra}]\n"
+        f"pulsenet: this needs rich, which is not installed: pip install 'pulsenet[{extra}]'\n"
     )
     with pytest.raises(ModuleNotFoundError):
         cli.main(["--debug", *words])

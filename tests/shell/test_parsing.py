@@ -165,3 +165,15 @@ def test_json_goes_to_standard_output_and_refusals_to_standard_error(capsys: pyt
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("pulsenet: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("sim", "--seed", "x"), "argument --seed: 'x' is no whole number; see 'pulsenet sim --help'"),
+        (("run", "create", "mine", "--expires", "soon"), "argument --expires: 'soon' is no number; see"),
+    ],
+)
+def test_no_number_is_said_in_words(words: tuple[str, ...], text: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(text)):
+        cli.build_parser().parse_args(words)

@@ -49,6 +49,24 @@ def test_names_that_compute_nothing_need_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("package", "extra"), [("torch", "training"), ("transformers", "transformers"), ("pulsenet.typo", "")]
+)
+def test_a_package_that_is_not_installed_is_named_with_what_brings_it(
+    package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has the library alone met the inside of it: twenty lines, and no next step."""
+
+    def lack(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+    monkeypatch.setattr(pulsenet, "import_module", lack)
+    step = f"pulsenet.Publisher needs {package}, which is not installed: pip install 'pulsenet[{extra}]'"
+    with pytest.raises(ModuleNotFoundError) as caught:
+        _ = pulsenet.Publisher
+    assert (str(caught.value), caught.value.name) == (step if extra else f"No module named '{package}'", package)
+
+
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_each_name_is_documented_with_all_that_can_be_called_on_it(name: str) -> None:
     assert f"`{name}`" in (pulsenet.__doc__ or "")

@@ -9,9 +9,15 @@ from typing import Any, Final
 SHELLS: Final = ("bash", "zsh", "fish")
 
 _COMPLETION_EXAMPLES: Final = (
-    ("pulsenet completion bash > ~/.local/share/bash-completion/completions/pulsenet", "bash"),
-    ("pulsenet completion zsh > ~/.zfunc/_pulsenet", "zsh, with ~/.zfunc in fpath before compinit"),
-    ("pulsenet completion fish > ~/.config/fish/completions/pulsenet.fish", "fish"),
+    (
+        "pulsenet completion bash | install -Dm644 /dev/stdin ~/.local/share/bash-completion/completions/pulsenet",
+        "bash",
+    ),
+    (
+        "pulsenet completion zsh | install -Dm644 /dev/stdin ~/.zfunc/_pulsenet",
+        "zsh, with ~/.zfunc in fpath before compinit",
+    ),
+    ("pulsenet completion fish | install -Dm644 /dev/stdin ~/.config/fish/completions/pulsenet.fish", "fish"),
 )
 _MANUAL_EXAMPLES: Final = (("pulsenet manual | man -l -", "read it"),)
 

@@ -120,7 +120,17 @@ def choose_algorithm(arguments: argparse.Namespace) -> tuple[str, tuple[tuple[st
 
 
 def describe_algorithm(descriptor: Descriptor) -> dict[str, Any]:
-    """Return what ``run show`` prints of the rounds; a constant this version does not know is shown as it is."""
+    """Return what ``run show`` prints of the rounds; a constant this version does not know is shown as it is.
+
+    Constants are signed as FP32. They are shown by the fewest digits that mean the same bits, as they were typed.
+    """
+    import numpy as np
+
+    shown = _describe(descriptor)
+    return {name: float(str(np.float32(value))) if type(value) is float else value for name, value in shown.items()}
+
+
+def _describe(descriptor: Descriptor) -> dict[str, Any]:
     from pulsenet.chain.round_settings import RoundSettings
     from pulsenet.outer.settings import OuterSettings
 

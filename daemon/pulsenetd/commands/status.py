@@ -63,7 +63,9 @@ def read_status(node: Path) -> dict[str, Any]:
             raise ValueError("what answers is no node")
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)  # urllib wraps what the system said
-        raise UnavailableError(f"the node in {node} does not answer at {address} ({reason}); is it running?") from error
+        reason = getattr(reason, "strerror", None) or reason
+        text = f"the node in {node} does not answer at {address} ({reason}); look at its log, or start it again"
+        raise UnavailableError(text) from error
     return status
 
 

@@ -112,7 +112,8 @@ def look_at_nodes(subject: Subject, ask: Ask = read_status) -> Sequence[Finding]
         try:
             found += _judge_node(node, ask(node))
         except UnavailableError as error:
-            found.append(warn(str(error), "look at its log, or start it again"))
+            cause, _, step = str(error).partition("; ")
+            found.append(warn(cause, step))
     return found or [
         warn("none is running, so nobody can say whether peers reach this machine", "start one, then look again")
     ]

@@ -13,7 +13,7 @@ import pytest
 
 from pulsenet.errors import UnavailableError
 from pulsenet.ids import PeerId
-from pulsenetd.doctor.findings import Grade, Subject
+from pulsenetd.doctor.findings import Grade, Subject, warn
 from pulsenetd.doctor.network import look_at_bootstraps, look_at_nodes, look_at_port
 from pulsenetd.network.addresses import join_address
 from pulsenetd.network.dial_back import GREETING
@@ -105,12 +105,12 @@ def test_what_a_running_node_learned_from_its_peers_is_passed_on(tmp_path: Path)
 
 def test_a_node_that_does_not_answer_and_none_at_all_are_said(tmp_path: Path) -> None:
     def ask(_node: Path) -> dict[str, Any]:
-        raise UnavailableError("the node does not answer")
+        raise UnavailableError("the node does not answer; start it again")
 
     assert "none is running" in look_at_nodes(Subject(HERE, nodes=(tmp_path,)), ask)[0].text
     (tmp_path / "node.json").touch()
     (finding,) = look_at_nodes(Subject(HERE, nodes=(tmp_path,)), ask)
-    assert (finding.grade, finding.text) == (Grade.WARN, "the node does not answer")
+    assert finding == warn("the node does not answer", "start it again")
 
 
 @pytest.mark.parametrize("status", [{}, {"reachability": "odd", "clock_offset_seconds": None}])
