@@ -122,11 +122,10 @@ class EverybodyWork(Work):
         return next(found, None)
 
     def _sign_mean(self, place: int, event: PartsCombined) -> list[Effect]:
-        duty, bench = self._duties[place], self.bench
+        duty = self._duties[place]
         order, duty.order, duty.is_made = duty.order, None, True
         assert order is not None
         part = PartSlice(event.blob_id, event.encoded_size_bytes, self.own[place].element_count, event.norm_bits)
-        bench.journal.track(bench.round_index, event.blob_id)
         contributors = write_contributors({each.peer_id for each in order.parts}, self._members)
         _, record = self.show(ShareKind.MEAN, place, part, contributors, order.mixed_root)
         share = decode_value(Share, decode_signed(record).payload)

@@ -8,6 +8,7 @@ costs the others what it would have given, and nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from pulsenet.chain.records import Share, ShareKind
@@ -31,6 +32,7 @@ from pulsenet.node.mixing.events import (
     MixingAttached,
     MixingLost,
     PartFailed,
+    PartsCombined,
     PartSlice,
     PartStored,
     PresenceEnded,
@@ -258,6 +260,7 @@ class Mixing(LedgerMachine):
     # What the training process says
 
     def _take_training(self, event: Event, now: float) -> list[Effect]:
+        self._track(_name_kept(event))
         match event:
             case MixingAttached():
                 return self._attach(event, now)
@@ -294,6 +297,12 @@ class Mixing(LedgerMachine):
                 return [effect for work in self._works.values() for effect in work.take_answer(event, now)]
         return []
 
+    def _track(self, blob_ids: Iterable[Digest]) -> None:
+        """Keep blobs as long as those of the round that is open, whichever they are of."""
+        round_index = self._journal.round_index or 0
+        for blob_id in blob_ids:
+            self._journal.track(round_index, blob_id)
+
     def _find_work(self, round_index: int, job: Job) -> Work | None:
         return self._works.get(job) if round_index == self._journal.round_index else None
 
@@ -318,7 +327,6 @@ class Mixing(LedgerMachine):
         known = self._rosters.find(round_index)
         if known is None or self._peer_id not in known.members:
             return
-        self._journal.track(round_index, state.blob_id)
         self._state = (round_index, self._maker.seal_state(round_index, known, state))
 
     # Opening a round
@@ -379,6 +387,7 @@ class Mixing(LedgerMachine):
                 self._told.add(job)
                 effects.append(work.result)
         wanted = {} if self._joining is None else self._joining.wants()
+        self._track(wanted)
         for work in self._works.values():
             wanted |= work.wants()
         effects += self._blobs.set_wants(wanted)
@@ -448,6 +457,19 @@ class Mixing(LedgerMachine):
         if self._joining is not None:
             times.append(self._joining.next_wake(now))
         return times
+
+
+def _name_kept(event: Event) -> tuple[Digest, ...]:
+    """Return the blobs that the shell keeps until they are released, whatever became of what they were made for."""
+    match event:
+        case PartStored(_, _, slices):
+            return tuple(part.blob_id for part in slices)
+        case StateStored(_, state):
+            return (state.blob_id,)
+        case PartsCombined():
+            return (event.blob_id,)
+        case _:
+            return ()
 
 
 def _blob_of(record: bytes) -> Digest:

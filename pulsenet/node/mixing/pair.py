@@ -69,8 +69,6 @@ class PairWork(Work):
         if order is None or not isinstance(event, PartsCombined | CombineFailed) or event.number != order.number:
             return []
         self._order = None
-        if isinstance(event, PartsCombined):
-            self.bench.journal.track(self.bench.round_index, event.blob_id)
         if self.result is not None:
             return []
         if isinstance(event, CombineFailed):

@@ -96,8 +96,6 @@ class Work(ABC):
         if self.own or self.result is not None or len(event.slices) != self.slice_count:
             return []
         self.own, self.mixed_root = event.slices, event.mixed_root
-        for part in event.slices:
-            self.bench.journal.track(self.bench.round_index, part.blob_id)
         return []
 
     def fail_part(self, event: PartFailed) -> list[Effect]:

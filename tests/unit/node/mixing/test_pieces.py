@@ -13,21 +13,25 @@ from pulsenet.chain.signing import decode_signed, record_digest
 from pulsenet.errors import StorageError
 from pulsenet.ids import PeerId, compute_digest
 from pulsenet.node.courier import Courier
-from pulsenet.node.effects import Count, SendRequest
+from pulsenet.node.effects import Count, Release, SendRequest
 from pulsenet.node.events import PeerConnected, PeerLost, ReplyReceived, RequestFailed
 from pulsenet.node.mixing.effects import StartMixing
 from pulsenet.node.mixing.events import (
     AdoptFailed,
     DebtName,
     MixingAttached,
+    PartsCombined,
     PartSlice,
+    PartStored,
     PresenceSeen,
     ProbeSeen,
+    RoundWanted,
     ShareSeen,
+    StateStored,
 )
 from pulsenet.node.mixing.everybody import read_contributors, write_contributors
 from pulsenet.node.mixing.inbox import Inbox
-from pulsenet.node.mixing.journal import DEBTS_MAX, TAKEN_MAX, Exchange, Journal, Stand
+from pulsenet.node.mixing.journal import DEBTS_MAX, MIXING_KEY, TAKEN_MAX, Exchange, Journal, Stand
 from pulsenet.node.mixing.outbox import PUSH_SECONDS_MAX, PUSHES_IN_FLIGHT_MAX, Outbox
 from pulsenet.node.mixing.reach import GRACE_SECONDS, Reach
 from pulsenet.node.mixing.respond import event_of, respond_to_mixing
@@ -221,6 +225,48 @@ def test_a_joiner_asks_takes_whole_states_and_looks_on_where_one_is_bad(make_des
     desk.serve()
     (start,) = desk.find(StartMixing)
     assert start.parts[0].blob_id == z[desk.keys[1]].blob_id
+
+
+def let_go(desk: Any) -> set[bytes]:
+    """Return the blobs that were released so far."""
+    return {blob_id for effect in desk.find(Release) for blob_id in effect.blob_ids}
+
+
+def test_states_that_a_joiner_fetched_are_let_go_once_it_is_in_rounds(make_desk: MakeDesk) -> None:
+    """They are as large as the model, whether they were taken or not."""
+    desk = make_desk(0, 3)
+    desk.convene()
+    desk.connect()
+    desk.tell(MixingAttached(None, SIZE))
+    states = set()
+    for request in [e for e in desk.find(SendRequest) if isinstance(e.message, GetShares)]:
+        key = request.peer_id
+        z = desk.part(np.full(SIZE, 1.0 + desk.keys.index(key)), 3)
+        states.add(z.blob_id)
+        record = desk.share(key, z, round_index=2 + desk.keys.index(key), job=1)
+        desk.tell(ReplyReceived(request.request_id, key, SharesReply(4, 0, False, (record,))))
+    desk.serve()
+    desk.tell(AdoptFailed("decode"))
+    desk.serve()
+    (_, start) = desk.find(StartMixing)
+    assert states == set(Journal(desk.store.state[MIXING_KEY]).blob_ids), "a node that is killed goes on from there"
+    assert let_go(desk) == set()
+    for round_index in range(start.round_index, start.round_index + 3):
+        desk.tell(RoundWanted(round_index))
+    assert let_go(desk) == states
+
+
+def test_what_is_kept_of_a_round_that_is_over_is_let_go_too(make_desk: MakeDesk) -> None:
+    """It was made durable for good before this machine heard of it, and came too late."""
+    desk = make_desk().begin()
+    desk.open(1)
+    late = [desk.part(np.full(SIZE, 3.0 + place), 0, store=desk.store) for place in range(3)]
+    desk.tell(PartStored(0, Job.MIX1, (late[0],)))
+    desk.tell(PartsCombined(77, late[1].blob_id, 10, 0))
+    desk.tell(StateStored(1 << 40, late[2]))
+    for round_index in range(2, 5):
+        desk.tell(RoundWanted(round_index))
+    assert let_go(desk) == {part.blob_id for part in late}
 
 
 def test_a_joiner_follows_nobody_beyond_the_rosters(make_desk: MakeDesk) -> None:
