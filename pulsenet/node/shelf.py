@@ -79,7 +79,7 @@ class Shelf:
         """Take a blob off the shelf that the disk damaged: it is neither announced nor taken for whole any more."""
         gone = [digest for digest, manifest in self._stored.items() if manifest.blob_id == blob_id]
         for digest in gone:
-            del self._stored[digest]
+            self._begun[digest] = self._stored.pop(digest)
             self._lost[digest] = None
 
     def note_taken(self, size_bytes: int) -> bool:
@@ -141,8 +141,9 @@ class Shelf:
         else:
             going = list(retained(entries, self._role, self._limits, mirror=mirror).release)
         gone = {entry.manifest_digest: self._stored.pop(entry.manifest_digest) for entry in going}
-        # What was damaged is fetched again, so what is left of it stays.
-        for digest in [digest for digest in self._begun if digest not in wanted and digest not in self._lost]:
+        # What was damaged is fetched again, so what is left of it stays; a seed wants it like anything else.
+        spared = {*wanted, *(() if self._role == "seed" else self._lost)}
+        for digest in [digest for digest in self._begun if digest not in spared]:
             gone[digest] = self._begun.pop(digest)
         # Two manifests may name one blob: two empty patches, or an anchor of unchanged weights.
         still_used = {manifest.blob_id for manifest in (*self._stored.values(), *self._begun.values())}

@@ -179,6 +179,15 @@ def test_what_was_damaged_and_is_named_no_more_is_forgotten() -> None:
     for numbers in ((anchor,), (anchor, patch)):
         catalogue = Catalogue(RunId(bytes(32)), 0, tuple(entries(*numbers)))
         assert kept.choose_lost(catalogue, known.get, lambda blob_id: False) == ()
+    assert kept.release(Version(0, 1), ()) == ((patch.blob_id,), (digest_of(patch),)), "nobody fetches the rest of it"
+
+
+def test_a_seed_lets_go_of_what_was_damaged_and_is_wanted_no_more() -> None:
+    items = patches(2, 3)
+    holder = shelf("seed", *items)
+    holder.lose(items[0].blob_id)
+    assert holder.release(None, entries(*items), [digest_of(items[0])]) == ((), ())
+    assert holder.release(None, entries(items[1]), ()) == ((items[0].blob_id,), (digest_of(items[0]),))
 
 
 def test_versions_make_do_with_the_room_that_rounds_leave() -> None:
