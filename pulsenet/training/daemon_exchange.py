@@ -105,7 +105,7 @@ class DaemonExchange(DaemonEnd[RoundsConnection]):
 
     Args:
         client: Reaches the daemon; owned by this object.
-        publisher: Hands each round's weights over; only the run's coordinator commits them. ``None`` never publishes.
+        publisher: Hands each round's weights over; only authorities commit them. ``None`` never publishes.
         spool_directory: Where the encoded contributions of a round lie while it is stepped; ``None`` for the
             system's place for temporary files.
         order_seconds: How long to wait without any order.
@@ -394,7 +394,8 @@ def join_rounds(
     Args:
         run: Name of the run; the daemon's data directory is found by it.
         data_dir: The daemon's ``--data-dir``, if it was given one.
-        publish: Whether each round's weights become the run's next version, where this node coordinates the run.
+        publish: Whether each round's weights become the run's next version, where this node is an authority: one that
+            does not coordinate the run keeps the version ready.
         compute_dtype: As in :func:`pulsenet.attach_publisher`, for those versions.
         keep: As there.
         spool_directory: Where the encoded contributions of a round lie while it is stepped.

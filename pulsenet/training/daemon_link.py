@@ -166,7 +166,7 @@ class DaemonEnd(ABC, Generic[Connection]):
                 raise
 
     def publish(self, model: torch.nn.Module, round_index: int, *, is_consensus: bool = True) -> None:
-        """Hand the weights over as the run's next version; a node that does not coordinate refuses before any copy.
+        """Hand the weights over as the run's next version; a node that is no authority refuses before any copy.
 
         A full disk is told by :attr:`last_publish`.
 
