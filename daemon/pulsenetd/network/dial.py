@@ -44,12 +44,15 @@ class DialHistory:
         is_old = reason == "backoff"
         if is_old:
             reason, detail = self._reasons.get((peer_id, address), ("unreachable", detail))
-        elif len(self._reasons) < _REMEMBERED_MAX:
+        else:
+            self.forget(peer_id, address)
             self._reasons[peer_id, address] = (reason, detail)
+            if len(self._reasons) > REMEMBERED_MAX:
+                del self._reasons[next(iter(self._reasons))]
         return DialOutcome(peer_id, address, reason, detail, is_old)
 
     def forget(self, peer_id: PeerId, address: str) -> None:
-        """Drop what is known of an address that was reached."""
+        """Drop what is known of an address."""
         self._reasons.pop((peer_id, address), None)
 
     def clear(self) -> None:
@@ -57,7 +60,8 @@ class DialHistory:
         self._reasons.clear()
 
 
-_REMEMBERED_MAX: Final = 4_096
+REMEMBERED_MAX: Final = 4_096
+"""Addresses; the one that failed longest ago is forgotten beyond."""
 
 _DIAL_REASONS: Final = (
     ("dial backoff", "backoff", "dialled too often"),

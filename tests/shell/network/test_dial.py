@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pulsenet.ids import PeerId
-from pulsenetd.network.dial import DialHistory, explain_dial, shorten
+from pulsenetd.network.dial import REMEMBERED_MAX, DialHistory, explain_dial, shorten
 
 PEER = PeerId(bytes(range(32)))
 ONE, TWO = "/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/12"
@@ -48,6 +48,21 @@ def test_an_address_in_back_off_keeps_the_reason_it_had() -> None:
     history.explain(PEER, ONE, report(f"[{ONE}] connection refused"))
     history.clear()
     assert history.explain(PEER, ONE, backoff).reason == "unreachable"
+
+
+def test_the_newest_reasons_are_remembered_however_many_came_before() -> None:
+    """p2pd lives for months, and keys come and go."""
+    history = DialHistory()
+    for index in range(REMEMBERED_MAX + 1):
+        peer_id = PeerId(index.to_bytes(32, "big"))
+        history.explain(peer_id, ONE, report(f"[{ONE}] connection refused"))
+    backoff = report(f"[{ONE}] dial backoff")
+    assert history.explain(peer_id, ONE, backoff).reason == "refused"
+    assert history.explain(PeerId(bytes(32)), ONE, backoff).reason == "unreachable"
+    history.explain(peer_id, ONE, report(f"[{ONE}] no route to host"))
+    history.explain(PEER, ONE, report(f"[{ONE}] connection refused"))
+    assert history.explain(PeerId((2).to_bytes(32, "big")), ONE, backoff).reason == "refused"
+    assert history.explain(peer_id, ONE, backoff).detail == "no route to the host"
 
 
 def test_long_reports_are_cut_to_one_line() -> None:
