@@ -250,6 +250,8 @@ async def test_a_failed_encoding_is_told_and_the_next_publish_goes_on(trainer: T
     failed, committed = await outcome, await trainer.publish(2)
     assert (failed.status, failed.reason) == (PublishStatus.FAILED, "no_baseline")
     assert committed.status is PublishStatus.COMMITTED
+    # What failed may have waited minutes for a training process that is gone, which says nothing of the encoder.
+    assert trainer.value("update_seconds_count", stage="encode") == 1.0
 
 
 async def test_a_commit_the_disk_refuses_is_told_and_nothing_moved(trainer: Trainer) -> None:

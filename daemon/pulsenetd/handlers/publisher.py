@@ -99,10 +99,10 @@ class PublisherHandlers:
     async def _encode_snapshot(self, effect: EncodeSnapshot, post: Post) -> None:
         started = self._monotonic()
         answer = await self._run(lambda: self._publisher.encode_snapshot(effect))
-        # A training process that is slow to hand over is no slow encoder.
-        seconds = self._monotonic() - started - self._publisher.waited_seconds
-        self._metrics.observe("encode", seconds)
         if isinstance(answer, PatchEncoded):
+            # A training process that is slow to hand over is no slow encoder.
+            seconds = self._monotonic() - started - self._publisher.waited_seconds
+            self._metrics.observe("encode", seconds)
             self._encoded[effect.generation] = (answer, seconds)
         else:
             self._resolve(effect.generation, _done(PublishStatus.FAILED, answer.reason))
