@@ -324,7 +324,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class RestoreRefused:
-    """The anchor is not what it should be, or could not be read; ``reason`` is a stable code."""
+    """The anchor is not what it should be; ``reason`` is a stable code."""
 
     reason: Code
 

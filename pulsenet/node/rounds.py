@@ -289,8 +289,7 @@ class Rounds(LedgerMachine):
         assert anchor is not None, "nothing else is restored"
         self._move(Step.FAILED)
         self._retry_at = now + RETRY_SECONDS
-        if reason != "enospc":
-            self._bad_anchors.add(anchor.blob_id)
+        self._bad_anchors.add(anchor.blob_id)
         return [Count("rejected", reason), Log("warning", f"a state anchor was not restored: {reason}")]
 
     # What follows

@@ -347,14 +347,6 @@ def test_the_anchor_that_could_not_be_read_is_bad_and_not_a_newer_one(bench: Ben
     assert order.anchor.round_index == 6
 
 
-def test_a_restore_that_fails_for_want_of_space_is_tried_again(bench: Bench) -> None:
-    bench.tell(TrainingAttached(None, None, None))
-    bench.tell_rounds(4, bench.anchor(4))
-    bench.tell(RestoreFailed("enospc"))
-    bench.now += RETRY_SECONDS
-    assert only(bench.tell(TimerFired()), RestoreState)
-
-
 def test_another_root_than_everybodys_is_a_reason_to_restore(bench: Bench) -> None:
     bench.attach()
     bench.tell_rounds(0, bench.anchor(0))
