@@ -74,9 +74,12 @@ class OuterSettings:
         if 0.0 < self.clip_norm_ratio < 1.0:
             raise ConfigError(f"clip_norm_ratio is {self.clip_norm_ratio}: it is 0 or at least 1")
         if self.trim_count < 0 or (self.trim_count and self.combination is not Combination.TRIMMED):
-            raise ConfigError(f"trim_count is {self.trim_count} with combination {self.combination}")
+            raise ConfigError(
+                f"trim_count is {self.trim_count} with combination {self.combination}: it goes with trimmed"
+            )
         if self.flush_interval < 0 or (self.flush_interval and self.is_dense):
-            raise ConfigError(f"flush_interval is {self.flush_interval} with the algorithm {self.algorithm}")
+            text = f"flush_interval is {self.flush_interval} with the algorithm {self.algorithm}"
+            raise ConfigError(f"{text}: only pulseloco has flushes, and 0 is none")
         if not 0 <= self.flush_mantissa_bits <= MANTISSA_BITS:
             raise ConfigError(f"flush_mantissa_bits is {self.flush_mantissa_bits}: FP32 has {MANTISSA_BITS}")
         if self.flush_interval == 0 and self.flush_mantissa_bits != MANTISSA_BITS:

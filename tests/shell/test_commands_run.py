@@ -265,6 +265,7 @@ def test_a_run_is_shown_to_people_and_to_programs(shell: Shell) -> None:
     lines = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert lines["authorities"] == shell.text("authority")
     assert lines["inferencers"] == "-"
+    assert lines["revision"] == "0"
 
 
 def test_the_name_an_owner_gave_a_run_cannot_colour_a_terminal(shell: Shell) -> None:
@@ -391,6 +392,7 @@ def test_a_revision_of_several_owners_waits_for_all_of_them(shell: Shell) -> Non
     code, out, _ = shell.run("promote", "mine", shell.text("new"), *owner(shell, "first"))
     assert code == 0
     assert not shell.ok("show", "mine")["complete"]
+    assert "1, which lacks signatures of owners: it does not count yet\n" in shell.run("show", "mine")[1]
     files = shell.home / "mine" / "descriptors"
     told = f"give the other owners {files}; they run 'pulsenet run countersign mine' and give it back"
     assert out == f"revision 1 has 1 of 2 signatures: {told}\n"

@@ -275,6 +275,8 @@ def _show(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(table, indent=2))
         return 0
+    if not table.pop("complete"):
+        table["revision"] = f"{descriptor.revision}, which lacks signatures of owners: it does not count yet"
     table["token_ends"] = _say_end(table.pop("token_expires_at_ms"), arguments.name)
     for name, value in table.items():
         for position, item in enumerate(value if isinstance(value, list) else [value]):

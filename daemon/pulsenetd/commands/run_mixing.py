@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 from pulsenet.errors import ConfigError, UsageError
@@ -69,7 +71,13 @@ def choose_constants(given: dict[str, Any]) -> tuple[tuple[str, int], ...]:
     try:
         return MixingSettings(**given).to_constants()
     except ConfigError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(name_flags(str(error), CONSTANTS)) from error
+
+
+def name_flags(text: str, constants: Iterable[tuple[str, type, str]]) -> str:
+    """Return what is wrong with constants with the flags that they were given by in the place of their names."""
+    names = "|".join((*(name for name, _, _ in constants), *SHARED))
+    return re.sub(rf"\b(?:{names})\b", lambda found: config.flag_name(found[0]), text)
 
 
 def describe(constants: tuple[tuple[str, int], ...]) -> dict[str, Any]:

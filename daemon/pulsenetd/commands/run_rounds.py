@@ -112,10 +112,12 @@ def choose_algorithm(arguments: argparse.Namespace) -> tuple[str, tuple[tuple[st
         closing["all_gather_ratio_min"] = fp32_to_bits(closing["all_gather_ratio_min"])
     if "combination" in given:
         given["combination"] = Combination(given["combination"])
+        if given["combination"] is Combination.TRIMMED and not given.get("trim_count"):
+            raise UsageError("--trim-count: trimmed leaves nothing out without it; say how many on each side")
     try:
         settings = OuterSettings(algorithm=Algorithm(arguments.algorithm), **given)
     except ConfigError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(run_mixing.name_flags(str(error), CONSTANTS)) from error
     return arguments.algorithm, tuple(sorted((*settings.to_constants(), *closing.items())))
 
 

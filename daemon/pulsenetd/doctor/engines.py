@@ -84,7 +84,8 @@ def _look_at_interpreter(python: str, run: Run) -> list[Finding]:
     try:
         inside = json.loads(run([python, "-c", _LOOK_INSIDE], INTERPRETER_SECONDS_MAX))
     except (OSError, ValueError, UnavailableError) as error:
-        return [fail(f"{python}: {error}", "give the interpreter that has vLLM with --engine-python")]
+        reason = getattr(error, "strerror", None) or error
+        return [fail(f"{python}: {reason}", "give the interpreter that has vLLM with --engine-python")]
     if inside["vllm"] is None:
         return [fail(f"{python} has no vllm", "pip install vllm there, or give --engine-python FILE")]
     if "pulsenet" not in inside["plugins"]:
@@ -105,6 +106,7 @@ def _knock(url: str, fetch: Callable[[str], dict[str, Any]]) -> Finding:
         return fail(f"{url} answers {error.code}: not a healthy vLLM", "look at vLLM's log")
     except OSError as error:
         reason = getattr(error, "reason", error)
+        reason = getattr(reason, "strerror", None) or reason
         return fail(f"{url}: nobody answers ({reason})", "start vLLM, or correct --engine-url")
     return ok(f"{url}: vLLM {version} is healthy")
 

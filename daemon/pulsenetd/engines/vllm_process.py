@@ -31,8 +31,10 @@ LOG_SIZE_BYTES_MAX: Final = 64 << 20
 """A server writes some lines for every request, and serves for months."""
 LOG_TAIL_BYTES: Final = 65_536
 REASON_CHARACTERS_MAX: Final = 300
-_REASON: Final = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception): .*)$")
-"""An exception's last line, behind what vLLM writes before each line of a worker."""
+_EXCEPTION: Final = r"(?:\w+\.)*\w*(?:Error|Exception): .*"
+_REASON: Final = re.compile(rf"(?:^|[\s\]])({_EXCEPTION})$|\(({_EXCEPTION})\)$")
+"""An exception's last line, behind what vLLM writes before each line of a worker; or in brackets, as Python says that a
+module is missing."""
 _FOLLOW_UP: Final = "root cause"
 """vLLM's server says of a worker that failed: see root cause above."""
 
@@ -216,7 +218,7 @@ def find_reason(log: Path) -> str:
     for line in reversed(lines):
         found = _REASON.search(line)
         if found and _FOLLOW_UP not in line:
-            return "".join(one if one.isprintable() else "?" for one in found[1][:REASON_CHARACTERS_MAX])
+            return "".join(one if one.isprintable() else "?" for one in (found[1] or found[2])[:REASON_CHARACTERS_MAX])
     return ""
 
 

@@ -234,7 +234,8 @@ class HttpControl:
             raise EngineGoneError(f"the engine behind {self._url} is dead: start vLLM again")
 
     def _describe(self, path: str, error: Exception) -> str:
-        return f"the engine at {self._url} does not answer {path}: {str(error) or type(error).__name__}"
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return f"the engine at {self._url} does not answer {path}: {reason}"
 
 
 def _explain(url: str, path: str, status: int, reply: bytes) -> str:

@@ -66,10 +66,10 @@ def test_a_constant_that_is_not_known_is_shown_as_it_is(create: Create, read_des
         ("--algorithm gossip --missed-rounds-max 3", "--missed-rounds-max: a run that mixes has no such constant"),
         ("--algorithm pulseloco --variant diloco", "--variant goes with --algorithm gossip"),
         ("--variant diloco", "--variant: a run without rounds has no such constant"),
-        ("--algorithm gossip --roster-rounds 0", "roster_rounds is 0"),
+        ("--algorithm gossip --roster-rounds 0", "--roster-rounds is 0"),
         ("--algorithm gossip --disagreement-max nan", "--disagreement-max: nan is no finite number"),
-        ("--algorithm gossip --variant diloco --mixes-momentum", "mixes_momentum with the variant diloco"),
-        ("--algorithm gossip --subset-ratio 1.5", "subset_ratio is 1.5"),
+        ("--algorithm gossip --variant diloco --mixes-momentum", "--mixes-momentum with the --variant diloco"),
+        ("--algorithm gossip --subset-ratio 1.5", "--subset-ratio is 1.5"),
     ],
 )
 def test_constants_that_no_run_can_have_are_refused(options: str, message: str, create: Create) -> None:

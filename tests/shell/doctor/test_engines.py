@@ -48,6 +48,11 @@ def test_what_an_interpreter_lacks_is_named(changed: dict[str, object], words: s
     assert "pip install" in finding.next_step
 
 
+def test_an_interpreter_that_is_not_there_is_named_once() -> None:
+    (finding,) = look_at_engine(make_subject(engine_python="/nowhere/python"))
+    assert (finding.grade, finding.text) == (Grade.FAIL, "/nowhere/python: No such file or directory")
+
+
 def test_the_question_is_put_to_a_real_interpreter() -> None:
     """This one may or may not have vLLM; either way it answers."""
     (finding,) = look_at_engine(make_subject(engine_python=sys.executable))

@@ -75,6 +75,11 @@ def test_arguments_that_cannot_work_are_refused(given: list[str], reason: str) -
         ("ValueError: first\nINFO on it goes\nKeyError: 'last'\nINFO ended\n", "KeyError: 'last'"),
         ("OSError: old\n" + "INFO x\n" * vllm_process.LOG_TAIL_BYTES, ""),
         ("ValueError: " + "x" * 1000, "ValueError: " + "x" * 288),
+        ("ValueError: no place (of 2)\n", "ValueError: no place (of 2)"),
+        (
+            "python3: Error while finding module 'vllm.x' (ModuleNotFoundError: No module named 'vllm')\n",
+            "ModuleNotFoundError: No module named 'vllm'",
+        ),
     ],
 )
 def test_the_last_error_of_a_log_is_found_at_its_end(tmp_path: Path, text: str, reason: str) -> None:
