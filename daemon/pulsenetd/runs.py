@@ -114,7 +114,9 @@ def read_run_file(path: Path) -> RunFile:
         check_run_name(name)  # a file from somebody else must not choose a directory anywhere on this machine
         return RunFile(name, decode_token(table["token"]), bootstraps)
     except (ValueError, KeyError, TypeError, RecursionError, PulsenetError) as error:
-        raise ConfigError(f"{path} is not a run file ({error}); delete it, then join with --token again") from error
+        is_local = path.parent.name == LOCAL_RUN  # nobody has a token of that one
+        step = "start a trainer of the run: it makes another" if is_local else "join with --token again"
+        raise ConfigError(f"{path} is not a run file ({error}); delete it, then {step}") from error
 
 
 def find_unfinished(run: Path) -> list[Path]:

@@ -94,7 +94,7 @@ def test_recovering(reader: Reader) -> None:
     reader.follow(DOCS / "recovering.md")
     assert f"chmod 600 {node / 'identity.key'}" in reader.printed["pulsenet doctor"]
     assert "chunks are damaged" in reader.printed["pulsenet doctor --read-all"]
-    assert "1 damaged chunks" in reader.printed["pulsenet doctor --read-all --repair"]
+    assert "1 damaged chunk" in reader.printed["pulsenet doctor --read-all --repair"]
     assert "fail  keys" not in reader.printed["pulsenet doctor --repair"]
     assert "no node runs" not in reader.type("pulsenet join --role inferencer")
 

@@ -228,8 +228,19 @@ def test_a_damaged_run_file_is_named(machine: Machine, run: Any, tmp_path: Path)
         machine.settle(run_file=str(path))
     own = machine.write_run("mine", run.token)
     own.write_text("no JSON")
-    with pytest.raises(ConfigError, match=r"run\.json is not a run file"):
+    with pytest.raises(ConfigError, match=r"run\.json is not a run file .*; delete it, then join with --token again"):
         machine.settle(run="mine")
+
+
+def test_a_damaged_file_of_the_local_run_is_made_anew_by_its_trainer(machine: Machine) -> None:
+    """Nobody has a token of it that one could join with again."""
+    run_id = machine.settle(role="trainer").token.run_id
+    path = machine.home / "local" / "run.json"
+    path.write_text("no JSON")
+    with pytest.raises(ConfigError, match="delete it, then start a trainer of the run: it makes another"):
+        machine.settle(role="seed")
+    path.unlink()
+    assert machine.settle(role="trainer").token.run_id == run_id
 
 
 def test_an_expired_token_is_refused(machine: Machine, run: Any) -> None:

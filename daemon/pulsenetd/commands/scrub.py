@@ -15,6 +15,7 @@ from pulsenet.local.directories import data_home, list_nodes
 from pulsenetd.commands.reporting import reporting
 from pulsenetd.errors import DirectoryLockedError
 from pulsenetd.logs import printable
+from pulsenetd.words import say_count
 
 if TYPE_CHECKING:
     from pulsenetd.storage.scrub import Report
@@ -106,10 +107,12 @@ def _scrub(arguments: argparse.Namespace) -> int:
 
 def _print(node: Path, report: Report) -> None:
     print(
-        f"{node}: {report.chunk_count} chunks ({report.chunk_size_bytes} bytes), {report.record_count} records read; "
-        f"{report.damaged_count} chunks and {report.bad_record_count} records were damaged and are deleted"
+        f"{node}: {say_count(report.chunk_count, 'chunk')} ({report.chunk_size_bytes} bytes), "
+        f"{say_count(report.record_count, 'record')} read; {say_count(report.damaged_count, 'chunk')} and "
+        f"{say_count(report.bad_record_count, 'record')} were damaged and are deleted"
     )
     for lack in report.lacks:
-        print(f"  {lack.name or lack.blob_id.hex()[:16]} lacks {lack.chunk_count} chunks ({lack.size_bytes} bytes)")
+        lacked = f"{say_count(lack.chunk_count, 'chunk')} ({lack.size_bytes} bytes)"
+        print(f"  {lack.name or lack.blob_id.hex()[:16]} lacks {lacked}")
     if report.lacks:
         print("  start the node: it fetches again what it needs of that")

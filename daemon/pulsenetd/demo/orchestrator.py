@@ -38,6 +38,8 @@ SILENCE_SECONDS_MAX: Final = 180.0
 """No report from any process for so long means that something hangs."""
 TICK_SECONDS: Final = 0.2
 TRAINER_SEED: Final = 11
+FIRST_PHASE: Final = "first version published; in a new environment nodes compile their loops now, half a minute"
+"""Nothing else is said until the first patch: the nodes say it in their logs."""
 
 _TRAINER: Final = "trainer"
 
@@ -295,9 +297,7 @@ def _take_in(swarm: _Swarm, name: str, report: Report) -> None:
     elif isinstance(report, Published):
         progress.add_published(report)
         done = len(progress.rows) - 1
-        progress.phase = (
-            f"training: {done} of {swarm.versions} versions published" if done else "first version published"
-        )
+        progress.phase = f"training: {done} of {swarm.versions} versions published" if done else FIRST_PHASE
     elif isinstance(report, Applied):
         progress.add_applied(name, report, swarm.watches[name].read_stage_seconds())
     elif isinstance(report, Sampled):

@@ -17,6 +17,7 @@ from pulsenetd.doctor.findings import Finding, Subject, fail, ok, warn
 from pulsenetd.doctor.leftovers import is_running
 from pulsenetd.storage.scrub import scrub
 from pulsenetd.storage.store import DATABASE_NAME, Store
+from pulsenetd.words import say_count
 
 BUSY_SECONDS: Final = 2.0
 
@@ -116,5 +117,5 @@ def _scrub(node: Path) -> str:
         deleted = before - len(store.chunk_digests())
     finally:
         store.close()
-    text = f"{deleted} damaged chunks and {report.bad_record_count} records deleted"
+    text = f"{say_count(deleted, 'damaged chunk')} and {say_count(report.bad_record_count, 'record')} deleted"
     return f"{node}: {text}; the node fetches what it lacks at its next start"

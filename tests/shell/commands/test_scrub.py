@@ -36,15 +36,15 @@ def damage(node: Path) -> None:
 
 def test_a_whole_store_is_said_to_be_whole(node: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["scrub"]) == 0  # of whatever run
-    assert "1 chunks (7 bytes), 0 records read; 0 chunks and 0 records were damaged" in capsys.readouterr().out
+    assert "1 chunk (7 bytes), 0 records read; 0 chunks and 0 records were damaged" in capsys.readouterr().out
 
 
 def test_damage_is_told_with_what_to_do(node: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damage(node)
     assert cli.main(["scrub", "--data-dir", str(node)]) == 6
     out = capsys.readouterr().out
-    assert "1 chunks and 0 records were damaged and are deleted" in out
-    assert "lacks 1 chunks (7 bytes)" in out
+    assert "1 chunk and 0 records were damaged and are deleted" in out
+    assert "lacks 1 chunk (7 bytes)" in out
     assert "start the node: it fetches again" in out
     assert cli.main(["scrub", "--data-dir", str(node), "--json"]) == 6
     found = json.loads(capsys.readouterr().out)
@@ -109,7 +109,7 @@ def test_a_store_that_cannot_be_read_keeps_no_other_from_being_read(
     (broken / "store.sqlite").write_bytes(b"rubbish!" * 1024)
     assert cli.main(["scrub"]) == 6
     out, err = capsys.readouterr()
-    assert f"{node}: 1 chunks" in out
+    assert f"{node}: 1 chunk" in out
     assert str(broken / "store.sqlite") in err
     assert cli.main(["scrub", "--json"]) == 6
     found = json.loads(capsys.readouterr().out)

@@ -78,6 +78,17 @@ def test_the_summary_counts_patches_against_dense_transfer(tmp_path: Path) -> No
     }
 
 
+def test_who_waits_for_loops_to_be_compiled_is_told_of_it(tmp_path: Path) -> None:
+    """Nodes say so in their logs alone, and nothing came for half a minute."""
+    watches = {"inferencer-1": NodeWatch(tmp_path)}
+    progress = Progress(("inferencer-1",))
+    swarm = orchestrator._Swarm(SETTINGS["tiny"], 2, tmp_path, Children(tmp_path), progress, watches)
+    orchestrator._take_in(swarm, "trainer", FIRST)
+    assert "compile their loops" in swarm.progress.phase
+    orchestrator._take_in(swarm, "trainer", SECOND)
+    assert swarm.progress.phase == "training: 1 of 2 versions published"
+
+
 def test_the_summary_names_an_inferencer_that_differs(tmp_path: Path) -> None:
     comparisons = {"inferencer-1": Comparison("cd" * 32, False, "model.norm.weight differs in 2 of 512 bytes")}
     summary = orchestrator._summarise(make_swarm(tmp_path), comparisons, "ab" * 32, {}, 1.0)

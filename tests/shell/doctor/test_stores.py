@@ -57,7 +57,7 @@ def test_repair_deletes_what_is_damaged_and_says_what_is_left_to_do(node: Path) 
     find_chunk(node, DATA[0]).write_bytes(b"Wei")
     finding = look(node)
     assert finding.repair is not None
-    assert "1 damaged chunks and 0 records deleted" in finding.repair()
+    assert "1 damaged chunk and 0 records deleted" in finding.repair()
     assert find_chunk(node, DATA[1]).exists()
     finding = look(node)
     assert "1 of 2 chunks are missing" in finding.text
