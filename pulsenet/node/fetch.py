@@ -444,7 +444,7 @@ class Fetcher:
         if is_short:
             self._sources.note_failure(transfer.peer_id, now)
         elif transfer.bad_count == 0 and transfer.good_count > 0:
-            self._sources.note_success(transfer.peer_id)
+            self._sources.note_success(transfer.peer_id, now)
             self._patience.note_success()
 
     def _fail(self, request_id: int, reason: str, now: float) -> list[Effect]:

@@ -203,7 +203,7 @@ class ListFetcher:
         data = bytes(paging.data)
         if compute_digest(data) != manifest.blob_id:
             return self._refuse(paging, peer_id, now), None
-        self._sources.note_success(peer_id)
+        self._sources.note_success(peer_id, now)
         del self._paging[manifest.blob_id]
         outcome, effects = open_list(manifest, data)
         return ([StoreChunkList(manifest.blob_id, data)] if outcome.chunk_list is not None else effects), outcome

@@ -133,10 +133,10 @@ class RecordsFetcher:
     ) -> tuple[list[Effect], RecordsArrived | None]:
         match reply:
             case HeadReply(head) if isinstance(pending.need, GetHead):
-                self._sources.note_success(peer_id)
+                self._sources.note_success(peer_id, now)
                 return [], RecordsArrived(pending.need, peer_id, () if head is None else (head,))
             case RecordsReply(records) if not isinstance(pending.need, GetHead):
-                self._sources.note_success(peer_id)
+                self._sources.note_success(peer_id, now)
                 return [], RecordsArrived(pending.need, peer_id, records)
             case Refusal(_, _, retry_after_ms):
                 self._sources.note_failure(peer_id, now, wait_seconds=retry_after_ms / 1000)

@@ -209,10 +209,10 @@ class Sources:
         if source is not None:
             source.requests_in_flight = max(source.requests_in_flight - 1, 0)
 
-    def note_success(self, peer_id: PeerId) -> None:
-        """The source answered a request as asked."""
+    def note_success(self, peer_id: PeerId, now: float) -> None:
+        """The source answered a request as asked; one that was under way when it was banned lifts no ban."""
         source = self._sources.get(peer_id)
-        if source is not None:
+        if source is not None and not (source.is_banned and now < source.retry_at):
             source.failure_count = 0
             source.retry_at = 0.0
             source.is_banned = False

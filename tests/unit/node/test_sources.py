@@ -117,7 +117,7 @@ def test_success_forgives_and_failure_halves_the_window() -> None:
     source = sources.get(A)
     assert source is not None
     assert source.window.chunks == WINDOW_CHUNKS_START // 2
-    sources.note_success(A)
+    sources.note_success(A, 0.0)
     assert source.failure_count == 0
     for _ in range(10):
         sources.note_failure(A, 0.0)
@@ -160,11 +160,24 @@ def test_a_source_that_keeps_sending_bad_chunks_is_banned_even_if_it_reconnects(
     assert order(sources, now=now + BANNED_SECONDS + 30.0) == [B]
 
 
+def test_an_answer_that_was_under_way_lifts_no_ban() -> None:
+    """Whoever is asked several things at once could end each ban with one of them."""
+    sources = make(A, B)
+    for _ in range(int(STRIKES_MAX)):
+        sources.note_strike(A, 0.0)
+    sources.note_success(A, 1.0)
+    assert order(sources, now=BANNED_SECONDS - 1.0) == [B]
+    assert set(order(sources, now=BANNED_SECONDS)) == {A, B}
+    sources.note_success(A, BANNED_SECONDS)
+    sources.note_failure(A, BANNED_SECONDS)
+    assert set(order(sources, now=BANNED_SECONDS + limits.RETRY_SECONDS_MAX)) == {A, B}
+
+
 def test_good_chunks_wear_strikes_off() -> None:
     sources = make(A)
     for step in range(100):
         sources.note_strike(A, 100.0 * step)
-        sources.note_success(A)
+        sources.note_success(A, 100.0 * step)
         for _ in range(20):
             sources.note_chunk(A, 100.0 * step)
     assert order(sources, now=1e6) == [A]
@@ -276,7 +289,7 @@ def test_those_this_node_looks_for_keep_their_places() -> None:
 
 def test_strangers_change_nothing() -> None:
     sources = make()
-    sources.note_success(A)
+    sources.note_success(A, 0.0)
     sources.note_failure(A, 0.0)
     sources.note_miss(A, KEY, 0.0, claimed=True)
     sources.note_have(A, have())
