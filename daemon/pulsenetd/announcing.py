@@ -41,6 +41,7 @@ def announce_start(
     listening: tuple[str, ...],
     metrics_url: str,
     algorithm: str,
+    may_publish: bool,
     say: Callable[[str], None],
 ) -> None:
     """Write the node's file, and say where it is and what to do next.
@@ -52,6 +53,7 @@ def announce_start(
         listening: Addresses that this machine can dial.
         metrics_url: Where the node answers.
         algorithm: The run's outer algorithm; empty without rounds.
+        may_publish: Whether the run lists the node's key as an authority.
         say: Prints a line.
     """
     peer = to_libp2p_text(settled.identity.peer_id)
@@ -85,6 +87,9 @@ def announce_start(
             say(f"openai API   http://{join_host(config.openai_host, config.openai_port)}/v1")
     if config.role != "trainer":
         return
+    if not (may_publish or algorithm):
+        step = f"let its owner run 'pulsenet run promote NAME {peer}'"
+        say(f"publishing   nothing: the run does not list this key; {step}")
     option = "" if settled.is_local else f'data_dir="{settled.data_directory}"'
     say("attach a training loop:")
     if algorithm == GOSSIP:

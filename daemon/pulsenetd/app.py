@@ -261,6 +261,7 @@ class Node:
                 listening=here,
                 metrics_url=admin.url,
                 algorithm="" if descriptor is None or descriptor.algorithm == ALGORITHM_NONE else descriptor.algorithm,
+                may_publish=descriptor is None or self._settled.identity.peer_id in descriptor.authorities,
                 say=self._say,
             )
             self._manager.ready()

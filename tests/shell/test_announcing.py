@@ -35,7 +35,7 @@ def settled(tmp_path: Path) -> Any:
     lock.release()
 
 
-def announce(settled: Settled, role: str = "seed") -> str:
+def announce(settled: Settled, role: str = "seed", *, may_publish: bool = True, algorithm: str = "") -> str:
     said: list[str] = []
     announce_start(
         resolve({"role": role}, {}, None).config,
@@ -43,7 +43,8 @@ def announce(settled: Settled, role: str = "seed") -> str:
         announced=("/ip4/203.0.113.5/tcp/4001",),
         listening=("/ip4/127.0.0.1/tcp/4001",),
         metrics_url="http://127.0.0.1:9",
-        algorithm="",
+        algorithm=algorithm,
+        may_publish=may_publish,
         say=said.append,
     )
     return "\n".join(said)
@@ -89,3 +90,14 @@ def test_weights_that_are_there_are_not_promised_for_later(settled: Any, tmp_pat
     assert f"weights      {current}, once a version is here\n" in announce(node, "inferencer") + "\n"
     current.mkdir(parents=True)
     assert f"weights      {current}\n" in announce(node, "inferencer") + "\n"
+
+
+def test_a_trainer_whose_key_may_not_publish_is_told_so_at_once(settled: Any) -> None:
+    """Its training loop runs on whatever publish() answers, and nobody may look."""
+    node = settled()
+    step = f"let its owner run 'pulsenet run promote NAME {to_libp2p_text(node.identity.peer_id)}'"
+    told = f"publishing   nothing: the run does not list this key; {step}"
+    assert told in announce(node, "trainer", may_publish=False).splitlines()
+    assert "publishing" not in announce(node, "trainer")
+    assert "publishing" not in announce(node, "seed", may_publish=False)
+    assert "publishing" not in announce(node, "trainer", may_publish=False, algorithm="pulseloco")

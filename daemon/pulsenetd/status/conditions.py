@@ -205,6 +205,15 @@ def _sentence(text: str) -> str:
 
 def _look_at_publisher(status: Status) -> Iterator[Condition]:
     is_trainer = status.get("role") == "trainer"
+    # In rounds and mixing only the coordinator publishes.
+    if status.get("reason") == "not_publisher" and not (status.get("rounds_phase") or status.get("mixing_phase")):
+        yield Condition(
+            "not-publisher",
+            Level.WARNING,
+            "This key may not publish",
+            "The run does not list it as an authority, so what the training loop hands over is refused.",
+            "Let the run's owner run 'pulsenet run promote NAME KEY' with this node's peer id.",
+        )
     if status.get("stale"):
         issued, now_ms = status.get("publisher_last_seen_timestamp_seconds"), status.get("now_ms")
         ago = f" for {say_seconds(now_ms / 1000 - issued)}" if issued and now_ms else ""

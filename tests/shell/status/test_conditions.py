@@ -42,6 +42,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "no-source": ("warning", {"reason": "no-source"}),
     "standby": ("note", {"reason": "standby"}),
     "superseded": ("warning", {"reason": "superseded"}),
+    "not-publisher": ("warning", {"reason": "not_publisher"}),
     "stalled": ("warning", {"state": "stalled", "reason": "no-route"}),
     "behind": ("note", {"version_lag": 2, "latest_seen_version": 9}),
     "thin-upload": ("note", {"fetch_shortfall": "thin-upload"}),
@@ -72,6 +73,12 @@ def test_what_is_wrong_is_named_with_cause_and_next_step(code: str) -> None:
     assert found[code]["next_step"].endswith((".", ")"))
     if level in ("error", "warning"):
         assert "ready" not in found
+
+
+@pytest.mark.parametrize("phase", ["rounds_phase", "mixing_phase"])
+def test_who_trains_with_others_need_not_publish(phase: str) -> None:
+    found = find_conditions(FINE | {"reason": "not_publisher", phase: "training"})
+    assert "not-publisher" not in {one["code"] for one in found}
 
 
 def test_the_worst_comes_first() -> None:
