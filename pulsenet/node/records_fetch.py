@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pulsenet import limits
 from pulsenet.ids import Digest, PeerId
-from pulsenet.node.effects import Effect, SendRequest, StrikePeer
+from pulsenet.node.effects import Count, Effect, SendRequest, StrikePeer
 from pulsenet.node.events import Event, ReplyReceived
 from pulsenet.node.requests import OpenRequest, OpenRequests
 from pulsenet.node.sources import Claim, Source, Sources
@@ -143,4 +143,4 @@ class RecordsFetcher:
                 return [], None
             case _:
                 self._sources.note_failure(peer_id, now)
-                return [StrikePeer(peer_id, "unexpected")], None
+                return [StrikePeer(peer_id, "unexpected"), Count("rejected", "unexpected")], None

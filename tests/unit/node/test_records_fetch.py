@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from pulsenet.ids import Digest, PeerId
-from pulsenet.node.effects import Effect, SendRequest, StrikePeer
+from pulsenet.node.effects import Count, Effect, SendRequest, StrikePeer
 from pulsenet.node.events import ReplyReceived, RequestDone, RequestFailed
 from pulsenet.node.records_fetch import (
     NEEDS_MAX,
@@ -141,7 +141,7 @@ def test_an_answer_to_another_question_costs_a_strike(need: Need, reply: Message
     bench = Bench(A)
     bench.need(need)
     (request,) = bench.pump(0.0)
-    assert bench.reply(request, reply, 0.0) == ([StrikePeer(A, "unexpected")], None)
+    assert bench.reply(request, reply, 0.0) == ([StrikePeer(A, "unexpected"), Count("rejected", "unexpected")], None)
 
 
 def test_a_lost_peer_is_replaced_at_once() -> None:
