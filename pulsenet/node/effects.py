@@ -167,7 +167,10 @@ class SendRequest:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequest:
-    """Stop receiving the chunks of a request: somebody else brings them sooner. What is under way may still be told."""
+    """Stop receiving the chunks of a request, which others bring sooner or nobody any more.
+
+    What is under way may still be told.
+    """
 
     request_id: int
     peer_id: PeerId

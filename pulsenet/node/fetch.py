@@ -239,11 +239,15 @@ class Fetcher:
         return effects + more
 
     def lose_peer(self, peer_id: PeerId, now: float) -> list[Effect]:
-        """End every request to a peer that is gone; their chunks are asked of others."""
+        """End every request to a peer that is gone; their chunks are asked of others.
+
+        The requests are called back too: the shell would send what waits over the next connection, beside what is asked
+        over it anew.
+        """
         effects = self._lists.lose_peer(peer_id, now)
         self._sharing.lose_peer(peer_id)
         for request_id in self._transfers.of_peer(peer_id):
-            effects += self._fail(request_id, "closed", now)
+            effects += [self._call_back(request_id), *self._fail(request_id, "closed", now)]
         return effects
 
     def pump(self, now: float) -> list[Effect]:
@@ -256,8 +260,8 @@ class Fetcher:
         effects += self._lists.pump(now)
         effects += self._sharing.ask_around(now)
         for request_id in self._sharing.find_late(now):
-            late = self._end(request_id)
-            effects += [CancelRequest(request_id, late.peer_id, late.blob_id), Count("retries", "thin-upload")]
+            effects += [self._call_back(request_id), Count("retries", "thin-upload")]
+            self._end(request_id)
         for blob in self._blobs.values():
             if self._sharing.has_open(blob.blob_id):
                 effects += self._ask_chunks(blob, now)
@@ -430,6 +434,10 @@ class Fetcher:
         )
         self._transfers.start(request_id, transfer)
         return SendRequest(request_id, source.peer_id, GetChunks(digests, blob.blob_id), timeout_seconds)
+
+    def _call_back(self, request_id: int) -> Effect:
+        transfer = self._transfers[request_id]
+        return CancelRequest(request_id, transfer.peer_id, transfer.blob_id)
 
     def _end(self, request_id: int) -> Transfer:
         """Take a request off every account and open again what it did not bring."""
