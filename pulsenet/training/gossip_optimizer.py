@@ -184,7 +184,8 @@ class GossipOptimizer:
         before = self._round_index
         if self._plan is None:
             self._counters.wasted_inner_steps += self._inner_step if self._begin() else 0
-        return self._round_index - before
+        # One that trained alone, and is ahead of all others, goes back instead.
+        return max(self._round_index - before, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the rounds need to go on, beside the model's and the optimizer's own state. Tensors are shared.

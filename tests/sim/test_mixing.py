@@ -18,6 +18,7 @@ from pulsenet.node.mixing.reach import Reach
 from pulsenet.node.mixing.work import name_of
 from pulsenet.outer.mixing.pairing import count_slices
 from pulsenet.outer.mixing.settings import Job, MixingSettings, MixingVariant
+from pulsenet.testing import mixing_node
 from pulsenet.testing.checkers import SimulationError
 from pulsenet.testing.mixing_node import RECONNECT_SECONDS, MixingNode
 from pulsenet.testing.mixing_world import MixingWorld
@@ -251,6 +252,26 @@ def test_while_its_daemon_is_away_a_training_process_goes_on_alone() -> None:
     world.start(member)
     count = len(world.waits)
     world.run_until(lambda: any(name == member.name for name, *_ in world.waits[count:]), 10 * ROUND_SECONDS_MAX)
+
+
+def test_a_training_process_that_got_ahead_of_all_others_alone_mixes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone it is the faster, so the others would never reach its rounds."""
+    monkeypatch.setattr(mixing_node, "RECONNECT_SECONDS", 0.5)
+    world = make_world(7, step=0.5)
+    world.run_rounds(2, 2 * ROUND_SECONDS_MAX)
+    member = world.member("trainer 0")
+    world.stop_daemon(member)
+    world.run_for(60.0)
+    ahead, others = (
+        member.mixing_disk.round_index,
+        max(m.mixing_disk.round_index for m in world.members if m is not member),
+    )
+    assert ahead > others + world.settings.roster_rounds
+    world.start(member)
+    count = len(world.waits)
+    world.run_for(3 * ROUND_SECONDS_MAX)
+    mixed = [ready.round_index for name, ready, _ in world.waits[count:] if name == member.name and not ready.is_alone]
+    assert min(mixed) < ahead
 
 
 def test_a_straggler_goes_on_in_the_newest_round() -> None:

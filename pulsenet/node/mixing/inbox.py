@@ -79,4 +79,5 @@ class Inbox:
         due = self._rounds.get(round_index, {})
         # A newer roster may have taken the round over since they came.
         self._rounds[round_index] = {key: found for key, found in due.items() if found[0].roster == roster}
-        self._heard = {peer_id: heard for peer_id, heard in self._heard.items() if peer_id in members}
+        if roster is not None:
+            self._heard = {peer_id: heard for peer_id, heard in self._heard.items() if peer_id in members}

@@ -102,9 +102,9 @@ class Journal:
             except RemoteProtocolError as error:
                 raise StorageError(f"the journal of mixing is damaged: {error}", reason="damaged") from error
         self.round_index = state.round_index
-        """The newest round that was opened; none is opened twice."""
+        """The newest round that was opened by a roster; none is opened twice."""
         self.roster = state.roster
-        """By which roster, if by any."""
+        """By which roster."""
         self.stored_rosters = state.rosters
         self.known_from = state.known_from
         self._exchanges = {(each.round_index, each.job): each for each in state.exchanges}
@@ -155,8 +155,8 @@ class Journal:
 
     # Rounds
 
-    def open(self, round_index: int, roster: Digest | None) -> None:
-        """A round was opened."""
+    def open(self, round_index: int, roster: Digest) -> None:
+        """A round was opened by a roster."""
         self.round_index, self.roster = round_index, roster
         self.is_changed = True
 

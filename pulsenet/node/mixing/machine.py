@@ -123,8 +123,8 @@ class Mixing(LedgerMachine):
 
     @property
     def round_index(self) -> int | None:
-        """The newest round that was opened here."""
-        return self._journal.round_index
+        """The round that is open, or else the newest that was opened by a roster."""
+        return self._journal.round_index if self._opened is None else self._opened.round_index
 
     @property
     def works(self) -> dict[Job, Work]:
@@ -241,7 +241,8 @@ class Mixing(LedgerMachine):
     def _is_over(self, round_index: int) -> bool:
         """Say whether nothing more is taken here in a round: it ends with the process that opened it, or the next."""
         last = self._journal.round_index
-        return last is not None and (round_index < last or (round_index == last and self._opened is None))
+        is_open = self._opened is not None and self._opened.round_index == last
+        return last is not None and (round_index < last or (round_index == last and not is_open))
 
     def _judge_old(self, share: Share) -> str:
         """Judge a share of a round that is over here."""
@@ -286,7 +287,7 @@ class Mixing(LedgerMachine):
             case ResultWanted(round_index, job):
                 work = self._find_work(round_index, job)
                 if work is None:
-                    reason = "" if round_index == self._journal.round_index else "over"
+                    reason = "" if round_index == self.round_index else "over"
                     return [MixReady(round_index, job, (), reason)]
                 work.want(now)
             case StateStored(round_index, state):
@@ -319,7 +320,7 @@ class Mixing(LedgerMachine):
         return [self._started]
 
     def _next_round(self) -> int:
-        """Return the earliest round that may be opened: above the last one, and not behind the others."""
+        """Return the earliest round that may be mixed in: above the last one, and not behind the others."""
         last = self._journal.round_index
         return max(0 if last is None else last + 1, self._inbox.heard_max(self._rosters.end_round))
 
@@ -342,15 +343,32 @@ class Mixing(LedgerMachine):
         can_hope = known is None and now < until and (bool(self._courier.connected) or is_authority)
         if can_hope:
             return []
+        if known is None and self._courier.connected:
+            round_index = self._go_back(round_index)
+            known = self._rosters.find(round_index)
         self._hopes = known is not None
         self._opening = None
         return self._open(round_index, known if known is not None and self._peer_id in known.members else None)
 
+    def _go_back(self, round_index: int) -> int:
+        """Return the round to open instead of one beyond every roster.
+
+        Who trained alone for a while may be ahead of all others, and would be for ever: alone it is the faster. What it
+        counted without a roster was mixed with nobody and is no promise, so it counts anew.
+        """
+        newest = self._rosters.newest
+        if newest is None or round_index < self._rosters.end_round:
+            return round_index
+        due = max(self._next_round(), newest.roster.first_round)
+        return due if newest.covers(due) else round_index
+
     def _open(self, round_index: int, known: KnownRoster | None) -> list[Effect]:
         self._before = self._works if self._journal.round_index is not None else {}
-        self._journal.open(round_index, None if known is None else known.digest)
-        members = frozenset() if known is None else frozenset(known.members)
-        self._inbox.open(round_index, self._journal.roster, members)
+        members: frozenset[PeerId] = frozenset()
+        if known is not None:
+            self._journal.open(round_index, known.digest)
+            members = frozenset(known.members)
+        self._inbox.open(round_index, None if known is None else known.digest, members)
         self._outbox.forget_before(round_index - 1)
         self._works = {} if known is None else self._maker.make_works(round_index, known)
         self._told = set()
@@ -394,7 +412,7 @@ class Mixing(LedgerMachine):
         effects += self._blobs.pump(now)
         effects += self._outbox.pump(now)
         if self._attached is not None:
-            told = self._journal.round_index if self._opening is None else max(self._opening[0], self._next_round())
+            told = self.round_index if self._opening is None else max(self._opening[0], self._next_round())
             is_joining = self._joining is not None
             effects += self._contact.poll(now, None if is_joining else told, self._trust.descriptor)
             is_over = {job: work.result is not None for job, work in self._works.items()}
@@ -440,7 +458,9 @@ class Mixing(LedgerMachine):
             phase = "opening"
         elif self._opened is not None:
             phase = "mixing" if any(work.result is None for work in self._works.values()) else "training"
-        report = make_report(phase, self._journal, self._rosters, self._works, self._inbox)
+        is_alone = self._opened is not None and not self._opened.is_listed
+        known = None if is_alone or self._journal.roster is None else self._rosters.get(self._journal.roster)
+        report = make_report(phase, self.round_index, known, self._journal, self._rosters, self._works, self._inbox)
         if report == self._reported:
             return []
         self._reported = report

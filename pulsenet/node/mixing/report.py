@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pulsenet.chain.rosters import Rosters
+from pulsenet.chain.rosters import KnownRoster, Rosters
 from pulsenet.node.effects import Report
 from pulsenet.node.mixing.inbox import Inbox
 from pulsenet.node.mixing.journal import Journal, Stand
@@ -13,18 +13,26 @@ from pulsenet.outer.floats import fp32_from_bits
 from pulsenet.outer.mixing.settings import Job
 
 
-def make_report(phase: str, journal: Journal, rosters: Rosters, works: Mapping[Job, Work], inbox: Inbox) -> Report:
+def make_report(
+    phase: str,
+    round_index: int | None,
+    known: KnownRoster | None,
+    journal: Journal,
+    rosters: Rosters,
+    works: Mapping[Job, Work],
+    inbox: Inbox,
+) -> Report:
     """Return where a trainer stands.
 
     Args:
         phase: ``idle``, ``joining``, ``waiting``, ``opening``, ``training`` or ``mixing``.
-        journal: Its round, and what is owed.
+        round_index: The round it is in.
+        known: By which roster, if by any.
+        journal: What is owed.
         rosters: Who mixes.
         works: Jobs of the open round.
         inbox: What others told.
     """
-    round_index = journal.round_index
-    known = None if journal.roster is None else rosters.get(journal.roster)
     newest = rosters.newest
     heard = inbox.heard_max(rosters.end_round)
     probe_round, distance_bits = rosters.measured or (None, None)

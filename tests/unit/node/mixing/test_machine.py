@@ -25,6 +25,7 @@ from pulsenet.node.mixing.events import (
     RoundWanted,
 )
 from pulsenet.node.mixing.journal import MIXING_KEY, Journal, Stand
+from pulsenet.node.mixing.machine import FIRST_ROSTER_SECONDS, ROSTER_SECONDS
 from pulsenet.outer.mixing.settings import Job, MixingVariant
 from pulsenet.testing.toy_mixing import SIZE, read_values
 from pulsenet.testing.toy_training import write_blob
@@ -255,6 +256,62 @@ def test_a_word_that_the_other_took_is_a_debt_after_a_restart_too(make_desk: Mak
     assert desk.push(desk.other, taken(desk)) == ""
     assert desk.machine.stands() == {(0, 1): Stand.OWED}
     assert Count("debts", "owed") in desk.effects
+
+
+def test_a_share_by_a_roster_that_a_newer_one_takes_over_from_is_not_mixed(make_desk: MakeDesk) -> None:
+    desk = make_desk(0).begin()
+    old = desk.rosters.find(5)
+    desk.convene(number=2, first_round=4)
+    record = desk.share(desk.other, desk.part(TWOS), round_index=5, roster=old.digest)
+    assert desk.push(desk.other, record) == "roster"
+
+
+# Ahead of the others
+
+
+def open_alone(desk: Any, round_index: int) -> OpenRound:
+    desk.effects = []
+    desk.tell(RoundWanted(round_index))
+    desk.wait(ROSTER_SECONDS + 0.1)
+    (opened,) = desk.find(OpenRound)
+    return opened
+
+
+def test_who_is_beyond_every_roster_goes_back_to_the_first_round_that_it_did_not_mix_in(make_desk: MakeDesk) -> None:
+    desk = make_desk(0)
+    desk.convene()
+    desk.connect()
+    desk.open(3)
+    opened = open_alone(desk, 20)
+    assert (opened.round_index, opened.is_listed) == (4, True)
+    # Others told of a later one meanwhile, and then the run went on.
+    desk.push(desk.other, desk.share(desk.other, desk.part(TWOS), round_index=6))
+    assert open_alone(desk, 20).round_index == 6
+    desk.convene(number=2, first_round=10)
+    assert open_alone(desk, 20).round_index == 10
+
+
+def test_rounds_of_nobody_are_no_promise_and_those_of_a_roster_are(make_desk: MakeDesk) -> None:
+    desk = make_desk(0)
+    desk.connect()
+    desk.open(0)
+    desk.wait(FIRST_ROSTER_SECONDS + 0.1)
+    assert open_alone(desk, 30).is_listed is False
+    assert desk.machine.round_index == 30
+    desk.convene(first_round=2)
+    assert open_alone(desk, 31).round_index == 2
+    # Until the roster is used up: none of its rounds is opened twice.
+    assert open_alone(desk, 9).round_index == 9
+    opened = open_alone(desk, 31)
+    assert (opened.round_index, opened.is_listed) == (31, False)
+
+
+def test_nobody_goes_back_where_nobody_is(make_desk: MakeDesk) -> None:
+    desk = make_desk(0)
+    desk.convene()
+    desk.open(3)
+    opened = open_alone(desk, 20)
+    assert (opened.round_index, opened.is_listed) == (20, False)
 
 
 # Hostile partners
