@@ -43,6 +43,14 @@ class Caps:
     download: int = 0
 
 
+@dataclass(slots=True)
+class Passage:
+    """Something that moves."""
+
+    size_bytes: int = 0
+    """What moved; known afterwards."""
+
+
 class Gate:
     """Waits until more bytes may move, and counts them."""
 
@@ -50,27 +58,32 @@ class Gate:
         self._cap = ByteCap(bytes_per_second)
         self._clock = clock
         self._lock = asyncio.Lock()
+        self._usual_size_bytes = limits.CHUNK_SIZE_BYTES
+        """What moved last; about as much is expected of what comes next."""
 
-    async def wait(self) -> None:
-        """Wait until the cap allows more; whoever came first goes first."""
-        async with self._lock:
-            await self._sleep()
+    @contextlib.asynccontextmanager
+    async def passing(self) -> AsyncIterator[Passage]:
+        """Wait until the cap allows more, and count what the block says that it moved; whoever came first goes first.
+
+        It counts as what moved before it from the start, or all who wait would pass at once and all of it come at once.
+        """
+        expected = self._usual_size_bytes
+        await self.take(expected)
+        passage = Passage()
+        try:
+            yield passage
+        finally:
+            self._cap.note(passage.size_bytes - expected, self._clock())
+            self._usual_size_bytes = passage.size_bytes or expected
 
     async def take(self, size_bytes: int) -> None:
         """Wait, and count bytes that are about to move."""
         async with self._lock:
-            await self._sleep()
+            # What others turn out to have moved meanwhile is a debt that the next in line waits for.
+            seconds = self._cap.wait_seconds(self._clock())
+            if seconds > 0:
+                await asyncio.sleep(seconds)
             self._cap.note(size_bytes, self._clock())
-
-    def note(self, size_bytes: int) -> None:
-        """Count bytes that moved."""
-        self._cap.note(size_bytes, self._clock())
-
-    async def _sleep(self) -> None:
-        # What others note meanwhile is a debt that the next in line waits for.
-        seconds = self._cap.wait_seconds(self._clock())
-        if seconds > 0:
-            await asyncio.sleep(seconds)
 
 
 class Upload:

@@ -13,7 +13,7 @@ from typing import Final
 
 from pulsenet import limits
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError, UnavailableError
-from pulsenet.ids import PeerId
+from pulsenet.ids import Digest, PeerId
 from pulsenet.wire.messages import (
     FEATURE_HOLDINGS,
     FEATURE_PROBES,
@@ -225,25 +225,22 @@ class Requester:
         on_reply: Callable[[Message], None] | None,
     ) -> list[Message]:
         """Send one request over a stream; the stream goes back to the pool only if all went well."""
+
+        def take(reply: Message) -> None:
+            replies.append(reply)
+            if on_reply is not None:
+                on_reply(reply)
+
         done = False
         try:
             _check_feature(stream, message)
             await stream.send(message)
-            digests = message.digests if isinstance(message, GetChunks) else (None,)
-            for digest in digests:
-                if digest is not None:
-                    # Not read, so not acknowledged by TCP for long: the sender slows down with us.
-                    await self._gate.wait()
-                reply = await self._receive_reply(stream, message)
-                if digest is not None and isinstance(reply, ChunkReply) and reply.digest != digest:
-                    raise RemoteProtocolError("unexpected-message", "a chunk that was not asked for")
-                replies.append(reply)
-                if isinstance(message, GetChunks) and isinstance(reply, ChunkReply):
-                    await self._count(pool.peer_id, message, reply)
-                if on_reply is not None:
-                    on_reply(reply)
             if isinstance(message, GetChunks):
+                for digest in message.digests:
+                    take(await self._receive_chunk(pool.peer_id, stream, message, digest))
                 await stream.send(Ack())
+            else:
+                take(await self._receive_reply(stream, message))
             done = True
         except PeerRefusedError:
             done = not replies
@@ -256,10 +253,18 @@ class Requester:
                 stream.abort()
         return replies
 
-    async def _count(self, peer_id: PeerId, message: GetChunks, reply: ChunkReply) -> None:
-        size_bytes = len(reply.data or b"")
-        self._gate.note(size_bytes)
-        self._traffic.note_chunk(peer_id, "received", await self.find_kind(message), size_bytes)
+    async def _receive_chunk(
+        self, peer_id: PeerId, stream: FramedStream, message: GetChunks, digest: Digest
+    ) -> Message:
+        # Not read, so not acknowledged by TCP for long: the sender slows down with us.
+        async with self._gate.passing() as passage:
+            reply = await self._receive_reply(stream, message)
+            assert isinstance(reply, ChunkReply)
+            if reply.digest != digest:
+                raise RemoteProtocolError("unexpected-message", "a chunk that was not asked for")
+            passage.size_bytes = len(reply.data or b"")
+        self._traffic.note_chunk(peer_id, "received", await self.find_kind(message), passage.size_bytes)
+        return reply
 
     async def _receive_reply(self, stream: FramedStream, request: Message) -> Message:
         reply = await stream.receive()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TypeVar
 
+import numpy as np
 import pytest
 
 from pulsenet.ids import Digest, PeerId
@@ -123,18 +124,45 @@ async def test_a_cap_is_kept_by_all_transfers_together(monkeypatch: pytest.Monke
 
     await asyncio.gather(*(send() for _ in range(4)))
     assert 40 * (1 << 20) / now == pytest.approx(1_000_000, rel=0.05)
+
+
+async def test_what_waits_passes_one_after_another_at_about_the_size_of_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight streams that passed at once took the whole line for a moment, and nothing for eight times as long."""
+    now = 0.0
+    began: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    gate = Gate(1_000_000, lambda: now)
+
+    async def receive(size_bytes: int) -> None:
+        async with gate.passing() as passage:
+            began.append(now)
+            passage.size_bytes = size_bytes
+
+    for _ in range(2):
+        await asyncio.gather(*(receive(500_000) for _ in range(8)))
+    assert np.diff(began[2:]) == pytest.approx([0.5] * 13, abs=0.01)
+    # What did not come, or came short, is no debt.
     before = now
-    await gate.wait()
-    assert now > before
-    gate.note(5_000_000)
-    await gate.wait()
-    assert now >= before + 5.0
+    with pytest.raises(OSError, match="gone"):
+        async with gate.passing():
+            raise OSError("gone")
+    await receive(100)
+    await receive(100)
+    assert now - before == pytest.approx(0.5, abs=0.1)
 
 
 async def test_without_a_cap_nothing_waits() -> None:
     gate = Gate(0)
     await gate.take(1 << 40)
-    await gate.wait()
+    async with gate.passing() as passage:
+        passage.size_bytes = 1 << 40
 
 
 async def test_nobody_looked_is_other() -> None:

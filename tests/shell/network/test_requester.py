@@ -126,8 +126,9 @@ async def test_chunks_are_taken_no_faster_than_the_cap_and_counted_by_kind() -> 
     waits: list[float] = []
 
     class Watched(Gate):
-        async def wait(self) -> None:
+        async def take(self, size_bytes: int) -> None:
             waits.append(self._cap.wait_seconds(0.0))
+            self._cap.note(size_bytes, 0.0)
 
     async def find_kind(_request: GetChunks) -> str:
         return "anchor"
