@@ -12,7 +12,7 @@ import hashlib
 import importlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Final
 
 from pulsenet import limits
@@ -186,7 +186,7 @@ class Directory:
         answered = tuple(peer_id for peer_id, answer in zip(known, answers, strict=True) if answer)
         if answered:
             with contextlib.suppress(UnavailableError):
-                async with deadline(_CALL_SECONDS, "looking for near nodes"):
+                async with _asking("looking for near nodes"):
                     await node.find_nearest_nodes([node.node_id])
         return answered
 
@@ -297,25 +297,22 @@ class Directory:
     async def _ping(self, node: Any, peer_id: PeerId) -> bool:
         protocol = importlib.import_module("hivemind.proto.dht_pb2")
         libp2p_id = importlib.import_module("hivemind.p2p").PeerID(to_libp2p_bytes(peer_id))
-        daemon_errors = importlib.import_module("hivemind.p2p.p2p_daemon_bindings.utils")
-        decode_error = importlib.import_module("google.protobuf.message").DecodeError
+        node_id_type = importlib.import_module("hivemind.dht.routing").DHTID
         request = protocol.PingRequest(peer=node.protocol.node_info, validate=False)
         sent_at, sent_wall = self._clock(), self._wall_clock()
         try:
             async with asyncio.timeout(_PING_SECONDS):
                 response = await node.protocol.get_stub(libp2p_id).rpc_ping(request)
-        except (OSError, daemon_errors.P2PDaemonError, daemon_errors.P2PHandlerError, decode_error) as error:
-            logger.debug("%s does not answer in the directory: %s", short(peer_id), error)
-            return False
-        round_trip_seconds = self._clock() - sent_at
-        if response.dht_time:
-            ahead_seconds = sent_wall + round_trip_seconds / 2 - response.dht_time
-            self._learn_offset(peer_id, ahead_seconds, round_trip_seconds)
-        if response.peer.node_id:
-            node_id_type = importlib.import_module("hivemind.dht.routing").DHTID
+            round_trip_seconds = self._clock() - sent_at
             if len(response.peer.node_id) == node_id_type.HASH_NBYTES:
                 node_id = node_id_type.from_bytes(response.peer.node_id)
                 await node.protocol.update_routing_table(node_id, libp2p_id, responded=True)
+        except Exception as error:  # whatever no answer, or a wrong one, leads to in hivemind
+            logger.debug("%s does not answer in the directory: %r", short(peer_id), error)
+            return False
+        if response.dht_time:
+            ahead_seconds = sent_wall + round_trip_seconds / 2 - response.dht_time
+            self._learn_offset(peer_id, ahead_seconds, round_trip_seconds)
         return True
 
     def _learn_offset(self, peer_id: PeerId, ahead_seconds: float, round_trip_seconds: float) -> None:
@@ -344,7 +341,7 @@ class Directory:
             # At once, so that of two announcements at a time the older one is dropped.
             self._announced_expiry[record.type] = expiry
             try:
-                async with deadline(_CALL_SECONDS, f"announcing a {record.type}"):
+                async with _asking(f"announcing a {record.type}"):
                     await node.store(key, data, expiry, subkey=subkey)
             except UnavailableError:
                 if self._overdue.get(record.type) is record:
@@ -361,6 +358,23 @@ class Directory:
         node = self._get_node()
         if not keys:
             return []
-        async with deadline(_CALL_SECONDS, "reading from the directory"):
+        async with _asking("reading from the directory"):
             found = await node.get_many(list(keys), sufficient_expiration_time=float("inf"))
         return [entry.value for entry in found.values() if entry is not None]
+
+
+@contextlib.asynccontextmanager
+async def _asking(what: str) -> AsyncIterator[None]:
+    """Limit what others answer to, in time and in what comes of it: hivemind raises whatever a wrong answer leads to.
+
+    Raises:
+        UnavailableError: There was no answer in time, or hivemind failed.
+    """
+    try:
+        async with deadline(_CALL_SECONDS, what):
+            yield
+    except UnavailableError:
+        raise
+    except Exception as error:
+        logger.warning("%s failed in hivemind: %r", what, error)
+        raise UnavailableError(f"{what}: {error!r}") from error

@@ -1,14 +1,15 @@
 """Loads hivemind, late and repaired.
 
 Importing hivemind takes its time and installs its own log handler, so nothing imports it at start:
-:func:`load` does, in a worker thread, and applies six repairs that must hold process-wide:
+:func:`load` does, in a worker thread, and applies seven repairs that must hold process-wide:
 
 * of its packages only those are loaded that a node needs, which know nothing of torch;
 * its log lines go through our logger;
 * a store with an earlier expiry no longer schedules the deletion of the newer record;
 * its notion of time can be corrected by the measured clock offset;
 * p2pd gets a session of its own: Ctrl-C in a terminal reaches the node, which then ends p2pd in order;
-* a search in the DHT that is given up leaves no task behind that waits for its end.
+* a search in the DHT that is given up leaves no task behind that waits for its end;
+* a node that a peer names among the near ones to the node itself is left out.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def load_now() -> ModuleType:
     guard_expiry()
     detach_p2pd()
     end_searches()
+    leave_out_self()
     return hivemind
 
 
@@ -111,6 +113,25 @@ def end_searches() -> None:
             raise
 
     module.asyncio = _Overlay(asyncio, wait=wait)
+
+
+def leave_out_self() -> None:
+    """Have a node not take itself for one of its peers.
+
+    A peer that met it while it answered others names it when it only asks, as behind NAT; anybody may name it. hivemind
+    asserts that nobody does.
+    """
+    node_type: Any = importlib.import_module("hivemind.dht.node").DHTNode
+    filter_peers = node_type._filter_blacklisted  # of all answers
+    if getattr(filter_peers, "leaves_out_self", False):
+        return
+
+    @functools.wraps(filter_peers)
+    def filter_others(self: Any, peers: dict[Any, Any]) -> dict[Any, Any]:
+        return {node_id: peer for node_id, peer in filter_peers(self, peers).items() if node_id != self.node_id}
+
+    filter_others.leaves_out_self = True  # type: ignore[attr-defined]
+    node_type._filter_blacklisted = filter_others
 
 
 class _Forwarder(logging.Handler):

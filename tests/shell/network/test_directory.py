@@ -245,3 +245,34 @@ async def test_a_peer_that_does_not_answer_is_left_out(make_node: Any) -> None:
     async with make_node("a") as a, make_node("b") as b, open_directory(a, a) as directory:
         await a.meet(b)
         assert await directory.join([b.peer_id]) == ()
+
+
+async def test_who_only_asks_from_now_on_is_told_of_itself_and_goes_on(make_node: Any) -> None:
+    """A peer that knew it as one that answers names it; hivemind asserts that nobody does, and that ended the node."""
+    async with (
+        make_node("a") as a,
+        make_node("b") as b,
+        open_directory(a, a) as boot,
+        open_directory(b, b) as directory,
+    ):
+        await b.meet(a)
+        assert await directory.join([a.peer_id]) == (a.peer_id,)
+        assert await directory.set_client_mode(True)
+        assert await directory.join([a.peer_id]) == (a.peer_id,)
+        have = sign_have(b.identity)
+        assert await directory.announce_have(have)
+        assert await boot.read_haves(get_shard(b.peer_id)) == [encode_signed(have)]
+
+
+async def test_what_hivemind_raises_ends_no_node(make_node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a peer said something else than hivemind takes for granted")
+
+    async with make_node("a") as a, make_node("b") as b, open_directory(a, a), open_directory(b, b) as directory:
+        await b.meet(a)
+        for name in ("store", "get_many", "find_nearest_nodes"):
+            monkeypatch.setattr(directory._node, name, fail)
+        for ask in (lambda: directory.announce_have(sign_have(b.identity)), lambda: directory.read_haves(0)):
+            with pytest.raises(UnavailableError, match="takes for granted"):
+                await ask()
+        assert await directory.join([a.peer_id]) == (a.peer_id,)
