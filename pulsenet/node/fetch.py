@@ -14,7 +14,7 @@ from typing import Protocol
 
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest, PeerId, compute_digest
-from pulsenet.node.effects import CancelRequest, Count, Effect, SendRequest, StoreChunk, StoreChunkList, StrikePeer
+from pulsenet.node.effects import Count, Effect, SendRequest, StoreChunk, StoreChunkList, StrikePeer
 from pulsenet.node.events import ChunkStored, Event, ReplyReceived, RequestDone, RequestFailed, StoreFailed
 from pulsenet.node.list_fetch import GRACE_SECONDS, BlobWant, ListFetcher, ListOutcome, open_list
 from pulsenet.node.sharing import Sharing
@@ -239,15 +239,11 @@ class Fetcher:
         return effects + more
 
     def lose_peer(self, peer_id: PeerId, now: float) -> list[Effect]:
-        """End every request to a peer that is gone; their chunks are asked of others.
-
-        The requests are called back too: the shell would send what waits over the next connection, beside what is asked
-        over it anew.
-        """
+        """End every request to a peer that is gone; their chunks are asked of others."""
         effects = self._lists.lose_peer(peer_id, now)
         self._sharing.lose_peer(peer_id)
         for request_id in self._transfers.of_peer(peer_id):
-            effects += [self._call_back(request_id), *self._fail(request_id, "closed", now)]
+            effects += [self._transfers.call_back(request_id), *self._fail(request_id, "closed", now)]
         return effects
 
     def pump(self, now: float) -> list[Effect]:
@@ -260,7 +256,7 @@ class Fetcher:
         effects += self._lists.pump(now)
         effects += self._sharing.ask_around(now)
         for request_id in self._sharing.find_late(now):
-            effects += [self._call_back(request_id), Count("retries", "thin-upload")]
+            effects += [self._transfers.call_back(request_id), Count("retries", "thin-upload")]
             self._end(request_id)
         for blob in self._blobs.values():
             if self._sharing.has_open(blob.blob_id):
@@ -434,10 +430,6 @@ class Fetcher:
         )
         self._transfers.start(request_id, transfer)
         return SendRequest(request_id, source.peer_id, GetChunks(digests, blob.blob_id), timeout_seconds)
-
-    def _call_back(self, request_id: int) -> Effect:
-        transfer = self._transfers[request_id]
-        return CancelRequest(request_id, transfer.peer_id, transfer.blob_id)
 
     def _end(self, request_id: int) -> Transfer:
         """Take a request off every account and open again what it did not bring."""

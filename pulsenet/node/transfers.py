@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pulsenet import limits
 from pulsenet.ids import Digest, PeerId
+from pulsenet.node.effects import CancelRequest
 from pulsenet.node.sources import Sources
 
 STALL_SECONDS_MIN = 8.0
@@ -114,6 +115,11 @@ class Transfers:
     def of_peer(self, peer_id: PeerId) -> list[int]:
         """Return the ids of the requests to one peer."""
         return [request_id for request_id, transfer in self._by_id.items() if transfer.peer_id == peer_id]
+
+    def call_back(self, request_id: int) -> CancelRequest:
+        """Return the order to end a request: the shell would send what waits again over the peer's next connection."""
+        transfer = self._by_id[request_id]
+        return CancelRequest(request_id, transfer.peer_id, transfer.blob_id)
 
     def is_due(self, digest: Digest) -> bool:
         """Say whether a request that makes progress will bring this chunk."""
