@@ -57,3 +57,9 @@ def say_moment(unix_ms: int) -> str:
 def say_count(count: int, noun: str) -> str:
     """Return how many there are of a thing whose plural ends in s."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def say_cause(error: Exception) -> str:
+    """Return why a call failed, as the system says it and without its number; urllib wraps that once more."""
+    cause = getattr(error, "reason", error) if isinstance(error, OSError) else error
+    return str(getattr(cause, "strerror", None) or cause)

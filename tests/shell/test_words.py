@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import urllib.error
+
 import pytest
 
-from pulsenetd.words import say_count, say_moment, say_rate, say_seconds, say_size, say_version
+from pulsenetd.words import say_cause, say_count, say_moment, say_rate, say_seconds, say_size, say_version
 
 
 @pytest.mark.parametrize(
@@ -66,3 +68,17 @@ def test_one_thing_has_no_plural() -> None:
 )
 def test_moments_are_the_same_everywhere(unix_ms: int, text: str) -> None:
     assert say_moment(unix_ms) == text
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), "Connection refused"),
+        (urllib.error.URLError(ConnectionRefusedError(111, "Connection refused")), "Connection refused"),
+        (urllib.error.URLError("no host given"), "no host given"),
+        (TimeoutError("timed out"), "timed out"),
+        (ValueError("what answers is no node"), "what answers is no node"),
+    ],
+)
+def test_a_cause_is_what_the_system_says_without_its_number(error: Exception, cause: str) -> None:
+    assert say_cause(error) == cause

@@ -15,7 +15,7 @@ from pulsenet.errors import UnavailableError
 from pulsenet.local.directories import data_home, list_nodes
 from pulsenetd.logs import printable
 from pulsenetd.node_file import NODE_FILE, read_metrics_url
-from pulsenetd.words import say_version
+from pulsenetd.words import say_cause, say_version
 
 ANSWER_SECONDS_MAX: Final = 5.0
 ANSWER_SIZE_BYTES_MAX: Final = 4 << 20
@@ -62,9 +62,9 @@ def read_status(node: Path) -> dict[str, Any]:
         if not isinstance(status, dict):
             raise ValueError("what answers is no node")
     except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)  # urllib wraps what the system said
-        reason = getattr(reason, "strerror", None) or reason
-        text = f"the node in {node} does not answer at {address} ({reason}); look at its log, or start it again"
+        text = (
+            f"the node in {node} does not answer at {address} ({say_cause(error)}); look at its log, or start it again"
+        )
         raise UnavailableError(text) from error
     return status
 

@@ -14,6 +14,7 @@ from pulsenet.errors import UnavailableError
 from pulsenetd.commands.status import read_status
 from pulsenetd.doctor.findings import SECONDS_MAX, Finding, Subject, fail, ok, warn
 from pulsenetd.doctor.leftovers import is_running
+from pulsenetd.words import say_cause
 
 ANSWER_SIZE_BYTES_MAX: Final = 1 << 20
 INTERPRETER_SECONDS_MAX: Final = 30.0
@@ -84,8 +85,7 @@ def _look_at_interpreter(python: str, run: Run) -> list[Finding]:
     try:
         inside = json.loads(run([python, "-c", _LOOK_INSIDE], INTERPRETER_SECONDS_MAX))
     except (OSError, ValueError, UnavailableError) as error:
-        reason = getattr(error, "strerror", None) or error
-        return [fail(f"{python}: {reason}", "give the interpreter that has vLLM with --engine-python")]
+        return [fail(f"{python}: {say_cause(error)}", "give the interpreter that has vLLM with --engine-python")]
     if inside["vllm"] is None:
         return [fail(f"{python} has no vllm", "pip install vllm there, or give --engine-python FILE")]
     if "pulsenet" not in inside["plugins"]:
@@ -105,9 +105,7 @@ def _knock(url: str, fetch: Callable[[str], dict[str, Any]]) -> Finding:
     except urllib.error.HTTPError as error:
         return fail(f"{url} answers {error.code}: not a healthy vLLM", "look at vLLM's log")
     except OSError as error:
-        reason = getattr(error, "reason", error)
-        reason = getattr(reason, "strerror", None) or reason
-        return fail(f"{url}: nobody answers ({reason})", "start vLLM, or correct --engine-url")
+        return fail(f"{url}: nobody answers ({say_cause(error)})", "start vLLM, or correct --engine-url")
     return ok(f"{url}: vLLM {version} is healthy")
 
 

@@ -50,6 +50,20 @@ async def open_directory(
         await directory.close()
 
 
+@contextlib.asynccontextmanager
+async def open_both(make_node: Any) -> AsyncIterator[tuple[Any, Any, Directory, Directory]]:
+    """Open an authority and a node that has met it, perhaps an attacker, and the directory of each."""
+    async with (
+        make_node("a") as a,
+        make_node("b") as b,
+        open_directory(a, a) as first,
+        open_directory(b, a) as second,
+    ):
+        await b.meet(a)
+        await second.join([a.peer_id])
+        yield a, b, first, second
+
+
 def sign_head(identity: Identity, number: int, issued_at_ms: int | None = None) -> SignedRecord:
     issued_at_ms = int(time.time() * 1000) if issued_at_ms is None else issued_at_ms
     digest = Digest(bytes(32))

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from networks import RUN_ID, open_directory, sign_head
+from networks import RUN_ID, open_both, open_directory, sign_head
 
 from pulsenet import limits
 from pulsenet.chain.records import Have, SignedRecord
@@ -110,14 +110,7 @@ async def test_a_newer_record_takes_the_place_of_one_that_is_overdue(make_node: 
 
 async def test_a_forged_head_under_the_authoritys_key_is_ignored(make_node: Any) -> None:
     """A-DHT-6, A-AUTH-4: junk and a replay with a later expiry change nothing."""
-    async with (
-        make_node("a") as a,
-        make_node("b") as b,
-        open_directory(a, a) as honest,
-        open_directory(b, a) as attacker,
-    ):
-        await b.meet(a)
-        await attacker.join([a.peer_id])
+    async with open_both(make_node) as (a, b, honest, attacker):
         old = sign_head(a.identity, 1)
         head = sign_head(a.identity, 2, issued_at_ms=int(time.time() * 1000) + 1)
         assert await honest.announce_head(head)
@@ -249,14 +242,7 @@ async def test_a_peer_that_does_not_answer_is_left_out(make_node: Any) -> None:
 
 async def test_who_only_asks_from_now_on_is_told_of_itself_and_goes_on(make_node: Any) -> None:
     """A peer that knew it as one that answers names it; hivemind asserts that nobody does, and that ended the node."""
-    async with (
-        make_node("a") as a,
-        make_node("b") as b,
-        open_directory(a, a) as boot,
-        open_directory(b, b) as directory,
-    ):
-        await b.meet(a)
-        assert await directory.join([a.peer_id]) == (a.peer_id,)
+    async with open_both(make_node) as (a, b, boot, directory):
         assert await directory.set_client_mode(True)
         assert await directory.join([a.peer_id]) == (a.peer_id,)
         have = sign_have(b.identity)
@@ -268,8 +254,7 @@ async def test_what_hivemind_raises_ends_no_node(make_node: Any, monkeypatch: py
     async def fail(*_: object, **__: object) -> None:
         raise AssertionError("a peer said something else than hivemind takes for granted")
 
-    async with make_node("a") as a, make_node("b") as b, open_directory(a, a), open_directory(b, b) as directory:
-        await b.meet(a)
+    async with open_both(make_node) as (a, b, _, directory):
         for name in ("store", "get_many", "find_nearest_nodes"):
             monkeypatch.setattr(directory._node, name, fail)
         for ask in (lambda: directory.announce_have(sign_have(b.identity)), lambda: directory.read_haves(0)):

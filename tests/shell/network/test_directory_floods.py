@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgpack
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from networks import RUN_ID, open_directory, sign_head
+from networks import RUN_ID, open_both, open_directory, sign_head
 
 from pulsenet.chain.records import Have, SignedRecord
 from pulsenet.chain.signing import encode_signed, seal
@@ -28,20 +27,6 @@ BATCH = 100
 
 Junk = tuple[bytes, bytes, float, bytes | None]
 """Key, value, expiry and subkey."""
-
-
-@contextlib.asynccontextmanager
-async def open_both(make_node: Any) -> AsyncIterator[tuple[Any, Any, Directory, Directory]]:
-    """An authority and an attacker that has met it, with the directory of each."""
-    async with (
-        make_node("a") as a,
-        make_node("b") as b,
-        open_directory(a, a) as honest,
-        open_directory(b, a) as attacker,
-    ):
-        await b.meet(a)
-        await attacker.join([a.peer_id])
-        yield a, b, honest, attacker
 
 
 def sign_have(key: Ed25519PrivateKey, issued_at_ms: int, addresses: tuple[str, ...] = HERE) -> SignedRecord:
