@@ -128,6 +128,8 @@ class Ledger:
     def next_round_index(self) -> int:
         """The round that is due on top of everything known."""
         newest = max(self._finals, default=-1) + 1
+        if all(anchor.round_index <= newest for anchor, _ in self._anchors):
+            return newest  # asked at every event: anchors are judged only where one leads further
         return max(newest, max((anchor.round_index for anchor in self.anchors), default=0))
 
     @property

@@ -42,7 +42,10 @@ class RoundsChecker:
         self._computed: dict[bytes, Digest] = {}
         self._roots: dict[int, Digest] = {}
         self._contents: dict[Digest, Exact] = {}
-        self._counted: dict[tuple[int, PeerId], Exact] = {}
+        self._counted: dict[PeerId, dict[int, Exact]] = {}
+        """What is counted of each node, by round."""
+        self._accounts: dict[PeerId, tuple[object, ...]] = {}
+        """Of what each account was made when it was right."""
         self.receipts: dict[int, Receipt] = {}
         """The final receipt of each round."""
 
@@ -105,7 +108,8 @@ class RoundsChecker:
                 if member.contribution_digest not in self._contents:
                     raise SimulationError(self._seed, f"nobody holds what round {round_index} counts")
                 content = self._contents[member.contribution_digest]
-                self._counted[round_index, member.peer_id] = np.float64(fp32_from_bits(member.scale_bits)) * content
+                scaled = np.float64(fp32_from_bits(member.scale_bits)) * content
+                self._counted.setdefault(member.peer_id, {})[round_index] = scaled
                 if member.scale_bits != FP32_ONE_BITS:
                     self._tolerance = CLIPPED_TOLERANCE
             round_index -= 1
@@ -124,12 +128,14 @@ class RoundsChecker:
         made, gone, held = node.account()
         state = node.training.state if node.is_training else node.disk.state
         reached = 0 if state is None else state.round_index
-        counted: Exact = np.zeros(SIZE)
-        for (round_index, peer_id), content in self._counted.items():
-            if peer_id == node.peer_id and round_index < reached:
-                counted = counted + content
-                if round_index in node.disk.given_up:
-                    # Dropped as a whole before its receipt was known: what was counted of it is not gone.
-                    gone = gone - content
+        rounds = {index: content for index, content in self._counted.get(node.peer_id, {}).items() if index < reached}
+        # Dropped as a whole before its receipt was known: what was counted of it is not gone.
+        given_up = rounds.keys() & node.disk.given_up
+        account = (made.tobytes(), gone.tobytes(), held.tobytes(), len(rounds), len(given_up))
+        if self._accounts.get(node.peer_id) == account:
+            return
+        self._accounts[node.peer_id] = account
+        counted: Exact = np.sum(list(rounds.values()), axis=0, initial=0.0)
+        gone = gone - np.sum([rounds[index] for index in given_up], axis=0, initial=0.0)
         if np.abs(made - gone - held - counted).max() > self._tolerance:
             raise SimulationError(self._seed, f"{node.name} made {made}, counted {counted}, held {held}, gone {gone}")

@@ -147,16 +147,6 @@ def _bounded_codec(base: Any, bounds: list[Any]) -> _Codec:
     raise LocalProtocolError(f"no wire form for {base!r} bounded by {bound!r}")
 
 
-def _local(condition: bool, detail: str) -> None:
-    if not condition:
-        raise LocalProtocolError(detail)
-
-
-def _schema(condition: bool, detail: str) -> None:
-    if not condition:
-        raise RemoteProtocolError("schema", detail)
-
-
 def _read_kind(reader: CanonicalReader, expected: Kind) -> int:
     kind, argument = reader.read_head()
     if kind is not expected:
@@ -166,12 +156,14 @@ def _read_kind(reader: CanonicalReader, expected: Kind) -> int:
 
 def _int_codec() -> _Codec:
     def write(value: Any) -> Any:
-        _local(type(value) is int and 0 <= value <= INTEGER_MAX, f"{value!r} is not an integer of 0..2**63-1")
+        if type(value) is not int or not 0 <= value <= INTEGER_MAX:
+            raise LocalProtocolError(f"{value!r} is not an integer of 0..2**63-1")
         return value
 
     def read(reader: CanonicalReader) -> int:
         value = _read_kind(reader, Kind.INT)
-        _schema(0 <= value <= INTEGER_MAX, f"integer {value} outside 0..2**63-1")
+        if not 0 <= value <= INTEGER_MAX:
+            raise RemoteProtocolError("schema", f"integer {value} outside 0..2**63-1")
         return value
 
     return _Codec(write, read)
@@ -179,7 +171,8 @@ def _int_codec() -> _Codec:
 
 def _bool_codec() -> _Codec:
     def write(value: Any) -> Any:
-        _local(type(value) is bool, f"{value!r} is not a boolean")
+        if type(value) is not bool:
+            raise LocalProtocolError(f"{value!r} is not a boolean")
         return value
 
     return _Codec(write, lambda reader: bool(_read_kind(reader, Kind.BOOL)))
@@ -187,17 +180,20 @@ def _bool_codec() -> _Codec:
 
 def _text_codec(size_bytes_max: int) -> _Codec:
     def write(value: Any) -> Any:
-        _local(isinstance(value, str), f"{value!r} is not text")
+        if not isinstance(value, str):
+            raise LocalProtocolError(f"{value!r} is not text")
         try:
             size_bytes = len(value.encode("utf-8"))
         except UnicodeEncodeError as error:
             raise LocalProtocolError(f"{value!r} has no UTF-8 form") from error
-        _local(size_bytes <= size_bytes_max, f"text of {size_bytes} bytes, at most {size_bytes_max} allowed")
+        if size_bytes > size_bytes_max:
+            raise LocalProtocolError(f"text of {size_bytes} bytes, at most {size_bytes_max} allowed")
         return str(value)
 
     def read(reader: CanonicalReader) -> str:
         size_bytes = _read_kind(reader, Kind.STR)
-        _schema(size_bytes <= size_bytes_max, f"text of {size_bytes} bytes, at most {size_bytes_max} allowed")
+        if size_bytes > size_bytes_max:
+            raise RemoteProtocolError("schema", f"text of {size_bytes} bytes, at most {size_bytes_max} allowed")
         return reader.read_text_body(size_bytes)
 
     return _Codec(write, read)
@@ -207,14 +203,16 @@ def _enum_codec(enum: type[StrEnum]) -> _Codec:
     values = {str(member.value): member for member in enum}
 
     def write(value: Any) -> Any:
-        _local(value in values, f"{value!r} is not a {enum.__name__}")
+        if value not in values:
+            raise LocalProtocolError(f"{value!r} is not a {enum.__name__}")
         return str(value)
 
     text = _text_codec(max(map(len, values)))
 
     def read(reader: CanonicalReader) -> StrEnum:
         value: str = text.read(reader)
-        _schema(value in values, f"{value!r} is not a {enum.__name__}")
+        if value not in values:
+            raise RemoteProtocolError("schema", f"{value!r} is not a {enum.__name__}")
         return values[value]
 
     return _Codec(write, read)
@@ -224,21 +222,21 @@ def _bytes_codec(size_bytes_min: int, size_bytes_max: int, *, exact: bool) -> _C
     if exact:
         size_bytes_min = size_bytes_max
 
-    def fits(size_bytes: int) -> bool:
-        return size_bytes_min <= size_bytes <= size_bytes_max
-
     def complaint(size_bytes: int) -> str:
         return f"{size_bytes} bytes, {'exactly' if exact else 'at most'} {size_bytes_max} allowed"
 
     def write(value: Any) -> Any:
-        _local(isinstance(value, (bytes, bytearray, memoryview)), f"{type(value).__name__} is not bytes")
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            raise LocalProtocolError(f"{type(value).__name__} is not bytes")
         view = memoryview(value)
-        _local(fits(view.nbytes), complaint(view.nbytes))
+        if not size_bytes_min <= view.nbytes <= size_bytes_max:
+            raise LocalProtocolError(complaint(view.nbytes))
         return value
 
     def read(reader: CanonicalReader) -> bytes:
         size_bytes = _read_kind(reader, Kind.BIN)
-        _schema(fits(size_bytes), complaint(size_bytes))
+        if not size_bytes_min <= size_bytes <= size_bytes_max:
+            raise RemoteProtocolError("schema", complaint(size_bytes))
         return reader.read_body(size_bytes)
 
     return _Codec(write, read)
@@ -256,13 +254,16 @@ def _optional_codec(inner: _Codec) -> _Codec:
 
 def _array_codec(item: _Codec, count_max: int) -> _Codec:
     def write(value: Any) -> Any:
-        _local(isinstance(value, tuple), f"{type(value).__name__} is not a tuple")
-        _local(len(value) <= count_max, f"{len(value)} items, at most {count_max} allowed")
+        if not isinstance(value, tuple):
+            raise LocalProtocolError(f"{type(value).__name__} is not a tuple")
+        if len(value) > count_max:
+            raise LocalProtocolError(f"{len(value)} items, at most {count_max} allowed")
         return [item.write(element) for element in value]
 
     def read(reader: CanonicalReader) -> tuple[Any, ...]:
         count = _read_kind(reader, Kind.ARRAY)
-        _schema(count <= count_max, f"{count} items, at most {count_max} allowed")
+        if count > count_max:
+            raise RemoteProtocolError("schema", f"{count} items, at most {count_max} allowed")
         reader.enter()
         items = tuple([item.read(reader) for _ in range(count)])
         reader.leave()
@@ -273,12 +274,14 @@ def _array_codec(item: _Codec, count_max: int) -> _Codec:
 
 def _fixed_tuple_codec(items: list[_Codec]) -> _Codec:
     def write(value: Any) -> Any:
-        _local(isinstance(value, tuple) and len(value) == len(items), f"{value!r} has not {len(items)} items")
+        if not isinstance(value, tuple) or len(value) != len(items):
+            raise LocalProtocolError(f"{value!r} has not {len(items)} items")
         return [item.write(element) for item, element in zip(items, value, strict=True)]
 
     def read(reader: CanonicalReader) -> tuple[Any, ...]:
         count = _read_kind(reader, Kind.ARRAY)
-        _schema(count == len(items), f"{count} items, exactly {len(items)} allowed")
+        if count != len(items):
+            raise RemoteProtocolError("schema", f"{count} items, exactly {len(items)} allowed")
         reader.enter()
         values = tuple([item.read(reader) for item in items])
         reader.leave()
@@ -291,7 +294,8 @@ def _version_codec() -> _Codec:
     pair = _fixed_tuple_codec([_int_codec(), _int_codec()])
 
     def write(value: Any) -> Any:
-        _local(isinstance(value, ids.Version), f"{value!r} is not a version")
+        if not isinstance(value, ids.Version):
+            raise LocalProtocolError(f"{value!r} is not a version")
         return pair.write((value.epoch, value.number))
 
     return _Codec(write, lambda reader: ids.Version(*pair.read(reader)))
@@ -305,7 +309,8 @@ def _dataclass_codec(cls: type[Any]) -> _Codec:
     required = [field.name for field in dataclasses.fields(cls) if "later" not in field.metadata]
 
     def write(value: Any) -> Any:
-        _local(type(value) is cls, f"{type(value).__name__} is not a {cls.__name__}")
+        if type(value) is not cls:
+            raise LocalProtocolError(f"{type(value).__name__} is not a {cls.__name__}")
         return {name: codec.write(getattr(value, name)) for name, codec in writers}
 
     def read(reader: CanonicalReader) -> Any:
@@ -322,7 +327,8 @@ def _dataclass_codec(cls: type[Any]) -> _Codec:
                 values[known[0]] = known[1](reader)
         reader.leave()
         missing = [name for name in required if name not in values]
-        _schema(not missing, f"{cls.__name__} lacks {missing}")
+        if missing:
+            raise RemoteProtocolError("schema", f"{cls.__name__} lacks {missing}")
         return cls(**values)
 
     return _Codec(write, read)

@@ -79,7 +79,8 @@ class _State:
     round_index: int | None
     roster: Digest | None
     rosters: Annotated[tuple[Record, ...], CountMax(limits.ROSTERS_PER_REPLY_MAX)]
-    exchanges: Annotated[tuple[Exchange, ...], CountMax(TAKEN_MAX + DEBTS_MAX)]
+    exchanges: Annotated[tuple[bytes, ...], CountMax(TAKEN_MAX + DEBTS_MAX)]
+    """Each encoded on its own, and once: a save follows every event and changes one of a hundred."""
     known_from: int
     blobs: Annotated[tuple[_Blob, ...], CountMax(BLOBS_MAX)]
 
@@ -96,9 +97,11 @@ class Journal:
 
     def __init__(self, data: bytes | None) -> None:
         state = _State(None, None, (), (), 0, ())
+        exchanges: list[Exchange] = []
         if data is not None:
             try:
                 state = decode_value(_State, data)
+                exchanges = [decode_value(Exchange, each) for each in state.exchanges]
             except RemoteProtocolError as error:
                 raise StorageError(f"the journal of mixing is damaged: {error}", reason="damaged") from error
         self.round_index = state.round_index
@@ -107,7 +110,8 @@ class Journal:
         """By which roster."""
         self.stored_rosters = state.rosters
         self.known_from = state.known_from
-        self._exchanges = {(each.round_index, each.job): each for each in state.exchanges}
+        self._exchanges = {(each.round_index, each.job): each for each in exchanges}
+        self._encoded: dict[tuple[int, int], tuple[Exchange, bytes]] = {}
         self._blobs = {blob.blob_id: blob.round_index for blob in state.blobs}
         self.is_changed = False
         """Whether something is not saved yet; :meth:`save` clears it."""
@@ -194,15 +198,23 @@ class Journal:
     def save(self, rosters: tuple[bytes, ...]) -> SaveState:
         """Return the order to store all of it."""
         self.is_changed, self.stored_rosters = False, rosters
+        self._encode_exchanges()
         state = _State(
             round_index=self.round_index,
             roster=self.roster,
             rosters=rosters,
-            exchanges=tuple(self._exchanges[key] for key in sorted(self._exchanges)),
+            exchanges=tuple(self._encoded[key][1] for key in sorted(self._encoded)),
             known_from=self.known_from,
             blobs=tuple(_Blob(round_index, blob_id) for blob_id, round_index in self._blobs.items()),
         )
         return SaveState(MIXING_KEY, encode_value(state))
+
+    def _encode_exchanges(self) -> None:
+        known = self._encoded
+        self._encoded = {}
+        for key, exchange in self._exchanges.items():
+            last = known.get(key)
+            self._encoded[key] = last if last and last[0] is exchange else (exchange, encode_value(exchange))
 
 
 def _blobs_of(exchange: Exchange) -> tuple[Digest, ...]:
