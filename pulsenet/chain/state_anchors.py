@@ -57,16 +57,12 @@ class StateAnchors:
 
     def list_counted(self) -> tuple[Kept, ...]:
         """Return those that count now, ascending by round."""
-        judged = [(self._judge(*item), item) for item in self._kept]
-        proved = tuple(item for proof, item in judged if proof in (Proof.BEFORE, Proof.AFTER))
-        alone = tuple(item for proof, item in judged if proof is Proof.NONE)
-        return (proved or alone)[-ANCHORS_KEPT:]
+        return self._count()[0]
 
     def replaces_round(self, round_index: int) -> bool:
         """Say whether what led on from this round was replaced by an anchor long ago."""
-        counted = self.list_counted()
-        is_before = bool(counted) and round_index < counted[0][0].round_index
-        return is_before and self._judge(*counted[0]) is not Proof.NONE
+        counted, are_proved = self._count()
+        return are_proved and round_index < counted[0][0].round_index
 
     def restore(self, anchor: StateAnchor, signed: SignedRecord) -> None:
         """Keep one that an earlier life kept; they come ascending by round."""
@@ -78,7 +74,8 @@ class StateAnchors:
         Raises:
             TrustError: ``mismatch`` when it contradicts a final receipt or another anchor that counts.
         """
-        proof, counted = self._judge(anchor, signed), self.list_counted()
+        proof = self._judge(anchor, signed)
+        counted, are_proved = self._count()
         if proof is None:
             raise TrustError("mismatch", f"state {anchor.round_index} is another by the receipts around it")
         for known, _ in counted:
@@ -87,15 +84,13 @@ class StateAnchors:
                     raise TrustError("mismatch", f"two state anchors of round {anchor.round_index} differ")
                 return False
         is_proved = proof is not Proof.NONE
-        has_proved = any(self._judge(*item) is not Proof.NONE for item in counted)
-        if has_proved and not is_proved:
+        if are_proved and not is_proved:
             return False  # whoever offers it offers it again, once receipts lead there
         is_older = len(counted) == ANCHORS_KEPT and anchor.round_index < counted[0][0].round_index
-        if is_older and has_proved == is_proved:
+        if is_older and are_proved == is_proved:
             return False
         before = self._kept
-        others = [item for item in before if item[0].round_index != anchor.round_index]
-        self._kept = tuple(sorted([*others, (anchor, signed)], key=lambda item: item[0].round_index))
+        self._kept = tuple(sorted([*before, (anchor, signed)], key=lambda item: item[0].round_index))
         self._kept = self.list_counted()
         self._replaced += [item for item in before if item not in self._kept]
         return True
@@ -104,6 +99,13 @@ class StateAnchors:
         """Return what gave way to others since the last call."""
         replaced, self._replaced = self._replaced, []
         return replaced
+
+    def _count(self) -> tuple[tuple[Kept, ...], bool]:
+        """Return those that count now, and whether receipts prove them: either of all or of none."""
+        judged = [(self._judge(*item), item) for item in self._kept]
+        proved = tuple(item for proof, item in judged if proof in (Proof.BEFORE, Proof.AFTER))
+        alone = tuple(item for proof, item in judged if proof is Proof.NONE)
+        return (proved or alone)[-ANCHORS_KEPT:], bool(proved)
 
     def _judge(self, anchor: StateAnchor, signed: SignedRecord) -> Proof | None:
         """Return what proves an anchor; ``None`` if it does not count."""

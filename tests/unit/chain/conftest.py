@@ -18,6 +18,7 @@ from pulsenet.chain.records import (
     Kind,
     Manifest,
     SignedRecord,
+    StateAnchor,
 )
 from pulsenet.chain.rules import entry_key
 from pulsenet.chain.signing import add_signature, record_digest, seal
@@ -144,6 +145,19 @@ class Run:
             "reason": "restart",
         }
         return EpochRecord(**{**fields, **changes})
+
+    def state_anchor(self, round_index: int, outcome: Digest | None, **changes: Any) -> StateAnchor:
+        """The state before a round; ``outcome`` is of the receipt that led to it."""
+        fields: dict[str, Any] = {
+            "run_id": self.run_id,
+            "revision": 0,
+            "round_index": round_index,
+            "state_root": digest(f"state {round_index}"),
+            "outcome": outcome,
+            "blob_id": digest(f"anchor {round_index}"),
+            "encoded_size_bytes": 80,
+        }
+        return StateAnchor(**{**fields, **changes})
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from pulsenet.chain.aggregates import Aggregates
 from pulsenet.chain.ledger import Ledger
 from pulsenet.chain.outcome import outcome_of
-from pulsenet.chain.records import Aggregate, Member, Receipt, SignedRecord, SliceName, StateAnchor
+from pulsenet.chain.records import Aggregate, Member, Receipt, SignedRecord, SliceName
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.errors import TrustError
 from pulsenet.ids import Digest, compute_digest
@@ -120,15 +120,7 @@ def test_statements_outlive_a_restart_and_go_with_their_round(bench: Bench) -> N
     restored = Ledger.restore(bench.trust, bench.ledger.save(), store.record)
     assert restored.aggregate(0) == bench.ledger.aggregate(0)
     for round_index in (4, 8):
-        anchor = StateAnchor(
-            run_id=bench.run.run_id,
-            revision=0,
-            round_index=round_index,
-            state_root=compute_digest(b"state %d" % round_index),
-            outcome=compute_digest(b"before %d" % round_index),
-            blob_id=compute_digest(b"anchor %d" % round_index),
-            encoded_size_bytes=1,
-        )
+        anchor = bench.run.state_anchor(round_index, compute_digest(b"before %d" % round_index))
         restored.accept_anchor(bench.run.sign(anchor, bench.authority))
     gone = restored.forget_old(8)
     assert gone is not None

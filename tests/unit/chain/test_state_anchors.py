@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pulsenet.chain.records import SignedRecord, StateAnchor
+from pulsenet.chain.records import SignedRecord
 from pulsenet.chain.state_anchors import StateAnchors
 from pulsenet.errors import TrustError
 from pulsenet.ids import Digest, PeerId, compute_digest
@@ -37,16 +37,8 @@ class Scene:
         )
 
     def add(self, round_index: int, key: Any = None, **changes: Any) -> bool:
-        fields: dict[str, Any] = {
-            "run_id": self.run.run_id,
-            "revision": 0,
-            "round_index": round_index,
-            "state_root": root(round_index),
-            "outcome": outcome(round_index - 1) if round_index else None,
-            "blob_id": compute_digest(b"blob %d" % round_index),
-            "encoded_size_bytes": 80,
-        }
-        anchor = StateAnchor(**{**fields, **changes})
+        leading_here = outcome(round_index - 1) if round_index else None
+        anchor = self.run.state_anchor(round_index, changes.pop("outcome", leading_here), **changes)
         signed: SignedRecord = self.run.sign(anchor, key or self.run.publisher)
         return self.anchors.add(anchor, signed)
 
@@ -70,13 +62,25 @@ def test_what_no_receipt_leads_to_counts_only_where_none_is_proved(scene: Scene)
     assert scene.add(4)
     assert scene.counted == [4]
     assert [anchor.round_index for anchor, _ in scene.anchors.take_replaced()] == [FAR, FAR + 1]
-    assert not scene.add(FAR)
+    assert scene.add(FAR) is False
     assert scene.add(6)
     assert scene.counted == [4, 6]
     assert scene.anchors.replaces_round(3)
     assert not scene.anchors.replaces_round(4)
-    assert not scene.add(3), "older than the two that are kept"
+    assert scene.add(3) is False, "older than the two that are kept"
     assert scene.anchors.take_replaced() == []
+
+
+def test_the_two_newest_are_kept_whichever_comes_first(scene: Scene) -> None:
+    assert not scene.anchors.replaces_round(0), "there is none"
+    scene.rounds = set(range(9))
+    for round_index, counted, replaced in ((6, [6], []), (2, [2, 6], []), (4, [4, 6], [2]), (8, [6, 8], [4])):
+        assert scene.add(round_index)
+        assert scene.counted == counted
+        assert [anchor.round_index for anchor, _ in scene.anchors.take_replaced()] == replaced
+        assert scene.anchors.replaces_round(counted[0] - 1)
+        assert not scene.anchors.replaces_round(counted[0])
+    assert scene.add(8) is False, "known"
 
 
 def test_the_receipt_that_led_to_a_state_does_not_prove_it_of_a_revoked_key(scene: Scene) -> None:
