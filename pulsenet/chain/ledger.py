@@ -130,7 +130,7 @@ class Ledger:
         newest = max(self._finals, default=-1) + 1
         if all(anchor.round_index <= newest for anchor, _ in self._anchors):
             return newest  # asked at every event: anchors are judged only where one leads further
-        return max(newest, max((anchor.round_index for anchor in self.anchors), default=0))
+        return max([newest, *(anchor.round_index for anchor in self.anchors)])
 
     @property
     def anchors(self) -> tuple[StateAnchor, ...]:

@@ -53,7 +53,7 @@ def test_an_empty_state_comes_back_empty(run: Any, real_verify: Any) -> None:
     assert restored.head_record is None
     assert restored.catalogue is None
     assert restored.catalogue_record is None
-    assert not restored.catalogue_is_current
+    assert restored.catalogue_is_current is False
     assert restored.descriptor_record is None
     assert restored.epoch_record is None
     assert restored.epoch == 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pulsenet.chain.evidence import EVIDENCE_VERSIONS_MAX, Evidence, claims_of, find_contradiction
+from pulsenet.chain.evidence import EVIDENCE_VERSIONS_MAX, Evidence, claimant_type, claims_of, find_contradiction
+from pulsenet.chain.records import Catalogue, EpochRecord, Head, Manifest
 from pulsenet.ids import Version, compute_digest
 
 OTHER = compute_digest(b"other")
@@ -19,6 +21,12 @@ def test_every_record_claims_the_roots_it_names(run: Any) -> None:
     assert list(claims_of(run.catalogue(run.manifest(1), run.manifest(2)))) == [Version(0, 1), Version(0, 2)]
     assert list(claims_of(run.epoch(1, 9))) == [Version(0, 8)]
     assert claims_of(run.epoch(1, 9, kept_version=None, kept_root=None)) == {}
+
+
+def test_a_record_is_opened_as_what_it_says_it_is(run: Any) -> None:
+    types = {"epoch": EpochRecord, "head": Head, "catalogue": Catalogue, "manifest": Manifest, "vote": Manifest}
+    for name, cls in types.items():
+        assert claimant_type(replace(run.signed_head(1), type=name)) is cls
 
 
 @pytest.mark.parametrize("kind", ["head", "manifest"])
@@ -47,6 +55,8 @@ def test_the_first_claim_stays_and_a_manifest_takes_a_catalogues_place(run: Any)
     assert evidence.records() == (signed_manifest,)
     assert evidence.root_of(Version(0, 1)) == manifest.root
     assert evidence.root_of(Version(0, 2)) is None
+    assert evidence.find_fork(run.head(1), run.signed_head(1)) is None
+    assert evidence.find_fork(run.head(2), run.signed_head(2)) is None
     head = run.signed_head(1, root=OTHER)
     proof = evidence.find_fork(run.head(1, root=OTHER), head)
     assert proof is not None

@@ -80,16 +80,8 @@ class Rounds:
 
     def anchor(self, round_index: int, **changes: Any) -> SignedRecord:
         before = self.receipts.get(round_index - 1)
-        fields: dict[str, Any] = {
-            "run_id": self.run.run_id,
-            "revision": 0,
-            "round_index": round_index,
-            "state_root": digest(f"state {round_index}"),
-            "outcome": None if before is None else outcome_of(before),
-            "blob_id": digest(f"anchor {round_index}"),
-            "encoded_size_bytes": 80,
-        }
-        signed: SignedRecord = self.run.sign(StateAnchor(**{**fields, **changes}), self.run.publisher)
+        outcome = changes.pop("outcome", None if before is None else outcome_of(before))
+        signed: SignedRecord = self.run.sign(self.run.state_anchor(round_index, outcome, **changes), self.run.publisher)
         return signed
 
 
@@ -118,16 +110,40 @@ def test_most_votes_prove_a_term_and_fewer_do_not(rounds: Rounds) -> None:
     assert ledger.accept_mandate(rounds.votes()) is mandate
 
 
-def test_an_older_term_is_no_news(rounds: Rounds) -> None:
-    newer = rounds.ledger.accept_mandate(rounds.votes(term=3))
-    assert rounds.ledger.accept_mandate(rounds.votes(term=2)) is newer
+def test_an_older_term_is_no_news_and_a_newer_one_is(rounds: Rounds) -> None:
+    ledger = rounds.ledger
+    assert ledger.term_newest == 0
+    newer = ledger.accept_mandate(rounds.votes(term=3))
+    assert ledger.accept_mandate(rounds.votes(term=2)) is newer
+    newest = ledger.accept_mandate(rounds.votes(term=4, candidate=rounds.run.second))
+    assert (newest.term, newest.coordinator) == (4, rounds.run.second.peer_id)
+    assert ledger.mandate is newest
+    assert ledger.term_newest == 4
+
+
+def test_only_an_authority_is_voted_for(rounds: Rounds) -> None:
+    vote = decode_signed(rounds.vote(rounds.run.publisher, candidate=rounds.run.stranger))
+    assert code_of(lambda: rounds.trust.accept_vote(vote)) == "untrusted"
+
+
+def test_a_contribution_is_its_signers_own_and_of_a_revision_that_is_known(rounds: Rounds) -> None:
+    run = rounds.run
+    own = decode_value(Contribution, rounds.contribution(0).payload)
+    for changes, code in (({"revision": 1}, "revision-unknown"), ({"peer_id": run.second.peer_id}, "untrusted")):
+        signed = run.sign(replace(own, **changes), run.trainer)
+        assert code_of(lambda signed=signed: rounds.ledger.accept_contribution(signed)) == code  # type: ignore[misc]
+
+
+def test_a_receipt_bears_the_signature_of_its_coordinator(rounds: Rounds) -> None:
+    signed = rounds.run.sign(rounds.receipt(0), rounds.run.second)
+    assert code_of(lambda: rounds.trust.accept_receipt(signed)) == "untrusted"
 
 
 def test_a_receipt_is_final_with_most_signatures(rounds: Rounds) -> None:
     alone = rounds.run.sign(rounds.receipt(0), rounds.run.publisher)
     assert code_of(lambda: rounds.ledger.accept_final(alone)) == "untrusted"
     assert rounds.ledger.accept_final(rounds.final(0))
-    assert not rounds.ledger.accept_final(rounds.final(0))
+    assert rounds.ledger.accept_final(rounds.final(0)) is False
     assert rounds.ledger.next_round_index == 1
     assert rounds.ledger.final(0) is not None
 
@@ -234,6 +250,23 @@ def test_a_newcomer_that_was_shown_such_an_anchor_first_goes_by_receipts_as_they
     assert [anchor.round_index for anchor in rounds.ledger.anchors] == [3]
 
 
+def test_of_anchors_that_no_receipt_leads_to_the_newest_says_which_round_is_due(rounds: Rounds) -> None:
+    rounds.ledger.accept_final(rounds.final(3, previous=digest("2")))
+    rounds.ledger.accept_anchor(rounds.anchor(2, outcome=digest("1")))
+    assert rounds.ledger.next_round_index == 4
+    rounds.ledger.accept_anchor(rounds.anchor(6, outcome=digest("5")))
+    assert rounds.ledger.next_round_index == 6
+
+
+def test_an_anchor_of_a_key_that_was_revoked_says_nothing(rounds: Rounds) -> None:
+    run = rounds.run
+    rounds.ledger.accept_anchor(rounds.anchor(5, outcome=digest("4")))
+    assert rounds.ledger.next_round_index == 5
+    rounds.trust.accept_descriptor(run.revise(run.genesis, run.descriptor, authorities=(run.second.peer_id,)))
+    assert rounds.ledger.next_round_index == 0
+    assert rounds.ledger.reply(0).state_anchor is None
+
+
 def test_what_lies_before_the_older_of_two_anchors_is_forgotten(rounds: Rounds) -> None:
     for index in range(6):
         rounds.ledger.accept_contribution(rounds.contribution(index))
@@ -251,7 +284,7 @@ def test_what_lies_before_the_older_of_two_anchors_is_forgotten(rounds: Rounds) 
     assert rounds.ledger.final(1) is None
     assert rounds.ledger.final(2) is not None
     assert rounds.ledger.forget_old(6) is None
-    assert not rounds.ledger.accept_final(rounds.final(1)), "an anchor replaced it long ago"
+    assert rounds.ledger.accept_final(rounds.final(1)) is False, "an anchor replaced it long ago"
 
 
 def test_nothing_is_forgotten_that_the_own_trainer_still_needs(rounds: Rounds) -> None:

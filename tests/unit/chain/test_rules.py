@@ -180,11 +180,14 @@ def test_every_bound_may_be_met(run: Any) -> None:
     for record in (
         replace(run.descriptor, owners=keys, owner_threshold=64),
         replace(run.descriptor, anchor_interval=1),
+        replace(run.descriptor, authorities=keys[:1]),
+        run.epoch(1, 1, kept_version=None, kept_root=None),
         run.manifest(5, raw_size_bytes=RAW_SIZE_BYTES_MAX),
         run.manifest(5, raw_size_bytes=1000),
         run.manifest(5, encoded_size_bytes=compute_encoded_size_bytes_max(2000)),
         run.manifest(5, kind=Kind.SKIP, base_version=Version(0, 3)),
         run.manifest(5, kind=Kind.ANCHOR, changed_count=1000, **whole),
+        run.head(1),
         run.head(5, valid_until_ms=1_800_000_000_001),
         Have(run.run_id, "seed", 0, 3, 3, (), (), 0),
         batch,
@@ -194,6 +197,11 @@ def test_every_bound_may_be_met(run: Any) -> None:
 
 def test_an_epoch_0_that_keeps_nothing_is_none_either(run: Any) -> None:
     refuse(run.epoch(0, 9, kept_version=None, kept_root=None))
+
+
+def test_no_anchor_is_of_number_0(run: Any) -> None:
+    check_record(run.manifest(1, is_anchor=True))
+    refuse(run.manifest(0, is_anchor=True))
 
 
 def test_an_anchor_leads_from_nowhere(run: Any) -> None:

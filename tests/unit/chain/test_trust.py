@@ -315,7 +315,7 @@ class TestEpochs:
         assert trust.is_kept(Version(0, 55))
         assert not trust.is_kept(Version(0, 56))
         assert trust.is_kept(Version(1, 59))
-        assert not trust.is_kept(Version(2, 99))
+        assert trust.is_kept(Version(2, 99)) is False
         with refused(trust, "rollback"):
             trust.accept_manifest(run.sign(run.manifest(56), run.publisher))
         trust.accept_manifest(run.sign(run.manifest(55), run.publisher))
@@ -735,7 +735,7 @@ class TestOtherRecords:
         assert trust.counts_rollouts(stranger)
         assert trust.counts_rollouts(stranger, {stranger})
         assert not trust.counts_rollouts(stranger, {run.owner.peer_id})
-        assert not Trust(run.run_id, real_verify).counts_rollouts(stranger)
+        assert Trust(run.run_id, real_verify).counts_rollouts(stranger) is False
         assert not Trust(run.run_id, real_verify).may_publish(stranger)
         assert not Trust(run.run_id, real_verify).is_member(stranger)
 

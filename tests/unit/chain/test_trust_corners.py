@@ -93,12 +93,23 @@ class TestRevisions:
         trust.accept_head(run.signed_head(1), run.now_ms)
         assert code_of(trust, lambda: trust.accept_catalogue(catalogue, record_digest(catalogue))) == "mismatch"
 
+    def test_a_catalogue_that_a_head_names_is_signed_by_an_authority(self, run: Any, trust: Trust) -> None:
+        with pytest.raises(TrustError) as caught:
+            publish(run, trust, run.manifest(1), signer=run.stranger)
+        assert caught.value.code == "untrusted"
+
     def test_an_epoch_of_a_revision_that_is_not_known_waits_for_it(self, run: Any, trust: Trust) -> None:
         order = run.sign(run.epoch(1, 4, revision=1), run.owner)
         assert code_of(trust, lambda: trust.accept_epoch(order)) == "revision-unknown"
 
 
 class TestTimes:
+    def test_a_head_is_over_at_the_instant_it_names(self, run: Any, trust: Trust) -> None:
+        head = run.head(1)
+        signed = run.sign(head, run.publisher)
+        assert code_of(trust, lambda: trust.accept_head(signed, head.valid_until_ms)) == "expired"
+        assert trust.accept_head(signed, head.valid_until_ms - 1) == head
+
     def test_the_last_instant_of_a_clock_ahead_still_counts(self, run: Any, trust: Trust) -> None:
         ahead_ms = run.now_ms + 300_000
         late = run.signed_head(1, issued_at_ms=ahead_ms + 1)
