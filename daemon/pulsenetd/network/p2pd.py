@@ -179,7 +179,7 @@ class P2pd:
             type=protocol.Request.STREAM_OPEN,
             streamOpen=protocol.StreamOpenRequest(peer=to_libp2p_bytes(peer_id), proto=[name]),
         )
-        async with self._call_slots, deadline(timeout_seconds, "opening a stream"):
+        async with deadline(timeout_seconds, "opening a stream"), self._call_slots:
             reader, writer = await self._open_control()
             try:
                 await _exchange(reader, writer, request)
@@ -256,7 +256,7 @@ class P2pd:
             remove_sockets(self._socket_directory)
 
     async def _call(self, request: Any, timeout_seconds: float) -> Any:
-        async with self._call_slots, deadline(timeout_seconds, "p2pd"):
+        async with deadline(timeout_seconds, "p2pd"), self._call_slots:
             reader, writer = await self._open_control()
             try:
                 return await _exchange(reader, writer, request)

@@ -142,6 +142,18 @@ async def test_calls_to_a_dead_p2pd_fail_at_once_and_to_a_stopped_one_in_time(tm
         await running.close()
 
 
+async def test_waiting_for_a_turn_counts_against_the_time_of_a_call(tmp_path: Path) -> None:
+    """Where 64 calls hang, the next would have waited for one of them, whatever time it was given."""
+    running = await p2pd.start(make_settings(tmp_path))
+    try:
+        running._call_slots = asyncio.Semaphore(0)
+        for call in (running.ping(0.1), running.open_stream(PeerId(bytes(32)), "/x", 0.1)):
+            with pytest.raises(UnavailableError, match=r"timed out after 0\.1 s"):
+                await asyncio.wait_for(call, 5)
+    finally:
+        await running.close()
+
+
 async def test_a_connection_to_the_stream_socket_without_a_sender_is_dropped(tmp_path: Path) -> None:
     running = await p2pd.start(make_settings(tmp_path))
     served: list[bytes] = []
