@@ -53,6 +53,15 @@ def fail(text: str, next_step: str, repair: Callable[[], str] | None = None) -> 
     return Finding(Grade.FAIL, text, next_step, repair)
 
 
+def split_step(error: Exception) -> tuple[str, str]:
+    """Return what an error says, and the next step that it ends with; empty if it names none.
+
+    The step is ours and the last part: a path, or what another program said, may hold "; " before it.
+    """
+    cause, _, step = str(error).rpartition("; ")
+    return (cause, step) if cause else (step, "")
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
     """The machine, and the run and nodes on it that are meant."""

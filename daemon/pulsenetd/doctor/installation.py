@@ -13,7 +13,7 @@ from typing import Final
 
 from pulsenet.errors import ConfigError, StorageError
 from pulsenetd import identity, runs
-from pulsenetd.doctor.findings import Finding, Subject, fail, ok, warn
+from pulsenetd.doctor.findings import Finding, Subject, fail, ok, split_step, warn
 from pulsenetd.errors import P2pdError
 from pulsenetd.network import p2pd_binary
 
@@ -53,7 +53,7 @@ def look_at_p2pd(subject: Subject) -> Sequence[Finding]:
         binary = Path(subject.p2pd) if subject.p2pd else p2pd_binary.find()
         p2pd_binary.check(binary)
     except P2pdError as error:
-        text, _, step = str(error).partition("; ")
+        text, step = split_step(error)
         return [fail(text, step or "reinstall hivemind")]
     return [ok(str(binary))]
 
@@ -105,7 +105,7 @@ def _judge_run(place: Path) -> list[Finding]:
         except FileNotFoundError:
             continue
         except (ConfigError, StorageError) as error:
-            text, _, step = str(error).partition("; ")
+            text, step = split_step(error)
             found.append(fail(text, step or "run this as the user of the node"))
     return found
 

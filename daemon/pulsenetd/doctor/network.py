@@ -12,7 +12,7 @@ from typing import Any
 from pulsenet import limits
 from pulsenet.errors import UnavailableError, UsageError
 from pulsenetd.commands.status import read_status
-from pulsenetd.doctor.findings import SECONDS_MAX, Finding, Subject, fail, ok, warn
+from pulsenetd.doctor.findings import SECONDS_MAX, Finding, Subject, fail, ok, split_step, warn
 from pulsenetd.network import addresses
 from pulsenetd.network.dial_back import GREETING
 from pulsenetd.network.knock import CLOSED, knock
@@ -112,7 +112,7 @@ def look_at_nodes(subject: Subject, ask: Ask = read_status) -> Sequence[Finding]
         try:
             found += _judge_node(node, ask(node))
         except UnavailableError as error:
-            cause, _, step = str(error).partition("; ")
+            cause, step = split_step(error)
             found.append(warn(cause, step))
     return found or [
         warn("none is running, so nobody can say whether peers reach this machine", "start one, then look again")

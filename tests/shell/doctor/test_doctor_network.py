@@ -113,6 +113,15 @@ def test_a_node_that_does_not_answer_and_none_at_all_are_said(tmp_path: Path) ->
     assert finding == warn("the node does not answer", "start it again")
 
 
+def test_the_step_of_an_error_is_what_follows_the_last_mark(tmp_path: Path) -> None:
+    def ask(_node: Path) -> dict[str, Any]:
+        raise UnavailableError("the node in /data/a; b does not answer (too old; rejected); look at its log")
+
+    (tmp_path / "node.json").touch()
+    (finding,) = look_at_nodes(Subject(HERE, nodes=(tmp_path,)), ask)
+    assert finding == warn("the node in /data/a; b does not answer (too old; rejected)", "look at its log")
+
+
 @pytest.mark.parametrize("status", [{}, {"reachability": "odd", "clock_offset_seconds": None}])
 def test_an_older_nodes_status_is_enough(tmp_path: Path, status: dict[str, Any]) -> None:
     assert len(told(tmp_path, {"peers": 2, **status})) == 1
