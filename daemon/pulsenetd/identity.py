@@ -24,6 +24,9 @@ _PRIVATE_KEY_PREFIX: Final = bytes.fromhex("08011240")
 _PEER_ID_PREFIX: Final = bytes.fromhex("0024080112") + b"\x20"
 """Identity multihash of PublicKey {type = Ed25519, data = 32 bytes}: the key sits inside the peer id."""
 
+_FIELD_PRIME: Final = 2**255 - 19
+_CURVE_D: Final = -121665 * pow(121666, -1, _FIELD_PRIME) % _FIELD_PRIME
+
 _SEED_SIZE_BYTES: Final = 32
 _REMEDY: Final = "restore it, or move it away for a new identity"
 _KEY_FILE_SIZE_BYTES: Final = len(_PRIVATE_KEY_PREFIX) + _SEED_SIZE_BYTES + PEER_ID_SIZE_BYTES
@@ -50,6 +53,15 @@ def verify(peer_id: PeerId, message: bytes, signature: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def is_on_curve(peer_id: PeerId) -> bool:
+    """Return whether the bytes are a point of the curve (RFC 8032, 5.1.3); about half of all are none."""
+    y = int.from_bytes(peer_id, "little") & ((1 << 255) - 1)
+    if y >= _FIELD_PRIME:
+        return False
+    above, below = y * y - 1, _CURVE_D * y * y + 1  # x * x is the quotient, and must have a root
+    return pow(above * below, (_FIELD_PRIME - 1) // 2, _FIELD_PRIME) in (0, 1)
 
 
 def load_or_create(path: Path) -> Identity:

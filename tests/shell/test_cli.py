@@ -206,7 +206,7 @@ def test_closed_streams_lend_their_numbers_to_no_other_file() -> None:
 
 def test_a_name_that_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pulsenetd.cli", "run", "create", "mine", "--authority", "ab" * 32],
+        [sys.executable, "-m", "pulsenetd.cli", "run", "create", "mine", "--authority", "aa" * 32],
         capture_output=True,
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path / "sch\u00fcler"), "PYTHONIOENCODING": "ascii"},
         timeout=60,

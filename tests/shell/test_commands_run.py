@@ -6,6 +6,7 @@ import json
 import re
 import time
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from pulsenet.chain.records import Descriptor
 from pulsenet.chain.signing import record_digest, seal
 from pulsenet.chain.token import decode_token
 from pulsenet.chain.trust import Trust
-from pulsenet.ids import RunId
+from pulsenet.ids import PeerId, RunId
 from pulsenet.wire.schema import decode_value
 from pulsenetd import cli, runs
-from pulsenetd.identity import Identity, load_or_create, to_libp2p_text, verify
+from pulsenetd.identity import Identity, is_on_curve, load_or_create, to_libp2p_text, verify
 
 PEER = "/ip4/10.0.0.1/tcp/4001/p2p/"
 
@@ -189,6 +190,8 @@ def test_a_token_that_holds_an_address_needs_no_advice(shell: Shell) -> None:
         (["mine", "--authority", "12D3nonsense"], "'12D3nonsense' is not a key"),
         (["mine", "--authority", "x" * 64], "is not a key"),
         (["mine", "--authority", "OWN", "--trainer", "nobody"], "'nobody' is not a key"),
+        (["mine", "--authority", "02" + "00" * 31], "is nobody's key: copy it again"),
+        (["mine", "--authority", "OWN", "--trainer", "02" + "00" * 31], "is nobody's key"),
         (["mine", "--authority", "OWN", "--anchor-interval", "0"], "--anchor-interval: 0"),
         (["mine", "--authority", "OWN", "--anchor-interval", str(2**70)], "is not from 1 to"),
         (["mine", "--authority", "OWN", "--open-inferencers", "-1"], "--open-inferencers: -1 is not from 0 to"),
@@ -321,6 +324,15 @@ def test_people_are_told_that_running_nodes_follow(shell: Shell) -> None:
     assert "revision 1 signed; running nodes of this machine pass it on" in out
 
 
+def test_a_key_that_nobody_can_sign_with_is_not_listed_and_one_that_was_can_be_removed(shell: Shell) -> None:
+    shell.create()
+    odd = "02" + "00" * 31
+    for action in (("admit", "--role", "trainer"), ("promote",), ("own",)):
+        shell.fails(2, "is nobody's key", action[0], "mine", odd, *action[1:])
+    assert shell.descriptor().revision == 0
+    shell.fails(2, "the run says so already", "revoke", "mine", odd)
+
+
 def test_the_last_authority_stays_until_another_is_promoted(shell: Shell) -> None:
     shell.create()
     shell.fails(2, "promote another key before revoking it", "revoke", "mine", shell.text("authority"))
@@ -331,7 +343,8 @@ def test_the_last_authority_stays_until_another_is_promoted(shell: Shell) -> Non
 
 def test_an_authority_too_many_is_refused_before_it_is_signed(shell: Shell) -> None:
     """More than half of 128 are more than one record's signatures: no receipt would ever be final."""
-    shell.ok("create", "mine", *(f"--authority={number:064x}" for number in range(127)))
+    keys = filter(is_on_curve, (PeerId(bytes([number]) * 32) for number in range(1, 256)))
+    shell.ok("create", "mine", *(f"--authority={key.hex()}" for key in islice(keys, 127)))
     told = "128 authorities, at most 127 can be listed; revoke one that is not needed first"
     shell.fails(2, told, "promote", "mine", shell.text("other"))
     assert len(shell.descriptor().authorities) == 127

@@ -32,6 +32,7 @@ ANCHOR_INTERVAL_MAX: Final = 1_000_000
 PUBLISH_INTERVAL_SECONDS_MAX: Final = 86_400
 EXPIRES_HOURS_MAX: Final = 10 * 365 * 24
 PASSED_ON: Final = "running nodes of this machine pass it on within a minute"
+HEX_KEY: Final = re.compile(r"[0-9a-fA-F]{64}")
 NAME_HELP: Final = "name of the run on this machine"
 
 
@@ -130,15 +131,24 @@ def parse_key(text: str) -> PeerId:
     """
     from pulsenetd import identity
 
-    if len(text) == 64:
-        try:
-            return PeerId(bytes.fromhex(text))
-        except ValueError:
-            pass
     try:
-        return identity.from_libp2p_text(text)
+        return PeerId(bytes.fromhex(text)) if HEX_KEY.fullmatch(text) else identity.from_libp2p_text(text)
     except Exception as error:
         raise UsageError(f"'{text}' is not a key: give a peer id (12D3KooW...) or 64 hexadecimal digits") from error
+
+
+def parse_new_key(text: str) -> PeerId:
+    """Return the key of somebody who is to be listed.
+
+    Raises:
+        UsageError: It is no key, or its bytes are no point of the curve: nobody could ever sign with it.
+    """
+    from pulsenetd import identity
+
+    key = parse_key(text)
+    if not identity.is_on_curve(key):
+        raise UsageError(f"'{text}' is nobody's key: copy it again from what 'pulsenet keygen' or its node printed")
+    return key
 
 
 def _owner(arguments: argparse.Namespace, run: Path) -> Any:
@@ -189,9 +199,9 @@ def _check_create(arguments: argparse.Namespace) -> None:
 def _create(arguments: argparse.Namespace) -> int:
     path = _run_path(arguments.name)
     _check_create(arguments)
-    authorities = [parse_key(key) for key in arguments.authority]
-    trainers = [parse_key(key) for key in arguments.trainer] or authorities
-    inferencers = [parse_key(key) for key in arguments.inferencer]
+    authorities = [parse_new_key(key) for key in arguments.authority]
+    trainers = [parse_new_key(key) for key in arguments.trainer] or authorities
+    inferencers = [parse_new_key(key) for key in arguments.inferencer]
     algorithm, constants = run_rounds.choose_algorithm(arguments)
     runs.refuse_existing(path, arguments.name)
     make_directory(Disk(), path)
@@ -361,7 +371,8 @@ _CHANGES: dict[str, tuple[str, Callable[[Descriptor, PeerId, str], Descriptor]]]
 
 def _change(arguments: argparse.Namespace) -> int:
     path = _run_path(arguments.name)
-    key = parse_key(arguments.key)
+    # One that was listed before it was checked can be removed.
+    key = (parse_key if arguments.action in ("revoke", "disown") else parse_new_key)(arguments.key)
     _, change = _CHANGES[arguments.action]
     role = getattr(arguments, "role", "")
     threshold = getattr(arguments, "threshold", None)
@@ -418,7 +429,7 @@ def _parse_kept(arguments: argparse.Namespace) -> tuple[Version | None, Digest |
         kept = config.parse_version(arguments.keep)
     except ValueError as error:
         raise UsageError(f"--keep: {error}") from error
-    if not re.fullmatch(r"[0-9a-fA-F]{64}", arguments.root):
+    if not HEX_KEY.fullmatch(arguments.root):
         raise UsageError(f"--root: '{arguments.root}' is not 64 hexadecimal digits")
     return kept, Digest(bytes.fromhex(arguments.root))
 

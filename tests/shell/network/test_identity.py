@@ -13,6 +13,7 @@ from pulsenet.ids import PeerId
 from pulsenetd.identity import (
     from_libp2p_bytes,
     from_libp2p_text,
+    is_on_curve,
     load,
     load_or_create,
     to_libp2p_bytes,
@@ -119,3 +120,10 @@ def test_peer_ids_convert_both_ways_as_hivemind_sees_them(tmp_path: Path) -> Non
 def test_ids_of_other_keys_are_refused(text: str) -> None:
     with pytest.raises(RemoteProtocolError, match="peer-id"):
         from_libp2p_text(text)
+
+
+def test_only_points_of_the_curve_can_be_somebodys_key(tmp_path: Path) -> None:
+    for number in range(8):
+        assert is_on_curve(load_or_create(tmp_path / f"{number}.key").peer_id)
+    assert not is_on_curve(PeerId(b"\x02" + bytes(31)))
+    assert not is_on_curve(PeerId(b"\xff" * 32)), "beyond the field"
