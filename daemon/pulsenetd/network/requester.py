@@ -101,6 +101,8 @@ class Requester:
         self._drop_connection = drop_connection
         self._silent_since: dict[PeerId, float] = {}
         """Since when peers that were asked something have sent nothing."""
+        self._unasked_since: dict[PeerId, float] = {}
+        """Since when nothing is asked of those that were silent at last."""
 
     def open(self) -> None:
         """Keep streams for later requests from now on."""
@@ -121,6 +123,7 @@ class Requester:
         """Drop what was measured of peers that are not among these."""
         self._round_trips = {peer: value for peer, value in self._round_trips.items() if peer in peer_ids}
         self._silent_since = {peer: since for peer, since in self._silent_since.items() if peer in peer_ids}
+        self._unasked_since = {peer: at for peer, at in self._unasked_since.items() if peer in peer_ids}
 
     def close_unused(self) -> None:
         """Close streams that have not been used for a while, before the provider does."""
@@ -154,6 +157,8 @@ class Requester:
             raise LocalProtocolError(f"{type(message).__name__} is no request")
         pool = self._pools.setdefault(peer_id, _PeerPool(peer_id))
         pool.user_count += 1
+        if self._unasked_since.pop(peer_id, float("inf")) < self._clock() - self._silence_seconds:
+            del self._silent_since[peer_id]  # nobody asked, so it had nothing to say for so long
         self._silent_since.setdefault(peer_id, self._clock())
         is_silent = False
         try:
@@ -169,8 +174,11 @@ class Requester:
             raise
         finally:
             pool.user_count -= 1
-            if not pool.user_count and not is_silent:
-                self._silent_since.pop(peer_id, None)
+            if not pool.user_count:
+                if is_silent and peer_id in self._silent_since:
+                    self._unasked_since[peer_id] = self._clock()
+                else:
+                    self._silent_since.pop(peer_id, None)
             self._forget_empty(peer_id, pool)
 
     async def _request_over_lanes(
@@ -308,12 +316,15 @@ class Requester:
 
     async def _drop_if_silent(self, peer_id: PeerId) -> None:
         since = self._silent_since.get(peer_id)
-        stall_seconds = self._deadlines.read_stall_seconds * _SILENCE_RATIO
-        if self._drop_connection is None or since is None or self._clock() - since < stall_seconds:
+        if self._drop_connection is None or since is None or self._clock() - since < self._silence_seconds:
             return
         # One drop for all requests that fail of it: the next has to wait as long again.
         self._silent_since[peer_id] = self._clock()
         await self._drop_connection(peer_id)
+
+    @property
+    def _silence_seconds(self) -> float:
+        return self._deadlines.read_stall_seconds * _SILENCE_RATIO
 
     def _learn_round_trip(self, peer_id: PeerId, seconds: float) -> None:
         known = self._round_trips.get(peer_id, seconds)

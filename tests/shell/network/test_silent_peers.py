@@ -15,6 +15,7 @@ from networks import HELLO, PEER, open_line
 from pulsenet.errors import UnavailableError
 from pulsenet.ids import PeerId
 from pulsenet.wire.messages import GetHead, GetRounds, HeadReply, Message
+from pulsenetd.network.p2pd import RawStream
 from pulsenetd.network.provider import Provider
 from pulsenetd.network.requester import Requester
 from pulsenetd.network.streams import Deadlines, PeerRefusedError, PeerUnavailableError, Traffic
@@ -89,6 +90,35 @@ async def test_a_peer_that_refused_a_question_long_ago_was_not_silent_since() ->
         with pytest.raises(PeerUnavailableError, match="timeout"):
             await requester.request(PEER, GetRounds(0), 0.05)
         assert dropped == []
+
+
+async def test_a_peer_that_was_silent_once_long_ago_and_asked_nothing_since_is_not_judged_by_it() -> None:
+    now = 0.0
+    dropped: list[PeerId] = []
+
+    async def refuse(_peer: PeerId, _seconds: float) -> RawStream:
+        raise UnavailableError("p2pd is busy")
+
+    async def drop(peer_id: PeerId) -> None:
+        dropped.append(peer_id)
+
+    requester = Requester(HELLO, refuse, QUICK, Traffic(), clock=lambda: now, drop_connection=drop)
+
+    async def ask(at: float) -> None:
+        nonlocal now
+        now = at
+        with pytest.raises(PeerUnavailableError, match="unreachable"):
+            await requester.request(PEER, GetHead(), 5)
+
+    await ask(0.0)
+    await ask(3_600.0)
+    assert dropped == []
+    await ask(3_600.3)
+    await ask(3_600.6)
+    assert dropped == [PEER], "asked again and again, and silent all the time"
+    requester.forget_others(())
+    await ask(3_601.2)
+    assert dropped == [PEER]
 
 
 async def test_after_a_drop_the_next_request_makes_a_new_connection(make_node: Any) -> None:
