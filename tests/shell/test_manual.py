@@ -51,6 +51,11 @@ def test_what_troff_would_take_for_an_order_is_escaped() -> None:
     assert escape(".x\n'y\n--z \\") == "\\&.x\n\\&'y\n\\-\\-z \\e"
 
 
+def test_whoever_has_a_wheel_alone_is_told_where_documents_are() -> None:
+    page = " ".join(read_page().split())
+    assert len(re.findall(r"docs/\w+\.md(?!, in pulsenet's source archive)", page)) == 0
+
+
 @pytest.mark.skipif(shutil.which("mandoc") is None, reason="needs mandoc")
 def test_mandoc_has_no_complaint() -> None:
     done = subprocess.run(

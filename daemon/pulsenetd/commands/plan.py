@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Say for each algorithm what one round moves, how long trainers wait for it, what share of the time goes into inner
 steps, at which speed that is 90 %, and whether a joiner catches up with the run. Nothing is measured and nothing is
-sent: docs/planning.md has the formulas and what they rest on. Variants with a star are of gossip.
+sent. Variants with a star are of gossip. The formulas and what they rest on: docs/planning.md, in pulsenet's source
+archive.
 """
 
 _EXAMPLES = (

@@ -25,7 +25,7 @@ Play a story of a swarm: one trainer publishes, inferencers and seeds follow ove
 what goes wrong. The node rules are the real ones; clock, network, disks and engines are simulated. After every event
 it is checked that versions only rise, that equal versions are equal bits, that nothing unverified is served and that
 buffers keep their bounds; once the faults stop, everybody must reach the newest version. The same seed gives the same
-story on every machine. docs/simulation.md says what is modelled and what is not.
+story on every machine. What is modelled and what is not: docs/simulation.md, in pulsenet's source archive.
 """
 
 _EPILOG = """\
