@@ -144,8 +144,11 @@ def list_tokens(home: Path) -> dict[str, JoinToken]:
 
 def save_descriptor(run: Path, signed: SignedRecord) -> None:
     """Keep one descriptor revision beside the run file."""
-    revision = decode_value(Descriptor, signed.payload).revision
-    write_private(run / "descriptors" / f"{revision:06d}.record", encode_signed(signed))
+    write_private(_descriptor_path(run, decode_value(Descriptor, signed.payload).revision), encode_signed(signed))
+
+
+def _descriptor_path(run: Path, revision: int) -> Path:
+    return run / "descriptors" / f"{revision:06d}.record"
 
 
 def load_descriptors(run: Path) -> list[SignedRecord]:
@@ -272,7 +275,11 @@ def create_run(
     token = JoinToken(run_id, 0, bootstraps, secret, expires_at_ms)
     file = RunFile(descriptor.name, token, bootstraps)
     save_descriptor(run, signed)
-    write_run_file(run / "run.json", file)
+    try:
+        write_run_file(run / "run.json", file)
+    except StorageError:
+        _descriptor_path(run, descriptor.revision).unlink(missing_ok=True)  # the next try finds no run here
+        raise
     return file
 
 
@@ -328,8 +335,15 @@ def refuse_existing(run: Path, name: str) -> None:
     Raises:
         ConfigError: There is one.
     """
-    if load_descriptors(run):
+    if not load_descriptors(run):
+        return
+    if (run / "run.json").exists():
         raise ConfigError(f"run '{name}' exists already in {run}; choose another name or remove it")
+    # Killed between its two files, or the second was deleted: the first may be all that is left of a run that lives.
+    raise ConfigError(
+        f"run '{name}' has no run.json in {run}; join it by its token, or if it was never made to its end, "
+        f"remove {run / 'descriptors'} and create it again"
+    )
 
 
 def revise(

@@ -56,6 +56,31 @@ def test_a_created_run_is_read_back_and_its_files_are_private(tmp_path: Path, ow
         make_run(tmp_path / "mine", owner)
 
 
+def test_a_run_whose_second_file_was_refused_is_made_at_the_next_try(
+    tmp_path: Path, owner: identity.Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise StorageError("no space left", "enospc")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(runs, "write_run_file", refuse)
+        with pytest.raises(StorageError, match="no space left"):
+            make_run(tmp_path / "mine", owner)
+    assert runs.load_descriptors(tmp_path / "mine") == []
+    make_run(tmp_path / "mine", owner)
+
+
+def test_a_run_that_was_killed_between_its_files_is_said_with_what_to_remove(
+    tmp_path: Path, owner: identity.Identity
+) -> None:
+    """It may as well be a run that lives, whose file was deleted because it was damaged: nothing is overwritten."""
+    run = tmp_path / "mine"
+    make_run(run, owner)
+    (run / "run.json").unlink()
+    with pytest.raises(ConfigError, match=f"join it by its token, or .* remove {run / 'descriptors'} and create it"):
+        make_run(run, owner)
+
+
 def test_revisions_form_a_chain_the_trust_rules_accept(tmp_path: Path, owner: identity.Identity) -> None:
     file = make_run(tmp_path / "mine", owner)
     newcomer = PeerId(b"n" * 32)
