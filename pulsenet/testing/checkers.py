@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pulsenet.errors import PulsenetError
 from pulsenet.ids import Digest, PeerId, Version, compute_digest
@@ -32,8 +32,10 @@ class Swarm(Protocol):
     """What a checker may look at."""
 
     seed: int
-    nodes: dict[PeerId, SimNode]
     versions: dict[Version, Digest]
+
+    @property
+    def nodes(self) -> Mapping[PeerId, Any]: ...
 
 
 class Checker:
@@ -63,7 +65,7 @@ class VersionsOnlyRise(Checker):
 
     def check_node(self, swarm: Swarm, node: SimNode) -> None:
         """Compare with the newest seen in this life of the node."""
-        version = None if node.follower is None else node.follower.applied_version
+        version = None if node.versions.follower is None else node.versions.follower.applied_version
         if version is None:
             return
         key = (node.peer_id, node.life)
@@ -81,16 +83,16 @@ class EqualVersionEqualRoot(Checker):
 
     def check_node(self, swarm: Swarm, node: SimNode) -> None:
         """Hash the mirror, and compare what the engine serves with what is said of it."""
-        if node.follower is None or node.role != "inferencer":
+        if node.versions.follower is None or node.versions.role != "inferencer":
             return
-        mirror, engine = node.hands.mirror, node.hands.engine
-        said = node.follower.mirror_version
+        mirror, engine = node.versions.hands.mirror, node.versions.hands.engine
+        said = node.versions.follower.mirror_version
         # While a hop is on its way back to the machine, the mirror is ahead of what is said of it.
         if said is not None and said == mirror.version and self._mirrors.get(node.peer_id) != (node.life, said):
             assert mirror.region is not None
             self._mirrors[node.peer_id] = (node.life, said)
             _require_root(swarm, node.name, said, compute_root_of(mirror.region))
-        said = node.follower.applied_version
+        said = node.versions.follower.applied_version
         if said is not None and self._engines.get(node.peer_id) != (node.life, said):
             self._engines[node.peer_id] = (node.life, said)
             if engine.version != said:
@@ -134,8 +136,10 @@ class BuffersStayWithinLimits(Checker):
 
     def check_node(self, swarm: Swarm, node: SimNode) -> None:
         """Count the chunks in flight."""
-        if node.follower is not None and node.follower.chunks_in_flight > CHUNKS_IN_FLIGHT_MAX:
-            raise SimulationError(swarm.seed, f"{node.name} has {node.follower.chunks_in_flight} chunks in flight")
+        if node.versions.follower is not None and node.versions.follower.chunks_in_flight > CHUNKS_IN_FLIGHT_MAX:
+            raise SimulationError(
+                swarm.seed, f"{node.name} has {node.versions.follower.chunks_in_flight} chunks in flight"
+            )
 
 
 def _require_root(swarm: Swarm, name: str, version: Version, root: Digest | None) -> None:

@@ -12,17 +12,16 @@ from pulsenet.chain.trust import Trust
 from pulsenet.errors import TrustError
 from pulsenet.ids import Digest, PeerId, RunId
 from pulsenet.node.effects import EXECUTION_ORDER, CancelRequest, Effect
-from pulsenet.node.events import SnapshotOffered
-from pulsenet.node.machine import Machine
+from pulsenet.node.events import Event, SnapshotOffered
 from pulsenet.node.mender import Mender
-from pulsenet.node.mesh import Mesh
 from pulsenet.node.news import TRUST_KEY
 from pulsenet.node.respond import respond
 from pulsenet.node.trainer import Trainer
 from pulsenet.testing.disk import FailingStore
 from pulsenet.testing.exchange import Exchange
 from pulsenet.testing.fakes import Chance, verify
-from pulsenet.testing.versioned_node import StoreAndMesh, VersionedNode
+from pulsenet.testing.simulated_node import SimulatedNode
+from pulsenet.testing.versions_part import StoreAndMesh, VersionsPart
 from pulsenet.testing.weights import TABLE
 from pulsenet.wire.messages import Message, PeerAddress
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from pulsenet.testing.world import World
 
 
-class SimNode(VersionedNode):
+class SimNode(SimulatedNode):
     """A node that can crash and come back with what its store holds.
 
     Args:
@@ -63,7 +62,7 @@ class SimNode(VersionedNode):
         is_dialable: bool = True,
     ) -> None:
         super().__init__(name, peer_id, world, chance, FailingStore())
-        self._become(role, is_dialable=is_dialable)
+        self.versions = VersionsPart(self, world, chance, role, is_dialable=is_dialable)
         self.writing: dict[Digest, bytes] = {}
         """Chunks on their way to the disk."""
         self.dies_after: int | None = None
@@ -83,30 +82,26 @@ class SimNode(VersionedNode):
         self._come_up()
         self.dies_after = None
         self.slots = self._world.make_slots()
-        self._take_hands()
         self.trust = self._restore_trust()
-        mesh = self._make_mesh(self._bootstraps)
-        machines: dict[str, Machine] = {"mesh": mesh}
-        if self.role == "trainer":
-            machines["trainer"] = trainer = self._make_trainer()
-            machines["mender"] = self._make_mender(trainer, mesh)
-        else:
-            machines["follower"] = self._make_follower(mesh, self._retention_limits)
+        machines = self.versions.start(self.trust, bootstraps=self._bootstraps, retention_limits=self._retention_limits)
+        if self.versions.trainer is not None:
+            machines["mender"] = self._make_mender(self.versions.trainer)
         self._add_machines(machines)
 
     def crash(self) -> None:
         """Die at once: machines, mirror, engine and connections are gone, the store stays."""
         super().crash()
+        self.versions.crash()
         self.writing = {}
         self.exchanges = {}
 
-    def _make_mender(self, trainer: Trainer, mesh: Mesh) -> Mender:
+    def _make_mender(self, trainer: Trainer) -> Mender:
         return Mender(
             self.peer_id,
             self._chance.fork(),
             self.store,
             find_state=lambda: trainer.state,
-            have_of=mesh.have_of,
+            have_of=self.versions.mesh.have_of,
             lacking=[blob_id for blob_id in self.store.lists if not self.store.holds_blob(blob_id)],
         )
 
@@ -116,7 +111,7 @@ class SimNode(VersionedNode):
         if saved is not None:
             return Trust.restore(saved, run_id, verify)
         trust = Trust(run_id, verify)
-        if self.role == "trainer":
+        if self.versions.role == "trainer":
             self._restore_publisher(trust)
         return trust
 
@@ -136,19 +131,25 @@ class SimNode(VersionedNode):
 
     # Driver
 
+    def deliver(self, machine: str, event: Event) -> None:
+        """Hand an event to one machine and carry out what it orders."""
+        super().deliver(machine, event)
+        self.versions.tell_holdings()
+
     def answer(self, request: Message, asker: PeerId) -> list[Message]:
         """Answer a peer's request; pushed items are shown to the machines first."""
-        self._show_push(request, asker)
+        self.versions.show_push(request, asker)
         # It may have died of what it was shown.
-        return [] if self.mesh is None else respond(request, StoreAndMesh(self.store, self.mesh))
+        return respond(request, StoreAndMesh(self.store, self.versions.mesh)) if self.is_up else []
 
     def offer_snapshot(self, region: bytearray, trainer_step: int) -> int:
         """Hand over weights, as a training process does; return their generation."""
-        generation = self.hands.take_snapshot(region)
+        generation = self.versions.hands.take_snapshot(region)
         self.deliver("trainer", SnapshotOffered(generation, trainer_step, TABLE.digest))
         return generation
 
-    def _execute_all(self, machine: str, effects: Iterable[Effect]) -> None:
+    def carry_out(self, machine: str, effects: Iterable[Effect]) -> None:
+        """Carry out what a machine orders, by rank, until the node dies of it."""
         life = self.life
         for effect in sorted(effects, key=lambda effect: EXECUTION_ORDER[type(effect)]):
             if self.dies_after is not None:
@@ -163,5 +164,5 @@ class SimNode(VersionedNode):
         if isinstance(effect, CancelRequest):
             if (machine, effect.request_id) in self.exchanges:
                 self.exchanges[machine, effect.request_id].cancel()
-        else:
+        elif not self.versions.execute(machine, effect):
             super()._execute(machine, effect)

@@ -35,17 +35,15 @@ from pulsenet.node.events import (
     TrainingLost,
 )
 from pulsenet.node.machine import Machine, Seat
-from pulsenet.node.mesh import Mesh
 from pulsenet.node.onlooker import Onlooker
 from pulsenet.node.own_work import OWN_KEY
-from pulsenet.node.respond import respond
+from pulsenet.node.respond import StoreView, respond
 from pulsenet.node.rounds import Rounds
 from pulsenet.node.rounds_respond import event_of, respond_to_round
 from pulsenet.node.verdicts import RoundPush
 from pulsenet.testing.fakes import Chance, FakeStore, make_sign, verify
 from pulsenet.testing.simulated_node import SimulatedNode
 from pulsenet.testing.toy_training import SIZE, Exact, ToyTraining, TrainingDisk, start_state
-from pulsenet.testing.versioned_node import StoreAndMesh
 from pulsenet.wire.messages import GetAggregates, GetRounds, Message, Refusal
 
 if TYPE_CHECKING:
@@ -70,8 +68,6 @@ class RoundsNode(SimulatedNode):
         holds_start: Whether that begins with the starting state; a joiner has none.
     """
 
-    mesh: Mesh | None = None
-    """None in runs without versions."""
     _world: RoundsWorld
 
     def __init__(
@@ -86,6 +82,8 @@ class RoundsNode(SimulatedNode):
         holds_start: bool = True,
     ) -> None:
         super().__init__(name, peer_id, world, chance, FakeStore())
+        self.view: StoreView = self.store
+        """What is served of it."""
         self.is_authority = is_authority
         self.is_trainer = is_trainer
         self.disk = TrainingDisk(start_state() if holds_start else None)
@@ -186,7 +184,8 @@ class RoundsNode(SimulatedNode):
 
     # Driver
 
-    def _execute_all(self, machine: str, effects: Iterable[Effect]) -> None:
+    def carry_out(self, machine: str, effects: Iterable[Effect]) -> None:
+        """Carry out what a machine orders, by rank, as far as the disk takes it."""
         for effect in sorted(effects, key=lambda effect: EXECUTION_ORDER[type(effect)]):
             if self.is_full and isinstance(effect, StoreChunk):
                 self._world.schedule(self, machine, StoreFailed(effect.digest, "enospc"))
@@ -206,7 +205,7 @@ class RoundsNode(SimulatedNode):
         if isinstance(request, RoundPush | GetRounds | GetAggregates):
             find_verdict = None if self.coordinator is None else self.coordinator.verdicts.find
             return [respond_to_round(request, self.ledger, find_verdict)]
-        return respond(request, self.store if self.mesh is None else StoreAndMesh(self.store, self.mesh))
+        return respond(request, self.view)
 
     def do(self, order: TrainingOrder) -> Event:
         """Let the training process carry out one order; return what came of it."""

@@ -80,14 +80,15 @@ class SimulatedNode:
         """Hand an event to one machine and carry out what it orders."""
         if machine in self.machines:
             effects = self.machines[machine].handle(event, self._world.now, self._world.wall_ms(self))
-            self._execute_all(machine, effects)
+            self.carry_out(machine, effects)
 
     def deliver_to_all(self, event: Event) -> None:
         """Hand an event that names no request to every machine."""
         for machine in tuple(self.machines):
             self.deliver(machine, event)
 
-    def _execute_all(self, machine: str, effects: Iterable[Effect]) -> None:
+    def carry_out(self, machine: str, effects: Iterable[Effect]) -> None:
+        """Carry out what a machine orders, by rank."""
         for effect in sorted(effects, key=lambda effect: EXECUTION_ORDER[type(effect)]):
             self._execute(machine, effect)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pulsenet.ids import PeerId
 from pulsenet.testing.checkers import BuffersStayWithinLimits, Checker, Swarm, VersionsOnlyRise
+from pulsenet.testing.fakes import FakeStore
 from pulsenet.testing.links import MEGABIT, Link, draw_home_link
 from pulsenet.testing.node import SimNode
 from pulsenet.testing.paper import PaperHands, PaperSizes
@@ -47,9 +48,9 @@ class PaperWorld(World):
         super().__init__(seed, anchor_interval=1_000, checkers=(*CHECKERS, lambda: self.shortfalls), scale=scale)
         self.sizes = sizes
 
-    def make_hands(self, node: SimNode) -> PaperHands:
-        """Return new hands for a life of the node."""
-        return PaperHands(node.store, self.sizes, note_version=self.note_version)
+    def make_hands(self, store: FakeStore) -> PaperHands:
+        """Return new hands for a life of a node."""
+        return PaperHands(store, self.sizes, note_version=self.note_version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,8 +194,8 @@ class Story:
                 network.clogs[other.peer_id, node.peer_id] = until
             case _:
                 node.store.flip_bit(self._chance)
-                if node.is_up and node.hands.mirror.region is not None:
-                    node.hands.mirror.flip_bit(self._chance)
+                if node.is_up and node.versions.hands.mirror.region is not None:
+                    node.versions.hands.mirror.flip_bit(self._chance)
         self._count(kind)
 
     def _crash(self, node: SimNode) -> None:

@@ -47,7 +47,12 @@ class StaleIsSaid(Checker):
     def check_node(self, swarm: Swarm, node: SimNode) -> None:
         """Compare what is reported with the clock."""
         head = node.trust.head
-        if head is None or node.follower is None or not isinstance(swarm, World) or "stale" not in node.reports:
+        if (
+            head is None
+            or node.versions.follower is None
+            or not isinstance(swarm, World)
+            or "stale" not in node.reports
+        ):
             return
         over_for_ms = WALL_START_MS + round(swarm.now * 1000) + node.skew_ms - head.valid_until_ms
         if over_for_ms > 1000 * REPORT_SECONDS and node.reports["stale"] is not True:

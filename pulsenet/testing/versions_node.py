@@ -13,12 +13,11 @@ from pulsenet.ids import PeerId, RunId
 from pulsenet.node.effects import AnnounceHead, Effect
 from pulsenet.node.events import AggregateApplied, Event, SnapshotOffered
 from pulsenet.node.listener import Listener
-from pulsenet.node.machine import Machine
 from pulsenet.node.news import TRUST_KEY
 from pulsenet.testing.fakes import Chance, verify
 from pulsenet.testing.rounds_node import RoundsNode, TrainingOrder
 from pulsenet.testing.toy_training import OuterState
-from pulsenet.testing.versioned_node import VersionedNode
+from pulsenet.testing.versions_part import StoreAndMesh, VersionsPart
 from pulsenet.testing.weights import TABLE, make_region
 from pulsenet.wire.messages import Message
 
@@ -40,8 +39,8 @@ def cast_weights(state: OuterState) -> bytearray:
     return region
 
 
-class VersionsNode(VersionedNode, RoundsNode):
-    """A node that can crash and come back with what its disks hold.
+class VersionsNode(RoundsNode):
+    """A node that also publishes the versions its rounds make, or follows them.
 
     Args:
         kind: As for :class:`RoundsNode`; an authority may publish, and who is neither that nor a trainer follows.
@@ -57,24 +56,26 @@ class VersionsNode(VersionedNode, RoundsNode):
         chance: Chance,
         **kind: bool,
     ) -> None:
-        RoundsNode.__init__(self, name, peer_id, world, chance, **kind)
-        self._become("trainer" if self.is_trainer or self.is_authority else "inferencer", is_dialable=True)
+        super().__init__(name, peer_id, world, chance, **kind)
+        role = "trainer" if self.is_trainer or self.is_authority else "inferencer"
+        self.versions = VersionsPart(self, world, chance, role)
         self.skew_ms = chance(4_000) - 2_000
 
     # Life and death
 
     def start(self) -> None:
         """Build the machines from what the store holds and let them begin."""
-        self._take_hands()
         super().start()
-        mesh = self._make_mesh()
-        machines: dict[str, Machine] = {"mesh": mesh}
-        if self.role == "trainer":
-            machines["trainer"] = self._make_trainer(self.coordinator)
+        machines = self.versions.start(self.trust, leadership=self.coordinator)
+        if self.versions.trainer is not None:
             machines["listener"] = Listener(self.trust, self.peer_id, self._chance.fork(), self.store)
-        else:
-            machines["follower"] = self._make_follower(mesh)
+        self.view = StoreAndMesh(self.store, self.versions.mesh)
         self._add_machines(machines)
+
+    def crash(self) -> None:
+        """Die at once: machines, training, mirror and engine are gone, the disks stay."""
+        super().crash()
+        self.versions.crash()
 
     def attach_training(self) -> None:
         """Start a training process from its disk; its script publishes what it holds first of all."""
@@ -90,19 +91,25 @@ class VersionsNode(VersionedNode, RoundsNode):
 
     # Driver
 
+    def deliver(self, machine: str, event: Event) -> None:
+        """Hand an event to one machine and carry out what it orders."""
+        super().deliver(machine, event)
+        self.versions.tell_holdings()
+
     def offer_snapshot(self, region: bytearray, round_index: int) -> str:
         """Hand over the weights of a round, as a training process does; return why they are refused at once."""
-        assert self.trainer is not None
-        generation = self.hands.take_snapshot(region)
+        trainer = self.versions.trainer
+        assert trainer is not None
+        generation = self.versions.hands.take_snapshot(region)
         offered = SnapshotOffered(generation, round_index, TABLE.digest)
-        refusal = self.trainer.find_refusal(offered, self._world.now)
+        refusal = trainer.find_refusal(offered, self._world.now)
         if not refusal:
             self.deliver("trainer", offered)
         return refusal
 
     def answer(self, request: Message, asker: PeerId) -> list[Message]:
         """Answer a peer's request; pushed items are shown to the machines first."""
-        self._show_push(request, asker)
+        self.versions.show_push(request, asker)
         return super().answer(request, asker)
 
     def do(self, order: TrainingOrder) -> Event:
@@ -118,4 +125,5 @@ class VersionsNode(VersionedNode, RoundsNode):
     def _execute(self, machine: str, effect: Effect) -> None:
         if isinstance(effect, AnnounceHead):
             self._world.note_head(self, effect.record)
-        super()._execute(machine, effect)
+        if not self.versions.execute(machine, effect):
+            super()._execute(machine, effect)

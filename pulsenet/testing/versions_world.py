@@ -7,19 +7,16 @@ back to nothing.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pulsenet.chain.records import Head, SignedRecord
 from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.node.effects import DialPeer
 from pulsenet.node.events import HaveSeen, HeadSeen, PeerLost
 from pulsenet.testing.checkers import ALL_CHECKERS, SimulationError
-from pulsenet.testing.fakes import FakeDirectory, make_key
+from pulsenet.testing.fakes import FakeDirectory, FakeStore, make_key
 from pulsenet.testing.hands import Hands, Work
 from pulsenet.testing.network import CALM, Faults
 from pulsenet.testing.rounds_node import RoundsNode
 from pulsenet.testing.rounds_world import ANSWER_SECONDS_MAX, RoundsWorld
-from pulsenet.testing.versioned_node import VersionedWorld
 from pulsenet.testing.versions_node import VersionsNode, cast_weights
 from pulsenet.testing.weights import compute_root_of
 from pulsenet.testing.world import PULL_SECONDS, WORK_SECONDS_MAX
@@ -29,7 +26,7 @@ HAND_OVER_SECONDS_MAX = 0.5
 """Longest time from an outer step to the end of the copy out of the training process."""
 
 
-class VersionsWorld(VersionedWorld[Any], RoundsWorld):
+class VersionsWorld(RoundsWorld):
     """The swarm of one seed.
 
     Args:
@@ -78,7 +75,7 @@ class VersionsWorld(VersionedWorld[Any], RoundsWorld):
     @property
     def followers(self) -> list[VersionsNode]:
         """The inferencers."""
-        return [node for node in self._versions_nodes if node.role == "inferencer"]
+        return [node for node in self._versions_nodes if node.versions.role == "inferencer"]
 
     @property
     def publishers(self) -> list[VersionsNode]:
@@ -100,12 +97,12 @@ class VersionsWorld(VersionedWorld[Any], RoundsWorld):
         """Start a node, for the first time or after a crash."""
         super().start(node)
         assert isinstance(node, VersionsNode)
-        self._pull_later(node, 0.1)
+        self.later_on(node, 0.1, lambda: self._pull(node))
 
     def is_followed(self) -> bool:
         """Say whether every live inferencer serves the newest announced version."""
         return all(
-            node.follower is not None and node.follower.applied_version == self.newest
+            node.versions.follower is not None and node.versions.follower.applied_version == self.newest
             for node in self.followers
             if node.is_up
         )
@@ -121,17 +118,13 @@ class VersionsWorld(VersionedWorld[Any], RoundsWorld):
 
     # What nodes ask of the world
 
-    def make_hands(self, node: VersionsNode) -> Hands:
-        """Return new hands for a life of the node."""
-        return Hands(
-            node.store,
-            engine_fails=self.network.engine_fails,
-            note_version=lambda version, root: self.note_version(node, version, root),
-        )
+    def make_hands(self, store: FakeStore) -> Hands:
+        """Return new hands for a life of a node."""
+        return Hands(store, engine_fails=self.network.engine_fails, note_version=self.note_version)
 
     def work(self, node: VersionsNode, machine: str, work: Work) -> None:
         """Let the node's hands do something that takes time; a crash may come before its machine hears of it."""
-        hands = node.hands
+        hands = node.versions.hands
 
         def act() -> None:
             self.schedule(node, machine, hands.finish(work), self.chance.between(0.0, ANSWER_SECONDS_MAX))
@@ -164,7 +157,7 @@ class VersionsWorld(VersionedWorld[Any], RoundsWorld):
 
         self.later_on(node, self.chance.between(0.0, HAND_OVER_SECONDS_MAX), act)
 
-    def note_version(self, node: VersionsNode, version: Version, root: Digest) -> None:
+    def note_version(self, version: Version, root: Digest) -> None:
         """A publisher committed a version, announced or not; damaged weights may be, as long as nobody hears of it."""
         expected = self._roots.get(version.number - 1)
         if root in self._damaged_roots and root != expected:
@@ -209,4 +202,4 @@ class VersionsWorld(VersionedWorld[Any], RoundsWorld):
         for peer_id, record in tuple(self.directory.haves.items()):
             if is_near(peer_id) and peer_id != node.peer_id:
                 self.deliver_to_all(node, HaveSeen(record, None))
-        self._pull_later(node, self.chance.between(0.8, 1.2) * PULL_SECONDS)
+        self.later_on(node, self.chance.between(0.8, 1.2) * PULL_SECONDS, lambda: self._pull(node))

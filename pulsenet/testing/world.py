@@ -24,13 +24,14 @@ from pulsenet.node.events import (
 )
 from pulsenet.testing.checkers import ALL_CHECKERS, Checker, SimulationError
 from pulsenet.testing.exchange import Exchange, Slots
-from pulsenet.testing.fakes import FakeDirectory, make_genesis, make_key
+from pulsenet.testing.fakes import FakeDirectory, FakeStore, make_genesis, make_key
 from pulsenet.testing.hands import ANCHOR_CODEC_ID, Hands, Work
 from pulsenet.testing.links import Link, Links
 from pulsenet.testing.network import CALM, Faults
 from pulsenet.testing.node import SimNode
 from pulsenet.testing.outline import outline
-from pulsenet.testing.versioned_node import VersionedWorld, address_of
+from pulsenet.testing.simulation import Simulation
+from pulsenet.testing.versions_part import address_of
 from pulsenet.testing.weights import change_region, make_region
 from pulsenet.wire.messages import GetChunks, Message, PeerAddress
 
@@ -41,7 +42,7 @@ WORK_SECONDS_MAX = 0.05
 """Longest time of one piece of disk, mirror, engine or encoder work."""
 
 
-class World(VersionedWorld[SimNode]):
+class World(Simulation[SimNode]):
     """The swarm of one seed.
 
     Args:
@@ -121,7 +122,7 @@ class World(VersionedWorld[SimNode]):
         """Start a node, for the first time or after a crash."""
         node.start()
         self._touched[node.peer_id] = node
-        self._pull_later(node, 0.1)
+        self.later_on(node, 0.1, lambda: self._pull(node))
 
     def crash(self, node: SimNode) -> None:
         """Kill a node; its peers notice."""
@@ -170,7 +171,7 @@ class World(VersionedWorld[SimNode]):
     def is_settled(self) -> bool:
         """Say whether every live follower has the newest version, in its engine if it has one."""
         self._look_at_touched()
-        return not self._behind and any(node.follower is not None for node in self.nodes.values())
+        return not self._behind and any(node.versions.follower is not None for node in self.nodes.values())
 
     @property
     def behind_count(self) -> int:
@@ -182,7 +183,7 @@ class World(VersionedWorld[SimNode]):
         """Return one line on where every node stands."""
         parts = []
         for node in self.nodes.values():
-            follower = node.follower
+            follower = node.versions.follower
             where = "down" if not node.is_up else "up"
             if follower is not None:
                 where = f"{follower.phase} mirror {follower.mirror_version} engine {follower.applied_version}"
@@ -198,17 +199,17 @@ class World(VersionedWorld[SimNode]):
         for node in self._touched.values():
             for checker in self._checkers:
                 checker.check_node(self, node)
-            if node.is_up and node.follower is not None and not self._is_current(node):
+            if node.is_up and node.versions.follower is not None and not self._is_current(node):
                 self._behind.add(node.peer_id)
             else:
                 self._behind.discard(node.peer_id)
         self._touched.clear()
 
     def _is_current(self, node: SimNode) -> bool:
-        follower = node.follower
+        follower = node.versions.follower
         if follower is None or follower.phase != "current" or self._newest is None:
             return False
-        if node.role == "inferencer":
+        if node.versions.role == "inferencer":
             return follower.applied_version == self._newest
         holdings = follower.holdings
         newest = max((holdings.version_last, *holdings.anchors))
@@ -216,9 +217,9 @@ class World(VersionedWorld[SimNode]):
 
     # What nodes ask of the world
 
-    def make_hands(self, node: SimNode) -> Hands:
-        """Return new hands for a life of the node."""
-        return Hands(node.store, engine_fails=self.network.engine_fails, note_version=self.note_version)
+    def make_hands(self, store: FakeStore) -> Hands:
+        """Return new hands for a life of a node."""
+        return Hands(store, engine_fails=self.network.engine_fails, note_version=self.note_version)
 
     def make_slots(self) -> Slots:
         """Return new upload slots for a life of a node."""
@@ -226,7 +227,7 @@ class World(VersionedWorld[SimNode]):
 
     def work(self, node: SimNode, machine: str, work: Work) -> None:
         """Let the node's hands do something that takes time."""
-        hands = node.hands
+        hands = node.versions.hands
         delay_seconds = self.chance.between(0.0, WORK_SECONDS_MAX)
         if isinstance(work, StoreChunk):
             node.writing[work.digest] = work.data
@@ -261,7 +262,7 @@ class World(VersionedWorld[SimNode]):
             raise SimulationError(self.seed, f"{version} was committed after {self._newest}")
         if self._newest is None or version > self._newest:
             self._newest = version
-            self._behind.update(node.peer_id for node in self.nodes.values() if node.follower is not None)
+            self._behind.update(node.peer_id for node in self.nodes.values() if node.versions.follower is not None)
 
     # What exchanges ask of the world
 
@@ -310,12 +311,12 @@ class World(VersionedWorld[SimNode]):
             return
         self._connections.setdefault(node.peer_id, {})[peer_id] = None
         self._connections.setdefault(peer_id, {})[node.peer_id] = None
-        self.deliver_to_all(node, PeerConnected(peer_id, other.addresses, outbound=True))
-        self.notify(other, PeerConnected(node.peer_id, node.addresses, outbound=False))
+        self.deliver_to_all(node, PeerConnected(peer_id, other.versions.addresses, outbound=True))
+        self.notify(other, PeerConnected(node.peer_id, node.versions.addresses, outbound=False))
 
     def _pull(self, node: SimNode) -> None:
         """Read the heads and one shard of the have records, as the daemon does."""
-        self._pull_later(node, self.chance.between(0.8, 1.2) * PULL_SECONDS)
+        self.later_on(node, self.chance.between(0.8, 1.2) * PULL_SECONDS, lambda: self._pull(node))
         if self.network.islands.get(node.peer_id, 0) != 0:
             return  # the directory is on the other side
         for record in tuple(self.directory.heads.values()):

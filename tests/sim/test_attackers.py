@@ -62,7 +62,11 @@ def test_who_hears_one_honest_peer_is_current_while_attackers_go_on(attack: Atta
     press(world, attackers, SETTLE_SECONDS)
     for node in (*followers, late):
         assert newest_of(node) == world.newest
-    assert all(node.hands.engine.version == world.newest for node in (*followers, late) if node.role == "inferencer")
+    assert all(
+        node.versions.hands.engine.version == world.newest
+        for node in (*followers, late)
+        if node.versions.role == "inferencer"
+    )
     assert all(attacker.lie_count > 0 for attacker in attackers)
 
 
@@ -79,7 +83,7 @@ def test_what_was_refused_is_refused_after_a_restart(attack: Attack, seed: int) 
     world.start(victim)
     press(world, attackers, 60.0)
     assert newest_of(victim) == world.newest == Version(0, 5)
-    assert victim.hands.engine.version in (None, Version(0, 5))
+    assert victim.versions.hands.engine.version in (None, Version(0, 5))
 
 
 def eclipse(world: World, victim: SimNode, attackers: list[Attacker]) -> None:
@@ -102,7 +106,7 @@ def test_a_node_that_meets_only_attackers_says_that_it_is_frozen(seed: int) -> N
     assert victim.reports["version_lag"] is None
     world.network.islands = {}
     press(world, attackers, SETTLE_SECONDS)
-    assert victim.hands.engine.version == world.newest != frozen_at
+    assert victim.versions.hands.engine.version == world.newest != frozen_at
     assert victim.reports["stale"] is False
 
 
@@ -137,7 +141,7 @@ def test_a_leaked_key_that_ran_ahead_is_passed_by_the_owners_without_a_wiped_dis
     assert world.newest == Version(1, 5)
     for node in followers:
         assert newest_of(node) == Version(1, 5)
-        assert node.hands.engine.root == world.versions[Version(1, 5)]
+        assert node.versions.hands.engine.root == world.versions[Version(1, 5)]
         assert node.life == 1
     press(world, [attacker], 10.0)
     attacker.start_attack(Attack.FAST_FORWARD, leaked_key=make_key("trainer"))

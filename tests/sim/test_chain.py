@@ -52,11 +52,11 @@ def test_patches_are_decoded_while_they_arrive() -> None:
     world, _ = make_world(3)
     follower = world.add_node("follower", "inferencer")
     world.run_until(world.is_settled, SETTLE_SECONDS)
-    before = follower.hands.mirror.prepared_count
+    before = follower.versions.hands.mirror.prepared_count
     for _ in range(5):
         world.publish_and_wait()
         world.run_until(world.is_settled, SETTLE_SECONDS)
-    assert follower.hands.mirror.prepared_count == before + 5
+    assert follower.versions.hands.mirror.prepared_count == before + 5
 
 
 def test_a_joiner_at_v57_takes_one_anchor_the_rest_and_one_engine_swap() -> None:
@@ -64,8 +64,8 @@ def test_a_joiner_at_v57_takes_one_anchor_the_rest_and_one_engine_swap() -> None
     world, _ = make_world(57)
     joiner = world.add_node("joiner", "inferencer")
     world.run_until(world.is_settled, SETTLE_SECONDS)
-    assert joiner.hands.swaps == [Version(0, 57)]
-    assert joiner.hands.engine.root == world.versions[Version(0, 57)]
+    assert joiner.versions.hands.swaps == [Version(0, 57)]
+    assert joiner.versions.hands.engine.root == world.versions[Version(0, 57)]
     assert fetched_numbers(joiner, Kind.ANCHOR) == [51]
     assert min(fetched_numbers(joiner, Kind.PATCH)) == 52
     assert len(joiner.store.manifests()) <= 7
@@ -84,12 +84,12 @@ def test_a_hole_in_the_chain_is_waited_out_until_the_next_anchor() -> None:
     forget_blob(trainer, 18)
     world.network.partitions.clear()
     world.run_for(120.0)
-    assert inferencer.follower is not None
-    assert inferencer.follower.mirror_version == Version(0, 17)
+    assert inferencer.versions.follower is not None
+    assert inferencer.versions.follower.mirror_version == Version(0, 17)
     assert inferencer.reports["version_lag"] == 3
     world.publish_and_wait()
     world.run_until(world.is_settled, 120.0)
-    assert inferencer.hands.swaps == [Version(0, 17), Version(0, 21)]
+    assert inferencer.versions.hands.swaps == [Version(0, 17), Version(0, 21)]
     assert ("rejected", "base_mismatch") not in inferencer.counts
 
 
@@ -105,7 +105,7 @@ def test_a_hole_is_passed_by_a_skip_patch_as_soon_as_there_is_one() -> None:
     world.network.partitions.clear()
     world.run_until(world.is_settled, 120.0)
     # Back to v8 and over the skip patch to v16, with the engine never seeing anything but v12 and v17.
-    assert inferencer.hands.swaps == [Version(0, 12), Version(0, 17)]
+    assert inferencer.versions.hands.swaps == [Version(0, 12), Version(0, 17)]
 
 
 def test_a_publisher_that_restarts_from_an_older_state_opens_an_epoch() -> None:
@@ -129,8 +129,8 @@ def test_a_publisher_that_restarts_from_an_older_state_opens_an_epoch() -> None:
     assert world.newest is not None
     assert world.newest.epoch == 1
     assert world.newest.number > 8
-    assert inferencer.hands.engine.root == world.versions[world.newest]
-    assert inferencer.hands.swaps == sorted(inferencer.hands.swaps)
+    assert inferencer.versions.hands.engine.root == world.versions[world.newest]
+    assert inferencer.versions.hands.swaps == sorted(inferencer.versions.hands.swaps)
 
 
 def test_a_mirror_with_a_flipped_bit_is_found_undone_and_rebuilt() -> None:
@@ -138,10 +138,10 @@ def test_a_mirror_with_a_flipped_bit_is_found_undone_and_rebuilt() -> None:
     world, _ = make_world(12)
     inferencer = world.add_node("inferencer", "inferencer")
     world.run_until(world.is_settled, SETTLE_SECONDS)
-    inferencer.hands.mirror.flip_bit(world.chance)
+    inferencer.versions.hands.mirror.flip_bit(world.chance)
     world.publish_and_wait()
     world.run_until(world.is_settled, SETTLE_SECONDS)
-    assert inferencer.hands.swaps == [Version(0, 12), Version(0, 13)]
+    assert inferencer.versions.hands.swaps == [Version(0, 12), Version(0, 13)]
     assert inferencer.counts["rejected", "base_mismatch"] == 1
 
 
@@ -159,8 +159,8 @@ def test_an_older_head_is_refused_now_and_after_a_restart() -> None:
         inferencer.deliver_to_all(HeadSeen(old_head, trainer.peer_id))
         world.run_for(5.0)
         assert inferencer.reports["latest_seen_version"] == 7
-        assert inferencer.follower is not None
-        assert inferencer.follower.mirror_version == Version(0, 7)
+        assert inferencer.versions.follower is not None
+        assert inferencer.versions.follower.mirror_version == Version(0, 7)
         world.crash(inferencer)
         world.start(inferencer)
         world.run_for(1.0)
@@ -215,7 +215,7 @@ def test_announced_data_is_always_there() -> None:
         world.publish_and_wait()
         world.run_until(world.is_settled, 5.0)
     assert inferencer.counts == {}
-    assert len(inferencer.hands.swaps) == 61
+    assert len(inferencer.versions.hands.swaps) == 61
 
 
 def test_a_publisher_killed_at_any_time_loses_no_committed_version() -> None:
@@ -232,7 +232,7 @@ def test_a_publisher_killed_at_any_time_loses_no_committed_version() -> None:
         world.publish_and_wait()
         world.run_until(world.is_settled, SETTLE_SECONDS)
         assert world.newest is not None
-        assert inferencer.hands.engine.root == world.versions[world.newest]
+        assert inferencer.versions.hands.engine.root == world.versions[world.newest]
 
 
 def test_a_seed_alone_brings_a_newcomer_to_the_newest_version() -> None:
@@ -247,7 +247,7 @@ def test_a_seed_alone_brings_a_newcomer_to_the_newest_version() -> None:
     world.crash(first)
     late = world.add_node("late", "inferencer")
     # Its only bootstrap is dead: it finds the seed where it reads the directory, one shard after another.
-    world.run_until(lambda: late.hands.engine.version == Version(0, 14), 320.0)
+    world.run_until(lambda: late.versions.hands.engine.version == Version(0, 14), 320.0)
     assert late.reports["latest_seen_version"] == 14
 
 
@@ -262,7 +262,7 @@ def test_a_newcomer_is_served_while_the_publisher_is_away_for_long(others: int) 
     world.crash(trainer)
     world.run_for(900.0)
     late = world.add_node("late", "inferencer")
-    world.run_until(lambda: late.hands.engine.version == Version(0, 14), 420.0)
+    world.run_until(lambda: late.versions.hands.engine.version == Version(0, 14), 420.0)
     assert late.reports["stale"] is True
     assert any("no peer knows a head that is still valid" in line for line in late.log)
     world.start(trainer)
@@ -303,12 +303,13 @@ def test_what_a_disk_damaged_is_fetched_again_and_not_announced_meanwhile(role: 
     for blob_id, digests in lists.items():
         if digests & lost:
             node.deliver_to_all(BlobDamaged(blob_id))
-    assert node.follower is not None
-    assert 11 not in node.follower.holdings.anchors
+    follower = node.versions.follower
+    assert follower is not None
+    assert 11 not in follower.holdings.anchors
     world.run_until(lambda: set(node.store.chunks) == before, SETTLE_SECONDS)
-    world.run_until(lambda: node.follower is not None and 11 in node.follower.holdings.anchors, SETTLE_SECONDS)
-    assert node.follower.phase == "current"
-    assert node.hands.fetched_size_bytes > 0
+    world.run_until(lambda: 11 in follower.holdings.anchors, SETTLE_SECONDS)
+    assert follower.phase == "current"
+    assert node.versions.hands.fetched_size_bytes > 0
     trainer.deliver_to_all(BlobDamaged(next(iter(trainer.store.lists))))
     world.publish_and_wait()
     world.run_until(world.is_settled, SETTLE_SECONDS)
@@ -358,7 +359,7 @@ def test_a_publisher_whose_lost_blob_nobody_has_offers_an_anchor_instead(kind: K
     assert any(entry.kind is Kind.ANCHOR and entry.version.number == 14 for entry in trainer.store.manifests().values())
     newcomer = world.add_node("newcomer", "inferencer")
     world.run_until(world.is_settled, SETTLE_SECONDS)
-    assert newcomer.hands.engine.version == Version(0, 14)
+    assert newcomer.versions.hands.engine.version == Version(0, 14)
 
 
 def test_an_anchor_of_the_newest_version_that_was_lost_is_made_again_and_stays_one() -> None:
@@ -380,8 +381,8 @@ def test_a_seed_lets_go_of_old_versions_when_rounds_take_its_room() -> None:
     size_bytes = sum(manifest.encoded_size_bytes for manifest in seed.store.manifests().values())
     seed.deliver_to_all(RoomTaken((1 << 30) - size_bytes // 2))
     world.run_until(lambda: len(seed.store.manifests()) < count, SETTLE_SECONDS)
-    assert seed.follower is not None
-    assert seed.follower.holdings.version_last == 14
+    assert seed.versions.follower is not None
+    assert seed.versions.follower.holdings.version_last == 14
     seed.deliver_to_all(RoomTaken(0))
     world.run_until(lambda: len(seed.store.manifests()) == count, SETTLE_SECONDS)
 
@@ -394,8 +395,8 @@ def test_a_killed_inferencer_comes_back_from_its_own_disk() -> None:
     world.crash(inferencer)
     world.start(inferencer)
     world.run_until(world.is_settled, SETTLE_SECONDS)
-    assert inferencer.hands.fetched_size_bytes == 0
-    assert inferencer.hands.engine.version == Version(0, 9)
+    assert inferencer.versions.hands.fetched_size_bytes == 0
+    assert inferencer.versions.hands.engine.version == Version(0, 9)
     assert trainer.is_up
 
 
@@ -405,9 +406,9 @@ def test_an_inferencer_killed_mid_fetch_resumes(seconds: float) -> None:
     world, _ = make_world(9)
     inferencer = world.add_node("inferencer", "inferencer")
     world.run_for(seconds)
-    first = inferencer.hands.fetched_size_bytes
+    first = inferencer.versions.hands.fetched_size_bytes
     world.crash(inferencer)
     world.start(inferencer)
     world.run_until(world.is_settled, SETTLE_SECONDS)
     stored = sum(len(data) for data in inferencer.store.chunks.values())
-    assert first + inferencer.hands.fetched_size_bytes <= 1.05 * stored + 256
+    assert first + inferencer.versions.hands.fetched_size_bytes <= 1.05 * stored + 256

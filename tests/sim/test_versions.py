@@ -32,14 +32,14 @@ def leader_of(world: VersionsWorld) -> VersionsNode:
 
 
 def phase_of(node: VersionsNode) -> Phase | None:
-    return None if node.trainer is None else node.trainer.phase
+    return None if node.versions.trainer is None else node.versions.trainer.phase
 
 
 def has_committed_unsaid(world: VersionsWorld, node: VersionsNode) -> bool:
     """Say whether the disk holds a version of which nobody heard, the node's own machine included."""
-    assert node.trainer is not None
-    committed = node.hands.mirror.version
-    return committed is not None and committed != world.newest and node.trainer.phase is Phase.COMMITTING
+    assert node.versions.trainer is not None
+    committed = node.versions.hands.mirror.version
+    return committed is not None and committed != world.newest and node.versions.trainer.phase is Phase.COMMITTING
 
 
 PHASES: dict[str, Callable[[VersionsWorld, VersionsNode], bool]] = {
@@ -73,7 +73,7 @@ def test_the_leader_is_killed(phase: str, seed: int) -> None:
     world.start(leader)
     world.wait_for_round(head.version.number + 3, LIMIT_SECONDS)
     assert {head.version.epoch for _, head in world.heads} == {0}
-    assert all(node.hands.swaps == sorted(node.hands.swaps) for node in world.followers)
+    assert all(node.versions.hands.swaps == sorted(node.versions.hands.swaps) for node in world.followers)
 
 
 def test_a_take_over_costs_followers_patches_and_no_anchor() -> None:
@@ -90,9 +90,9 @@ def test_a_take_over_costs_followers_patches_and_no_anchor() -> None:
 
 
 def patches_of(node: VersionsNode) -> dict[int, Digest]:
-    assert node.trainer is not None
-    assert node.trainer.state is not None
-    retained = node.trainer.state.retained
+    assert node.versions.trainer is not None
+    assert node.versions.trainer.state is not None
+    retained = node.versions.trainer.state.retained
     return {item.entry.version.number: item.blob_id for item in retained if item.entry.kind is Kind.PATCH}
 
 
@@ -104,7 +104,9 @@ def test_a_standby_has_the_leaders_patches_and_serves_them() -> None:
     assert len({patches_of(node)[number] for node in world.publishers}) == 1
     late = world.add_inferencer("late")
     world.part(late, leader)
-    world.run_until(lambda: late.follower is not None and late.follower.applied_version == world.newest, LIMIT_SECONDS)
+    follower = late.versions.follower
+    assert follower is not None
+    world.run_until(lambda: follower.applied_version == world.newest, LIMIT_SECONDS)
 
 
 def test_a_leader_cut_off_publishes_nothing_that_others_contradict() -> None:
@@ -118,13 +120,9 @@ def test_a_leader_cut_off_publishes_nothing_that_others_contradict() -> None:
     world.wait_for_round(world.newest.number + 2, LIMIT_SECONDS)
     world.heal()
     world.wait_for_round(world.newest.number + 3, LIMIT_SECONDS)
-    assert leader.trainer is not None
-    world.run_until(
-        lambda: (
-            leader.trainer is not None and leader.trainer.state is not None and leader.trainer.state.version.number >= 6
-        ),
-        LIMIT_SECONDS,
-    )
+    publisher = leader.versions.trainer
+    assert publisher is not None
+    world.run_until(lambda: publisher.state is not None and publisher.state.version.number >= 6, LIMIT_SECONDS)
     assert {head.version.epoch for _, head in world.heads} == {0}
 
 
@@ -141,7 +139,7 @@ def test_a_plain_trainer_is_told_before_it_copies_a_weight() -> None:
     trainer = world.node("trainer 0")
     assert isinstance(trainer, VersionsNode)
     assert world.refusals["not_publisher"] >= 3
-    assert trainer.refused == []
+    assert trainer.versions.refused == []
     assert not trainer.log
 
 

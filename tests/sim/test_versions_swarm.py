@@ -81,7 +81,7 @@ def check_story(seed: int) -> None:
     world = run_story(seed)
     assert world.newest is not None
     assert world.newest.epoch == 0, "no take-over needs an epoch"
-    roots = {node.hands.engine.root for node in world.followers}
+    roots = {node.versions.hands.engine.root for node in world.followers}
     assert roots == {world.versions[world.newest]}
 
 

@@ -31,15 +31,15 @@ def test_a_version_that_falls_is_caught() -> None:
     world, node = settled()
     checker = VersionsOnlyRise()
     checker.check(world)
-    assert node.follower is not None
-    node.follower._engine.version = Version(0, 1)
+    assert node.versions.follower is not None
+    node.versions.follower._engine.version = Version(0, 1)
     with pytest.raises(SimulationError, match=r"inferencer went from 0\.3 back to 0\.1 .*simulation seed 9"):
         checker.check(world)
 
 
 def test_a_mirror_with_other_bits_is_caught() -> None:
     world, node = settled()
-    node.hands.mirror.flip_bit(world.chance)
+    node.versions.hands.mirror.flip_bit(world.chance)
     with pytest.raises(SimulationError, match="other bits"):
         EqualVersionEqualRoot().check(world)
 
@@ -47,10 +47,10 @@ def test_a_mirror_with_other_bits_is_caught() -> None:
 def test_an_engine_with_another_version_or_other_bits_is_caught() -> None:
     world, node = settled()
     EqualVersionEqualRoot().check(world)
-    node.hands.engine.root = Digest(b"x" * 32)
+    node.versions.hands.engine.root = Digest(b"x" * 32)
     with pytest.raises(SimulationError, match="other bits"):
         EqualVersionEqualRoot().check(world)
-    node.hands.engine.version = Version(0, 2)
+    node.versions.hands.engine.version = Version(0, 2)
     with pytest.raises(SimulationError, match="its engine holds"):
         EqualVersionEqualRoot().check(world)
 

@@ -7,7 +7,7 @@ import pytest
 from pulsenet.ids import Version
 from pulsenet.node.events import TimerFired
 from pulsenet.testing.node import SimNode
-from pulsenet.testing.versioned_node import address_of
+from pulsenet.testing.versions_part import address_of
 from pulsenet.testing.world import World
 from pulsenet.wire.messages import (
     ExchangeHave,
@@ -36,12 +36,12 @@ def test_a_crash_loses_machines_and_mirror_and_a_start_rebuilds_them() -> None:
     chunks = dict(node.store.chunks)
     world.crash(node)
     assert node.machines == {}
-    assert node.follower is None
+    assert node.versions.follower is None
     node.deliver("follower", TimerFired())
     world.start(node)
     assert node.store.chunks == chunks
-    assert node.follower is not None
-    assert node.follower.mirror_version == Version(0, 1)
+    assert node.versions.follower is not None
+    assert node.versions.follower.mirror_version == Version(0, 1)
     assert node.life == 2
 
 
@@ -60,16 +60,15 @@ def test_requests_are_answered_from_the_store_and_pushes_by_verdict() -> None:
     assert isinstance(reply, PushReply)
     assert not reply.accepted
     assert node.answer(PushRollouts(b"x"), trainer.peer_id) == [PushReply(accepted=False, reason="untrusted")]
-    assert trainer.mesh is not None
-    assert trainer.mesh.own_have is not None
-    (have,) = node.answer(ExchangeHave(trainer.mesh.own_have), trainer.peer_id)
+    assert trainer.versions.mesh.own_have is not None
+    (have,) = node.answer(ExchangeHave(trainer.versions.mesh.own_have), trainer.peer_id)
     assert isinstance(have, HaveReply)
 
 
 def test_an_effect_nobody_knows_is_an_error_of_the_simulation() -> None:
     _, _, node = settled()
     with pytest.raises((AssertionError, KeyError)):
-        node._execute_all("mesh", [object()])  # type: ignore[list-item]
+        node.carry_out("mesh", [object()])  # type: ignore[list-item]
     with pytest.raises(AssertionError, match="nobody carries out"):
         node._execute("mesh", object())  # type: ignore[arg-type]
 
@@ -79,7 +78,7 @@ def test_snapshots_that_are_replaced_or_refused_are_told() -> None:
     for _ in range(4):
         world.publish()
     world.run_for(5.0)
-    assert len(trainer.dropped) == 2
+    assert len(trainer.versions.dropped) == 2
     assert world.newest == Version(0, 3)
     assert address_of(trainer.peer_id).startswith("/memory/")
 

@@ -41,14 +41,13 @@ def test_weights_follow_from_the_outer_state_alone() -> None:
 
 
 def test_a_version_with_two_roots_or_other_weights_is_found(world: VersionsWorld) -> None:
-    (node,) = world.publishers
     newest = world.newest
     assert newest is not None
-    world.note_version(node, newest, world.versions[newest])
+    world.note_version(newest, world.versions[newest])
     with pytest.raises(SimulationError, match="two roots"):
-        world.note_version(node, newest, OTHER)
+        world.note_version(newest, OTHER)
     with pytest.raises(SimulationError, match="other weights than its round gave"):
-        world.note_version(node, Version(0, 99), OTHER)
+        world.note_version(Version(0, 99), OTHER)
 
 
 def test_who_does_not_lead_or_says_what_is_not_is_found(world: VersionsWorld) -> None:
@@ -81,22 +80,21 @@ def test_damaged_weights_may_be_committed_while_nobody_hears_of_them(world: Vers
     node.is_damaged = True
     root = compute_root_of(cast_weights(node.training.state))
     world.hand_over(node)
-    world.note_version(node, Version(0, 99), root)
+    world.note_version(Version(0, 99), root)
     assert Version(0, 99) not in world.versions
 
 
 def test_a_dial_reaches_who_is_up_and_nobody_else(world: VersionsWorld) -> None:
     (node,), (follower,) = world.publishers, world.followers
-    assert follower.mesh is not None
-    assert node.peer_id in follower.mesh.connected
+    assert node.peer_id in follower.versions.mesh.connected
     world.crash(node)
     world.run_for(1.0)
     world.dial(follower, DialPeer(node.peer_id, ()))
     world.run_for(1.0)
-    assert node.peer_id not in follower.mesh.connected
+    assert node.peer_id not in follower.versions.mesh.connected
     world.start(node)
     world.run_for(1.0)
-    assert node.peer_id in follower.mesh.connected
+    assert node.peer_id in follower.versions.mesh.connected
 
 
 def test_heads_are_what_was_announced(world: VersionsWorld) -> None:

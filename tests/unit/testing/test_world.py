@@ -65,7 +65,7 @@ def test_a_crash_loses_what_was_under_way_and_peers_notice() -> None:
     assert not trainer.is_up
     assert "trainer down" in world.describe()
     world.run_for(5.0)
-    inferencer = next(node for node in world.nodes.values() if node.role == "inferencer")
+    inferencer = next(node for node in world.nodes.values() if node.versions.role == "inferencer")
     assert inferencer.reports["fetch_sources"] == 0
     world.start(trainer)
     world.run_for(60.0)
