@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pulsenet.chain.ledger import LEDGER_KEY, Ledger
 from pulsenet.chain.records import SliceName
 from pulsenet.chain.rosters import Rosters
 from pulsenet.node.candidacy import BALLOT_KEY
@@ -27,14 +26,14 @@ from pulsenet.node.mixing.events import MastersTold, MixingEvent, MixingLost, Pa
 from pulsenet.node.mixing.journal import MIXING_KEY, Stand
 from pulsenet.node.mixing.machine import Mixing
 from pulsenet.node.mixing.respond import MIXING_REQUESTS, MixingRequest, event_of, respond_to_mixing
+from pulsenet.node.respond import respond
 from pulsenet.node.rounds_respond import event_of as event_of_round
 from pulsenet.node.rounds_respond import respond_to_round
 from pulsenet.outer.mixing.probe import compare_answers
 from pulsenet.outer.mixing.settings import Job, MixingSettings
 from pulsenet.testing.checkers import SimulationError
 from pulsenet.testing.fakes import Chance
-from pulsenet.testing.rounds_node import RoundsNode
-from pulsenet.testing.simulated_node import SimulatedNode
+from pulsenet.testing.ledger_node import LedgerNode
 from pulsenet.testing.toy_mixing import (
     TOY_TABLE,
     Doing,
@@ -60,11 +59,12 @@ HAND_SECONDS_MAX = 0.05
 """Longest time of one thing that shell or training process do beside inner steps."""
 
 
-class MixingNode(RoundsNode):
+class MixingNode(LedgerNode):
     """A trainer that mixes; authorities convene as well.
 
     Args:
-        kind: As for :class:`RoundsNode`.
+        holds_start: Whether its training process begins with values; a joiner has none.
+        kind: As for :class:`LedgerNode`.
     """
 
     _world: MixingWorld
@@ -78,7 +78,7 @@ class MixingNode(RoundsNode):
         holds_start: bool = True,
         **kind: bool,
     ) -> None:
-        super().__init__(name, peer_id, world, chance, holds_start=holds_start, **kind)
+        super().__init__(name, peer_id, world, chance, **kind)
         self._start = make_start(peer_id, world.spread if holds_start else 0.0, world.dtype)
         self.mixing_disk = MixingDisk(self._start.copy() if holds_start and world.spread else None)
         self.mixing: Mixing | None = None
@@ -102,10 +102,8 @@ class MixingNode(RoundsNode):
 
     def start(self) -> None:
         """Build the machines from what the store holds; a training process that lives on attaches again."""
-        self._come_up()
-        self.trust = self._open_trust()
+        self._sit_down()
         state, settings = self.store.state, self._world.settings
-        self.ledger = Ledger.restore(self.trust, state.get(LEDGER_KEY), self.store.record)
         self.rosters = Rosters(self.trust, self.ledger)
         machines: dict[str, Machine] = {}
         if self.is_trainer:
@@ -130,7 +128,7 @@ class MixingNode(RoundsNode):
 
     def stop_daemon(self) -> None:
         """Let the node's process die alone: the training process goes on with its own values."""
-        SimulatedNode.crash(self)
+        super().crash()
         self.convener = None
         if self.toy is not None:
             self.waited_since = {}
@@ -140,7 +138,6 @@ class MixingNode(RoundsNode):
         """Start a training process from its disk."""
         world = self._world
         chance = Chance(self._chance(1 << 62))
-        self.is_training = True
         self.toy_count += 1
         self.toy = ToyMixing(self.mixing_disk, self.store, chance, self._start, world.step, world.learning_rate)
         self._tell(self.toy.attach())
@@ -154,7 +151,7 @@ class MixingNode(RoundsNode):
     def _end_toy(self) -> None:
         if self.toy is not None:
             self._rounds_before += self.toy.round_count
-        self.is_training, self.toy = False, None
+        self.toy = None
         self.waited_since = {}
 
     @property
@@ -298,7 +295,7 @@ class MixingNode(RoundsNode):
             self.deliver_to_all(event_of_round(request, asker))
             find_verdict = None if self.convener is None else self.convener.verdicts.find
             return [respond_to_round(request, self.ledger, find_verdict)]
-        return super().answer(request, asker)
+        return respond(request, self.store)
 
     def _answer_mixing(self, request: MixingRequest, asker: PeerId) -> Message:
         event = event_of(request, asker)

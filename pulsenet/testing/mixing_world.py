@@ -1,32 +1,26 @@
-"""Trainers that mix, in one process on virtual time: the world of the rounds, with members in place of contributors.
-
-Network, clock and crashes are those of :class:`RoundsWorld`. After every event the checker of mixing looks at all.
+"""Trainers that mix, in one process on virtual time: members in place of contributors, means in place of
+receipts. After every event the checker of mixing looks at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
-from pulsenet.chain.records import SignedRecord
 from pulsenet.ids import PeerId
 from pulsenet.node.effects import SendRequest
-from pulsenet.node.events import Event, RequestFailed
+from pulsenet.node.events import Event
 from pulsenet.node.mixing.effects import CombineParts, CompareProbes, MixReady
 from pulsenet.outer.mixing.probe import Comparison
 from pulsenet.outer.mixing.settings import ALGORITHM, MixingSettings
-from pulsenet.testing.fakes import make_genesis
+from pulsenet.testing.ledger_world import LedgerWorld
 from pulsenet.testing.mixing_checkers import TOLERANCE, TOLERANCE_FP32, MixingChecker
 from pulsenet.testing.mixing_node import MixingNode
 from pulsenet.testing.network import CALM, Faults
-from pulsenet.testing.rounds_node import RoundsNode
-from pulsenet.testing.rounds_world import RoundsWorld
 from pulsenet.testing.toy_mixing import Values
 
 
-class MixingWorld(RoundsWorld):
+class MixingWorld(LedgerWorld[MixingNode]):
     """The members of one seed.
 
     Args:
@@ -38,8 +32,7 @@ class MixingWorld(RoundsWorld):
         step: Largest pseudo-gradient of the inner steps.
         learning_rate: Of the outer step.
         dtype: Of all vectors.
-        failures_per_mille: How often two members cannot reach each other for a whole round.
-        counts: As in :class:`RoundsWorld`.
+        counts: As for :class:`LedgerWorld`.
     """
 
     node_class = MixingNode
@@ -55,38 +48,27 @@ class MixingWorld(RoundsWorld):
         step: float = 0.0,
         learning_rate: float = 0.5,
         dtype: npt.DTypeLike = np.float64,
-        failures_per_mille: int = 0,
         **counts: int,
     ) -> None:
         self.settings = settings
         self.spread, self.step, self.learning_rate, self.dtype = spread, step, learning_rate, dtype
         self._inner_seconds = inner_seconds
-        self._failures_per_mille = failures_per_mille
-        self._drawn_round = -1
         self.waits: list[tuple[str, MixReady, float]] = []
         """Who waited for a result, and how long."""
         self.comparisons: list[tuple[int, float]] = []
         """Rounds whose answers were compared, and how far apart trainers were."""
         self.touched: set[PeerId] = set()
         """Who was told something in the event under way."""
-        self.failing_exchanges: dict[tuple[PeerId, PeerId], int] = {}
-        """Pairs of members between which nothing gets through in a round."""
         is_double = np.dtype(dtype) == np.float64
         self.mixing_checker = MixingChecker(seed, TOLERANCE if is_double else TOLERANCE_FP32)
-        super().__init__(seed, faults=faults, constants=None, **counts)
+        super().__init__(seed, faults, algorithm=ALGORITHM, constants=settings.to_constants(), **counts)
 
     # Scenario
 
     @property
     def members(self) -> list[MixingNode]:
         """All trainers, up or not."""
-        return [node for node in self.nodes.values() if isinstance(node, MixingNode) and node.is_trainer]
-
-    def member(self, name: str) -> MixingNode:
-        """Return a member by its name."""
-        node = self.node(name)
-        assert isinstance(node, MixingNode)
-        return node
+        return [node for node in self.nodes.values() if node.is_trainer]
 
     @property
     def round_index(self) -> int:
@@ -121,7 +103,6 @@ class MixingWorld(RoundsWorld):
         """Return one line on where every node stands."""
         parts = []
         for node in self.nodes.values():
-            assert isinstance(node, MixingNode)
             where = "down"
             if node.is_up and node.mixing is not None:
                 where = f"round {node.mixing.round_index}, {node.toy.doing if node.toy else 'no training'}"
@@ -135,13 +116,7 @@ class MixingWorld(RoundsWorld):
 
     def open_round(self, node: MixingNode, round_index: int) -> float:
         """Return how long the inner steps of a round that a node opens take; draw which exchanges fail in it."""
-        if round_index > self._drawn_round and self._failures_per_mille:
-            self._drawn_round = round_index
-            keys = sorted(member.peer_id for member in self.members)
-            for place, first in enumerate(keys):
-                for second in keys[place + 1 :]:
-                    if self.chance.happens(self._failures_per_mille):
-                        self.failing_exchanges[first, second] = round_index
+        self.draw_failing(round_index, [member.peer_id for member in self.members])
         return self.chance.between(*self._inner_seconds)
 
     def note_wait(self, node: MixingNode, ready: MixReady, since: float) -> None:
@@ -158,36 +133,26 @@ class MixingWorld(RoundsWorld):
         if found.distance is not None:
             self.comparisons.append((order.round_index, found.distance))
 
-    def send(self, node: RoundsNode, machine: str, request: SendRequest) -> None:
+    def send(self, node: MixingNode, machine: str, request: SendRequest) -> None:
         """Carry a request to its receiver, unless the exchange of the two fails in this round."""
-        key = (min(node.peer_id, request.peer_id), max(node.peer_id, request.peer_id))
-        assert isinstance(node, MixingNode)
         round_index = None if node.mixing is None else node.mixing.round_index
-        if round_index is not None and self.failing_exchanges.get(key) == round_index:
-            failed = RequestFailed(request.request_id, request.peer_id, "timeout")
-            self.schedule(node, machine, failed, request.timeout_seconds)
-            return
-        super().send(node, machine, request)
+        if self.is_failing(node, request.peer_id, round_index):
+            self.fail(node, machine, request, "timeout")
+        else:
+            super().send(node, machine, request)
 
-    def _arrive(self, node: RoundsNode, machine: str, request: SendRequest) -> None:
+    def _arrive(self, node: MixingNode, machine: str, request: SendRequest) -> None:
         receiver = self.nodes[request.peer_id]
         if self.network.faults.lose_per_mille and self.network.loses_reply(receiver.peer_id, node.peer_id):
             # Heard, and the asker will never know.
             if receiver.is_up:
                 receiver.answer(request.message, node.peer_id)
-            failed = RequestFailed(request.request_id, request.peer_id, "timeout")
-            self.schedule(node, machine, failed, request.timeout_seconds)
-            return
-        super()._arrive(node, machine, request)
+            self.fail(node, machine, request, "timeout")
+        else:
+            super()._arrive(node, machine, request)
 
     # Inside
 
     def _check(self) -> None:
-        # Not the checker of rounds with receipts: there are none.
         self.mixing_checker.check(self.members, self.touched, self.now)
         self.touched = set()
-
-    def _make_genesis(
-        self, authorities: Sequence[PeerId], trainers: Sequence[PeerId], changes: dict[str, int]
-    ) -> SignedRecord:
-        return make_genesis(authorities, trainers, algorithm=ALGORITHM, constants=self.settings.to_constants())

@@ -2,47 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pulsenet.chain.ledger import LEDGER_KEY, Ledger
-from pulsenet.chain.signing import record_digest
-from pulsenet.chain.trust import Trust
-from pulsenet.ids import PeerId, RunId
+from pulsenet.ids import PeerId
 from pulsenet.node.candidacy import BALLOT_KEY
 from pulsenet.node.coordinator import Coordinator
 from pulsenet.node.effects import (
-    EXECUTION_ORDER,
     ApplyAggregate,
-    CancelRequest,
     CheckContribution,
     Effect,
     RestoreState,
     RunInnerSteps,
-    StoreChunk,
     StoreContribution,
     StoreStateAnchor,
     SumSlices,
 )
 from pulsenet.node.events import (
-    ChunkStored,
     Event,
     InnerStepsDone,
     StateAnchorStored,
-    StoreFailed,
     TrainingLost,
 )
-from pulsenet.node.machine import Machine, Seat
+from pulsenet.node.machine import Machine
 from pulsenet.node.onlooker import Onlooker
 from pulsenet.node.own_work import OWN_KEY
 from pulsenet.node.respond import StoreView, respond
 from pulsenet.node.rounds import Rounds
 from pulsenet.node.rounds_respond import event_of, respond_to_round
 from pulsenet.node.verdicts import RoundPush
-from pulsenet.testing.fakes import Chance, FakeStore, make_sign, verify
-from pulsenet.testing.simulated_node import SimulatedNode
+from pulsenet.testing.fakes import Chance
+from pulsenet.testing.ledger_node import LedgerNode
 from pulsenet.testing.toy_training import SIZE, Exact, ToyTraining, TrainingDisk, start_state
 from pulsenet.wire.messages import GetAggregates, GetRounds, Message, Refusal
 
@@ -55,17 +46,12 @@ TrainingOrder = (
 """What the training process does, in the order in which it is told."""
 
 
-class RoundsNode(SimulatedNode):
+class RoundsNode(LedgerNode):
     """A node that can crash and come back with what its disks hold.
 
     Args:
-        name: For people.
-        peer_id: The node's key.
-        world: Its world.
-        chance: Everything this node leaves to chance.
-        is_authority: Whether it votes, countersigns and may coordinate.
-        is_trainer: Whether a training process is attached.
-        holds_start: Whether that begins with the starting state; a joiner has none.
+        holds_start: Whether its training process begins with the starting state; a joiner has none.
+        kind: As for :class:`LedgerNode`.
     """
 
     _world: RoundsWorld
@@ -76,31 +62,22 @@ class RoundsNode(SimulatedNode):
         peer_id: PeerId,
         world: RoundsWorld,
         chance: Chance,
-        *,
-        is_authority: bool,
-        is_trainer: bool,
         holds_start: bool = True,
+        **kind: bool,
     ) -> None:
-        super().__init__(name, peer_id, world, chance, FakeStore())
+        super().__init__(name, peer_id, world, chance, **kind)
         self.view: StoreView = self.store
         """What is served of it."""
-        self.is_authority = is_authority
-        self.is_trainer = is_trainer
         self.disk = TrainingDisk(start_state() if holds_start else None)
         self.is_training = False
         self.busy_until = 0.0
         """Until then every request is refused: the node is in an outer step and says so."""
         self.coordinator: Coordinator | None = None
         self.rounds: Rounds | None = None
-        self._training_seed = chance(1 << 62)
         self.training = ToyTraining(self.peer_id, self.disk, self.store, self._training_seed)
         self.training_free_at = 0.0
         self.is_damaged = False
         """Whether its state was damaged on purpose; nothing is asked of it until it has everybody's again."""
-        self.received_size_bytes = 0
-        """Content of chunks that peers sent it."""
-        self.is_full = False
-        """Whether the node's disk refuses everything; the training disk is another."""
         self.keeps_books = True
         """Whether everything its inner steps made is known; not after its training disk was set back."""
         self.made: Exact = np.zeros(SIZE)
@@ -112,10 +89,8 @@ class RoundsNode(SimulatedNode):
 
     def start(self) -> None:
         """Build the machines from what the store holds and let them begin."""
-        self._come_up()
-        self.trust = self._open_trust()
+        self._sit_down()
         state = self.store.state
-        self.ledger = Ledger.restore(self.trust, state.get(LEDGER_KEY), self.store.record)
         machines: dict[str, Machine] = {}
         if self.is_authority:
             self.coordinator = Coordinator(self._make_seat(), self.store, ballot=state.get(BALLOT_KEY))
@@ -128,14 +103,6 @@ class RoundsNode(SimulatedNode):
         self._add_machines(machines)
         if self.is_trainer:
             self.attach_training()
-
-    def _make_seat(self) -> Seat:
-        return Seat(self.trust, self.ledger, self.peer_id, make_sign(self.peer_id), self._chance.fork())
-
-    def _open_trust(self) -> Trust:
-        trust = Trust(RunId(record_digest(self._world.genesis)), verify)
-        trust.accept_descriptor(self._world.genesis)
-        return trust
 
     def crash(self) -> None:
         """Die at once, training process and all; the disks stay."""
@@ -184,18 +151,6 @@ class RoundsNode(SimulatedNode):
 
     # Driver
 
-    def carry_out(self, machine: str, effects: Iterable[Effect]) -> None:
-        """Carry out what a machine orders, by rank, as far as the disk takes it."""
-        for effect in sorted(effects, key=lambda effect: EXECUTION_ORDER[type(effect)]):
-            if self.is_full and isinstance(effect, StoreChunk):
-                self._world.schedule(self, machine, StoreFailed(effect.digest, "enospc"))
-                continue
-            if self.is_full and EXECUTION_ORDER[type(effect)] == 0:
-                # As the daemon's driver does: nothing is done any more that comes after what was not stored.
-                self._world.schedule(self, machine, StoreFailed(None, "enospc"))
-                return
-            self._execute(machine, effect)
-
     def answer(self, request: Message, asker: PeerId) -> list[Message]:
         """Answer a peer's request; pushed items are shown to the machines first."""
         if self._world.now < self.busy_until:
@@ -229,13 +184,7 @@ class RoundsNode(SimulatedNode):
                 return StateAnchorStored(*training.write_anchor())
 
     def _execute(self, machine: str, effect: Effect) -> None:
-        match effect:
-            case CancelRequest():
-                pass  # lines are no bottleneck here: what was asked for arrives, and is ignored
-            case StoreChunk(digest, data):
-                self.store.chunks[digest] = data
-                self._world.schedule(self, machine, ChunkStored(digest))
-            case _ if isinstance(effect, TrainingOrder):
-                self._world.train(self, machine, effect)
-            case _:
-                super()._execute(machine, effect)
+        if isinstance(effect, TrainingOrder):
+            self._world.train(self, machine, effect)
+        else:
+            super()._execute(machine, effect)

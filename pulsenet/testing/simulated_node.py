@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,9 +26,10 @@ from pulsenet.node.events import Event, TimerFired
 from pulsenet.node.machine import Machine
 from pulsenet.testing.fakes import Chance, FakeStore
 from pulsenet.testing.simulation import Simulation
+from pulsenet.wire.messages import Message
 
 
-class SimulatedNode:
+class SimulatedNode(ABC):
     """A node that can crash and come back with what its store holds.
 
     Args:
@@ -56,6 +58,14 @@ class SimulatedNode:
         """When each machine wants to be woken."""
         self._world = world
         self._chance = chance
+
+    @abstractmethod
+    def start(self) -> None:
+        """Build the machines from what the store holds and let them begin."""
+
+    @abstractmethod
+    def answer(self, request: Message, asker: PeerId) -> list[Message]:
+        """Answer a peer's request; pushed items are shown to the machines first."""
 
     def _come_up(self) -> None:
         """Begin a life; machines are added next."""

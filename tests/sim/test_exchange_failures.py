@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from pulsenet.ids import PeerId
 from pulsenet.node.effects import Fate, RunInnerSteps, SendRequest
-from pulsenet.node.events import RequestFailed
 from pulsenet.testing.rounds_node import RoundsNode, TrainingOrder
 from pulsenet.testing.rounds_world import RoundsWorld
 
@@ -35,15 +33,13 @@ class FailingWorld(RoundsWorld):
     """
 
     def __init__(self, seed: int, failures_per_mille: int) -> None:
-        self._failures_per_mille = failures_per_mille
-        self._failing: dict[tuple[PeerId, PeerId], int] = {}
-        self._drawn_round = -1
         self.failed_count = 0
         """Requests that got nowhere."""
         self.work_seconds = 0.0
         """Of inner steps that ended, of all trainers together."""
         constants = {"all_gather_ratio_min": ALWAYS_SLICED_BITS, "contribution_wait_seconds": 30}
-        super().__init__(seed, authority_count=1, trainer_count=TRAINER_COUNT - 1, constants=constants)
+        counts = {"authority_count": 1, "trainer_count": TRAINER_COUNT - 1, "failures_per_mille": failures_per_mille}
+        super().__init__(seed, constants=constants, **counts)
 
     def train(self, node: RoundsNode, machine: str, order: TrainingOrder) -> None:
         """Let inner steps take their time, and count it once they are done."""
@@ -64,24 +60,12 @@ class FailingWorld(RoundsWorld):
     def send(self, node: RoundsNode, machine: str, request: SendRequest) -> None:
         """Carry a request, unless the two cannot reach each other in this round."""
         round_index = node.ledger.next_round_index
-        self._draw(round_index)
-        key = (min(node.peer_id, request.peer_id), max(node.peer_id, request.peer_id))
-        if self._failing.get(key) == round_index:
+        self.draw_failing(round_index, self.nodes)
+        if self.is_failing(node, request.peer_id, round_index):
             self.failed_count += 1
-            failed = RequestFailed(request.request_id, request.peer_id, "timeout")
-            self.schedule(node, machine, failed, request.timeout_seconds)
-            return
-        super().send(node, machine, request)
-
-    def _draw(self, round_index: int) -> None:
-        if round_index <= self._drawn_round:
-            return
-        self._drawn_round = round_index
-        keys = sorted(self.nodes)
-        for place, first in enumerate(keys):
-            for second in keys[place + 1 :]:
-                if self.chance.happens(self._failures_per_mille):
-                    self._failing[first, second] = round_index
+            self.fail(node, machine, request, "timeout")
+        else:
+            super().send(node, machine, request)
 
     @property
     def utilization(self) -> float:

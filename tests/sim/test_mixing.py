@@ -221,7 +221,7 @@ def test_a_daemon_that_restarts_in_a_round_costs_its_training_process_that_round
     world = make_world(7, variant, step=0.5)
     world.run_rounds(2, 2 * ROUND_SECONDS_MAX)
     world.run_for(tenths / 10)
-    member = world.member("trainer 0")
+    member = world.node("trainer 0")
     toy = member.toy
     assert toy is not None
     assert member.mixing is not None
@@ -244,7 +244,7 @@ def test_a_daemon_that_restarts_in_a_round_costs_its_training_process_that_round
 def test_while_its_daemon_is_away_a_training_process_goes_on_alone() -> None:
     world = make_world(7, step=0.5)
     world.run_rounds(2, 2 * ROUND_SECONDS_MAX)
-    member = world.member("trainer 0")
+    member = world.node("trainer 0")
     world.stop_daemon(member)
     before = member.round_count
     world.run_for(5 * (RECONNECT_SECONDS + 1.0))
@@ -259,7 +259,7 @@ def test_a_training_process_that_got_ahead_of_all_others_alone_mixes_again(monke
     monkeypatch.setattr(mixing_node, "RECONNECT_SECONDS", 0.5)
     world = make_world(7, step=0.5)
     world.run_rounds(2, 2 * ROUND_SECONDS_MAX)
-    member = world.member("trainer 0")
+    member = world.node("trainer 0")
     world.stop_daemon(member)
     world.run_for(60.0)
     ahead, others = (
@@ -277,7 +277,7 @@ def test_a_training_process_that_got_ahead_of_all_others_alone_mixes_again(monke
 def test_a_straggler_goes_on_in_the_newest_round() -> None:
     world = make_world(8, step=0.5)
     world.run_rounds(3, 3 * ROUND_SECONDS_MAX)
-    slow = world.member("trainer 1")
+    slow = world.node("trainer 1")
     world.stop_daemon(slow)
     world.run_for(120.0)
     world.start(slow)
@@ -295,7 +295,7 @@ def test_without_its_coordinator_a_stale_roster_sits_out_and_nothing_waits() -> 
     count = len(world.waits)
     world.run_rounds(5, 5 * ROUND_SECONDS_MAX)
     assert world.waits[count:] == []
-    assert world.member("trainer 0").counts["mixing_rounds", "unlisted"] >= 5
+    assert world.node("trainer 0").counts["mixing_rounds", "unlisted"] >= 5
     world.start(world.node("authority 0"))
     world.run_until(lambda: len(world.waits) > count + 10, 10 * ROUND_SECONDS_MAX)
 
@@ -322,15 +322,15 @@ def test_a_coordinator_that_dies_is_replaced_and_its_rosters_go_on() -> None:
 def test_a_member_that_is_gone_is_listed_no_more_and_is_again_when_it_is_back() -> None:
     world = make_world(11, step=0.5)
     world.run_rounds(2, 2 * ROUND_SECONDS_MAX)
-    gone = world.member("trainer 2")
+    gone = world.node("trainer 2")
     world.crash(gone)
     world.run_for(PRESENT_SECONDS + 60.0)
-    known = world.member("authority 0").rosters.find(world.round_index)
+    known = world.node("authority 0").rosters.find(world.round_index)
     assert known is not None
     assert gone.peer_id not in known.members
     world.start(gone)
     world.run_for(60.0)
-    known = world.member("authority 0").rosters.find(world.round_index)
+    known = world.node("authority 0").rosters.find(world.round_index)
     assert known is not None
     assert gone.peer_id in known.members
 
@@ -339,7 +339,7 @@ def test_a_member_that_is_gone_is_listed_no_more_and_is_again_when_it_is_back() 
 def test_a_joiner_begins_with_what_the_others_hold(variant: MixingVariant) -> None:
     world = make_world(12, variant, joiner_count=1, spread=1.0, step=0.25)
     world.run_until(lambda: world.round_index >= 3, 5 * ROUND_SECONDS_MAX)
-    joiner = world.member("joiner 0")
+    joiner = world.node("joiner 0")
     world.start(joiner)
     world.run_until(lambda: joiner.toy is not None and joiner.toy.adopted_count == 1, 5 * ROUND_SECONDS_MAX)
     low, high = (np.min([m.z for m in world.members[:-1]]), np.max([m.z for m in world.members[:-1]]))
@@ -350,7 +350,7 @@ def test_a_joiner_begins_with_what_the_others_hold(variant: MixingVariant) -> No
 def test_an_owner_that_is_gone_leaves_own_values_in_its_slices() -> None:
     world = make_world(13, MixingVariant.GLOBAL_M1, step=0.5)
     world.run_rounds(2, 2 * ROUND_SECONDS_MAX)
-    world.crash(world.member("trainer 0"))
+    world.crash(world.node("trainer 0"))
     count = len(world.waits)
     world.run_until(lambda: len(world.waits) > count + 2, 2 * ROUND_SECONDS_MAX)
     ready = world.waits[-1][1]
@@ -377,7 +377,7 @@ def lie_with_nan(values: Values) -> Values:
 @pytest.mark.parametrize("variant", [MixingVariant.GLOBAL_M1, MixingVariant.LOCAL_M1_M2])
 def test_a_mean_or_part_that_is_not_finite_is_taken_by_nobody(variant: MixingVariant) -> None:
     world = make_world(15, variant, step=0.5)
-    liar = world.member("trainer 0")
+    liar = world.node("trainer 0")
     world.mixing_checker.dishonest.add(liar.peer_id)
     liar.lies = lie_with_nan
     world.run_rounds(4, 4 * ROUND_SECONDS_MAX)
@@ -396,7 +396,7 @@ def test_under_loss_alone_no_round_is_aborted_and_pairs_conserve_the_mean() -> N
 def test_only_training_processes_that_wait_are_told_a_result() -> None:
     world = make_world(17, step=0.5)
     world.run_rounds(2, 2 * ROUND_SECONDS_MAX)
-    member = world.member("trainer 0")
+    member = world.node("trainer 0")
     member.kill_training()
     world.run_for(5.0)
     assert member.toy is None
@@ -475,6 +475,6 @@ def test_a_wait_without_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reach, "is_lost", lambda reach, peer_id, now, since: False)
     world = make_world(5, step=0.5, trainer_count=1)
     world.run_rounds(2, 2 * ROUND_SECONDS_MAX)
-    world.crash(world.member("trainer 0"))
+    world.crash(world.node("trainer 0"))
     with pytest.raises(SimulationError, match="longer than it should"):
         world.run_for(200.0)

@@ -88,7 +88,7 @@ def test_lost_messages_and_a_silent_member_cost_a_measurement_at_most() -> None:
     faults = Faults(latency_seconds_min=0.01, latency_seconds_max=0.2, drop_per_mille=80, duplicate_per_mille=50)
     world = make_world(5, faults=faults, step=FAR)
     world.run_rounds(3, 3 * ROUND_SECONDS_MAX)
-    silent = world.member("trainer 1")
+    silent = world.node("trainer 1")
     assert silent.toy is not None
     silent.toy.is_mute = True
     count = len(world.comparisons)
