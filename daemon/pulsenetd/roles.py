@@ -24,7 +24,7 @@ from pulsenet.node.events import Event
 from pulsenet.node.inferencer import Inferencer
 from pulsenet.node.machine import Machine
 from pulsenet.node.mender import Mender
-from pulsenet.node.mesh import BOOK_KEY, Holdings, Mesh
+from pulsenet.node.mesh import BOOK_KEY, Mesh
 from pulsenet.node.published import STATE_KEY
 from pulsenet.node.trainer import Trainer
 from pulsenet.outer.mixing.settings import ALGORITHM as GOSSIP
@@ -77,7 +77,7 @@ class Parts:
 class Role(ABC):
     """One role of a node."""
 
-    machine: Machine
+    machine: Trainer | Inferencer
     """The role's core."""
     handlers: Mapping[type[Effect], Handler]
     """How the effects only this role has are executed."""
@@ -98,10 +98,6 @@ class Role(ABC):
     @abstractmethod
     def needs(self) -> Needs:
         """What this role refers to in the store when it is built."""
-
-    @abstractmethod
-    def holdings(self) -> Holdings:
-        """Return what this node can serve now."""
 
     @abstractmethod
     def hooks(self, rollouts: Rollouts, status: FindStatus, take_up_rounds: TakeUp) -> LocalHooks:
@@ -240,13 +236,6 @@ class TrainerRole(Role):
         state = self.machine.state
         return Needs() if state is None else Needs((Manifest,), state.record_digests)
 
-    def holdings(self) -> Holdings:
-        """Return what is committed here."""
-        state = self.machine.state
-        if state is None:
-            return Holdings()
-        return Holdings(state.version.epoch, *state.patch_range, state.anchor_numbers)
-
     def hooks(self, rollouts: Rollouts, status: FindStatus, take_up_rounds: TakeUp) -> LocalHooks:
         """Serve a training process; engines have nothing to ask here."""
         return LocalHooks(
@@ -309,10 +298,6 @@ class FollowerRole(Role):
     def needs(self) -> Needs:
         """What is whole here, and what was being fetched and is still offered."""
         return Needs((Manifest,), self._needed)
-
-    def holdings(self) -> Holdings:
-        """Return what is stored whole here."""
-        return self.machine.holdings
 
     def hooks(self, rollouts: Rollouts, status: FindStatus, take_up_rounds: TakeUp) -> LocalHooks:
         """Serve engines, and take their rollouts; a training process is told that this node may not publish."""

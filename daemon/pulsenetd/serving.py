@@ -172,7 +172,7 @@ class Serving:
             raise PartChangedError
         lasting.round_watch.look(now)
         lasting.transfer_progress.look()
-        holdings, is_reachable = self._role.holdings(), lasting.reachability.is_reachable
+        holdings, is_reachable = self._role.machine.holdings, lasting.reachability.is_reachable
         own = () if is_reachable is False else lasting.report.addresses  # what nobody can dial is not passed on
         self._driver.call("mesh", lambda now, now_ms: mesh.update(now, now_ms, holdings=holdings, addresses=own))
         parts.metrics.set("reachable", float("nan") if is_reachable is None else float(is_reachable))

@@ -51,6 +51,7 @@ from pulsenet.node.events import (
     StoreFailed,
 )
 from pulsenet.node.machine import Draw
+from pulsenet.node.mesh import Holdings
 from pulsenet.node.published import (
     HEAD_KEY,
     STATE_KEY,
@@ -143,6 +144,12 @@ class Trainer:
     def state(self) -> PublishedState | None:
         """What is committed; ``None`` before the first publish."""
         return self._state
+
+    @property
+    def holdings(self) -> Holdings:
+        """What this node can serve, for its have record."""
+        state = self._state
+        return Holdings() if state is None else Holdings(state.version.epoch, *state.patch_range, state.anchor_numbers)
 
     def find_refusal(self, snapshot: SnapshotOffered, now: float) -> str:
         """Return why a snapshot offered now may not become a version, or the empty string.

@@ -166,16 +166,10 @@ class VersionsPart:
 
     def tell_holdings(self) -> None:
         """Let the mesh tell of what the publisher or follower has come to hold."""
-        if self.follower is not None:
-            holdings = self.follower.holdings
-        elif self.trainer is not None and self.trainer.state is not None:
-            state = self.trainer.state
-            holdings = Holdings(state.version.epoch, *state.patch_range, state.anchor_numbers)
-        else:
-            return
-        if holdings != self._told:
-            self._told = holdings
-            effects = self.mesh.update(self._world.now, self._world.wall_ms(self._node), holdings=holdings)
+        machine = self.follower or self.trainer
+        if machine is not None and machine.holdings != self._told:
+            self._told = machine.holdings
+            effects = self.mesh.update(self._world.now, self._world.wall_ms(self._node), holdings=self._told)
             self._node.carry_out("mesh", effects)
 
 

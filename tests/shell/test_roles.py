@@ -159,7 +159,7 @@ class Node:
         """Hear of the upstream's newest version, an anchor, and get it."""
         self._connect(upstream)
         version = upstream.role.machine.state.version
-        await self.drive(lambda: version.number in self.role.holdings().anchors)
+        await self.drive(lambda: version.number in self.role.machine.holdings.anchors)
 
     async def hear(self, upstream: Node) -> None:
         """Hear of the upstream's newest version, and move the mirror to it."""
@@ -230,13 +230,13 @@ async def test_a_trainer_publishes_and_goes_on_after_a_restart(swarm: Swarm, han
     model = hands.Model()
 
     node = await swarm.start("trainer")
-    assert node.role.holdings() == Holdings()
+    assert node.role.machine.holdings == Holdings()
     first = await node.publish(model)
     assert (first.status, first.version) == (PublishStatus.COMMITTED, Version(0, 1))
-    assert node.role.holdings() == Holdings(0, 1, 1, (1,))
+    assert node.role.machine.holdings == Holdings(0, 1, 1, (1,))
     swarm.stop(node)
     again = await swarm.start("trainer")
-    assert again.role.holdings() == Holdings(0, 1, 1, (1,))
+    assert again.role.machine.holdings == Holdings(0, 1, 1, (1,))
     model.step()
     second = await again.publish(model)
     assert (second.status, second.version) == (PublishStatus.COMMITTED, Version(0, 2))
@@ -283,7 +283,7 @@ async def test_an_inferencer_follows_a_trainer_and_serves_its_engine(swarm: Swar
     assert staged.finish()
     await node.hooks().on_confirm(EngineConfirmation(Version(0, 1), True, Version(0, 1), ""))
     assert EngineApplied(Version(0, 1)) in node.posted
-    assert node.role.holdings().anchors == (1,)
+    assert node.role.machine.holdings.anchors == (1,)
 
 
 async def test_a_restarted_inferencer_has_its_version_at_once(swarm: Swarm, hands: Any) -> None:
@@ -294,7 +294,7 @@ async def test_a_restarted_inferencer_has_its_version_at_once(swarm: Swarm, hand
     await node.drive(lambda: node.role._mirror.held is not None)
     swarm.stop(node)
     again = await swarm.start("inferencer", engine="none")
-    assert again.role.holdings().anchors == (1,)
+    assert again.role.machine.holdings.anchors == (1,)
     staged = await again.hooks().on_engine_request(None, None, 0.0)
     assert staged is not None
     assert staged.version == Version(0, 1)

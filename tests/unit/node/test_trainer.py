@@ -51,6 +51,7 @@ from pulsenet.node.events import (
     StoreFailed,
     TimerFired,
 )
+from pulsenet.node.mesh import Holdings
 from pulsenet.node.published import STATE_KEY
 from pulsenet.node.speaker import RESIGN_JITTER_MS
 from pulsenet.node.trainer import Trainer
@@ -222,6 +223,7 @@ def desk(run: Any) -> Desk:
 
 
 def test_the_first_publish_is_an_anchor_of_epoch_0_number_1(desk: Desk) -> None:
+    assert desk.trainer.holdings == Holdings()
     assert desk.publish(1) == Version(0, 1)
     assert desk.of(EncodeSnapshot) == [EncodeSnapshot(1, Kind.ANCHOR)]
     (head,) = desk.heads()
@@ -415,6 +417,7 @@ def test_what_is_retained_is_two_anchors_and_all_since_the_older_and_the_disk_ho
     assert state is not None
     assert state.anchor_numbers == (21, 31)
     assert state.patch_range == (21, 40)
+    assert desk.trainer.holdings == Holdings(0, 21, 40, (21, 31))
     assert desk.disk.blobs == state.blob_ids
     assert set(desk.disk.records) == state.record_digests
 
