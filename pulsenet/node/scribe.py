@@ -1,13 +1,11 @@
-"""The publisher's pen: signs what it publishes, and epochs with every authority key it holds."""
+"""The publisher's pen: signs what it publishes, and epochs where its key alone is enough."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from pulsenet import limits
 from pulsenet.chain.records import EpochRecord, Head, SignedRecord
 from pulsenet.chain.rules import Signable
-from pulsenet.chain.signing import Sign, add_signature, seal
+from pulsenet.chain.signing import Sign, seal
 from pulsenet.chain.trust import Trust
 from pulsenet.ids import Digest, PeerId, RunId, Version
 from pulsenet.node.published import TERM_NONE, PublishedState
@@ -20,20 +18,17 @@ class Scribe:
         trust: The run's rules.
         peer_id: The publisher's key.
         sign: Signs with that key.
-        authority_keys: Further authority keys held here; they sign epochs and nothing else.
     """
 
-    def __init__(
-        self, trust: Trust, peer_id: PeerId, sign: Sign, authority_keys: Mapping[PeerId, Sign] | None = None
-    ) -> None:
+    def __init__(self, trust: Trust, peer_id: PeerId, sign: Sign) -> None:
         self._trust = trust
         self._peer_id = peer_id
-        self._keys = {**(authority_keys or {}), peer_id: sign}
+        self._sign = sign
         self._issued_at_ms = 0
 
     def seal(self, record: Signable) -> SignedRecord:
         """Sign a record with the publisher's key."""
-        return seal(record, self._keys[self._peer_id], self._peer_id)
+        return seal(record, self._sign, self._peer_id)
 
     @property
     def run_id(self) -> RunId:
@@ -70,19 +65,15 @@ class Scribe:
 
     @property
     def may_open_epochs(self) -> bool:
-        """Whether the authority keys held here are more than half of all."""
-        authorities = self._authorities()
-        return 2 * sum(key in self._keys for key in authorities) > len(authorities)
+        """Whether the publisher's key is more than half of all authorities: the only one."""
+        descriptor = self._trust.descriptor
+        return descriptor is not None and descriptor.authorities == (self._peer_id,)
 
     def open_epoch(
         self, *, epoch: int, first_number: int, kept_version: Version | None, kept_root: Digest | None, reason: str
     ) -> SignedRecord:
-        """Sign the record that opens ``epoch``, by as many keys as it needs and are held here."""
+        """Sign the record that opens ``epoch``."""
         assert self.may_open_epochs
-        authorities = self._authorities()
-        needed = len(authorities) // 2 + 1
-        # Our own key first: with one authority no other is touched.
-        held = sorted((key for key in authorities if key in self._keys), key=lambda key: (key != self._peer_id, key))
         record = EpochRecord(
             run_id=self.run_id,
             revision=self.revision,
@@ -92,10 +83,4 @@ class Scribe:
             first_number=first_number,
             reason=reason,
         )
-        signed = seal(record, self._keys[held[0]], held[0])
-        for key in held[1:needed]:
-            signed = add_signature(signed, self._keys[key], key)
-        return signed
-
-    def _authorities(self) -> tuple[PeerId, ...]:
-        return () if self._trust.descriptor is None else self._trust.descriptor.authorities
+        return self.seal(record)

@@ -11,7 +11,6 @@ that it can take over with whatever is committed there; see :mod:`pulsenet.node.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import replace
 
 from pulsenet import limits
@@ -91,7 +90,6 @@ class Trainer:
         verify: Checks an Ed25519 signature.
         state: What ``Commit`` last stored under ``STATE_KEY``, or ``None`` on a first start.
         learn_seconds: How long to listen for the newest head before work starts; 0 trusts the own state.
-        authority_keys: Further authority keys held here; they are used to open an epoch and for nothing else.
         leadership: In a run with rounds, this node's coordinator; ``None`` publishes without rounds. A run whose
             descriptor names an outer algorithm is published by its coordinators alone.
 
@@ -109,12 +107,11 @@ class Trainer:
         verify: Verify,
         state: bytes | None = None,
         learn_seconds: float = LEARN_SECONDS_DEFAULT,
-        authority_keys: Mapping[PeerId, Sign] | None = None,
         leadership: Leadership | None = None,
     ) -> None:
         self._trust = trust
         self._peer_id = peer_id
-        self._scribe = Scribe(trust, peer_id, sign, authority_keys)
+        self._scribe = Scribe(trust, peer_id, sign)
         self._state = None if state is None else PublishedState.restore(state)
         self._succession = Succession(trust, verify, self._scribe)
         self._turns = None if leadership is None else Turns(trust, leadership, self._succession)

@@ -1,4 +1,4 @@
-"""What the publisher signs verifies, rises in time and needs no more keys than it must."""
+"""What the publisher signs verifies and rises in time, and one of several authorities opens no epoch."""
 
 from __future__ import annotations
 
@@ -53,20 +53,6 @@ def test_one_authority_is_its_own_majority(run: Any) -> None:
 def test_one_of_two_authorities_cannot_open_an_epoch(make_run: Any) -> None:
     run = make_run(authorities=(make_run.publisher, make_run.second))
     assert not Scribe(run.trust(), run.publisher.peer_id, run.publisher.sign).may_open_epochs
-
-
-def test_two_of_three_authorities_open_an_epoch_together_and_the_third_stays_unused(make_run: Any) -> None:
-    run = make_run(authorities=(make_run.publisher, make_run.second, make_run.third))
-    trust = run.trust()
-    keys = {key.peer_id: key.sign for key in (run.second, run.third)}
-    scribe = Scribe(trust, run.publisher.peer_id, run.publisher.sign, keys)
-    assert scribe.may_open_epochs
-    signed = scribe.open_epoch(
-        epoch=1, first_number=3, kept_version=Version(0, 2), kept_root=run.digest("r"), reason="fork"
-    )
-    assert len(signed.signers) == 2
-    assert run.publisher.peer_id in signed.signers
-    assert trust.accept_epoch(signed).first_number == 3
 
 
 def test_without_a_descriptor_nothing_can_be_opened(run: Any) -> None:

@@ -760,8 +760,6 @@ def test_one_of_three_authorities_publishes_but_does_not_open_an_epoch_alone(mak
     desk = Desk(run)
     desk.publish(1)
     assert RefuseSnapshot(2, "authorities") in desk.offer(2, table=Digest(b"u" * 32))
-    both = desk.restart(authority_keys={run.second.peer_id: run.second.sign})
-    assert both.publish(2, table=Digest(b"u" * 32)) == Version(1, 2)
 
 
 @pytest.mark.parametrize("record", [b"", b"junk", b"\x93" * 40])
