@@ -22,12 +22,12 @@ class EngineSwap:
     there, even if newer versions keep coming, so that a slow node still moves.
 
     Args:
-        version: What the engine serves, if known.
         backoff_seconds: Returns the wait after so many failures in a row.
     """
 
-    def __init__(self, version: Version | None, backoff_seconds: Callable[[int], float]) -> None:
-        self.version = version
+    def __init__(self, backoff_seconds: Callable[[int], float]) -> None:
+        self.version: Version | None = None
+        """What the engine serves, if known."""
         self._backoff_seconds = backoff_seconds
         self._goal: Version | None = None
         self._handed: Version | None = None

@@ -118,7 +118,6 @@ class Inferencer:
         draw: Chance, for sources and jitter.
         index: What is durable here.
         held: Version and root of the mirror, checked; ``None`` if there is none.
-        engine_version: What the engine serves, if known.
         stored: Manifests whose blobs the store holds whole, by digest.
         retention_limits: How much to keep.
         have_of: Newest verified have record of a peer, as the mesh knows it.
@@ -136,7 +135,6 @@ class Inferencer:
         *,
         role: str = "inferencer",
         held: tuple[Version, Digest] | None = None,
-        engine_version: Version | None = None,
         stored: Mapping[Digest, Manifest] | None = None,
         retention_limits: RetentionLimits | None = None,
         have_of: Callable[[PeerId], Have | None] | None = None,
@@ -150,7 +148,7 @@ class Inferencer:
         self._news, self._sources = self._listener.news, self._listener.sources
         self._fetcher = Fetcher(self._sources, self._listener.take_request_id, index, peer_id)
         self._router = Router(*(held or (None, None)))
-        self._engine = EngineSwap(engine_version, self._sources.backoff_seconds)
+        self._engine = EngineSwap(self._sources.backoff_seconds)
         self._shelf = Shelf(role, stored or {}, retention_limits)
         self._reporter = Reporter(role)
         self._phase = Phase.WAITING

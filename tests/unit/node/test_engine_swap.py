@@ -15,7 +15,10 @@ def v(number: int) -> Version:
 
 
 def make(version: Version | None = None) -> EngineSwap:
-    return EngineSwap(version, lambda attempt: 2.0**attempt)
+    swap = EngineSwap(lambda attempt: 2.0**attempt)
+    if version is not None:
+        swap.handle(EngineApplied(version), 0.0)
+    return swap
 
 
 def test_versions_on_the_way_are_not_handed_over() -> None:

@@ -336,7 +336,7 @@ def test_without_a_way_the_machine_stalls_says_why_and_goes_on_at_the_next_ancho
     """A-CHAIN-2, A-CHAIN-3."""
     publisher = ScriptedPublisher()
     digests = publisher.chain(10, 14)
-    bench = Bench(publisher, held=(v(3), root_of(v(3))), engine_version=v(3))
+    bench = Bench(publisher, held=(v(3), root_of(v(3))))
     bench.connect()
     bench.offer(digests[1:])
     assert bench.node.phase is Phase.STALLED
