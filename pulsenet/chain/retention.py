@@ -80,9 +80,7 @@ def retained(
     )
 
 
-def due_skip_bases(
-    version: Version, first_number: int, ladder: Sequence[int] = limits.SKIP_LADDER
-) -> tuple[Version, ...]:
+def due_skip_bases(version: Version, first_number: int) -> tuple[Version, ...]:
     """Return the base versions of the skip patches due at ``version``, longest span last.
 
     A span is due at its multiples, so neighbouring skips of one span join up.
@@ -92,7 +90,7 @@ def due_skip_bases(
     """
     return tuple(
         Version(version.epoch, version.number - span)
-        for span in ladder
+        for span in limits.SKIP_LADDER
         if version.number % span == 0 and version.number - span >= first_number
     )
 

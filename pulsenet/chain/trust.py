@@ -150,11 +150,8 @@ class Trust(Beliefs):
         self._remember(head, signed)
         return head
 
-    def accept_catalogue(self, signed: SignedRecord, expected: Digest | None = None) -> Catalogue:
+    def accept_catalogue(self, signed: SignedRecord) -> Catalogue:
         """Take the catalogue the newest head names.
-
-        Args:
-            expected: The digest it was asked for by, if the caller wants that checked too.
 
         Raises:
             TrustError: ``mismatch`` when it is not the head's or contradicts it, ``untrusted``, ``fork``, or a
@@ -166,8 +163,6 @@ class Trust(Beliefs):
         digest = record_digest(signed)
         if head is None or digest != head.catalogue_digest:
             raise TrustError("mismatch", f"catalogue {short(digest)} is not the one the newest head names")
-        if expected is not None and digest != expected:
-            raise TrustError("mismatch", f"catalogue {short(digest)} is not {short(expected)}")
         catalogue = open_record(Catalogue, signed, self._verify, run_id=self.run_id, signers=descriptor.authorities)
         self._refuse_fork(catalogue, signed)
         self._check_catalogue(catalogue, head)
