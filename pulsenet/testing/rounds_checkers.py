@@ -14,7 +14,7 @@ from pulsenet.chain.signing import decode_signed
 from pulsenet.ids import Digest, PeerId
 from pulsenet.outer.floats import fp32_from_bits
 from pulsenet.testing.checkers import SimulationError
-from pulsenet.testing.toy_training import SIZE, Exact, decode_entries
+from pulsenet.testing.toy_training import Exact, decode_entries
 from pulsenet.wire.schema import decode_value
 
 if TYPE_CHECKING:
