@@ -154,9 +154,10 @@ def follower(tmp_path: Path, upstream: Upstream, hands: Any) -> Iterator[Followe
 async def test_a_hop_is_answered_timed_and_shown(follower: Follower) -> None:
     follower.ledger.note_version(1)
     follower.ledger._seen_at[1] = 97.5
-    for manifest in follower.upstream.manifests[:2]:
-        assert await follower.hop(manifest) == HopApplied(manifest.version, manifest.root)
-    patch = follower.upstream.manifests[1]
+    anchor, patch = follower.upstream.manifests[:2]
+    assert await follower.hop(anchor) == HopApplied(anchor.version, anchor.root)
+    assert follower.value("patch_density_ratio") == 0.0, "an anchor is no patch"
+    assert await follower.hop(patch) == HopApplied(patch.version, patch.root)
     assert follower.value("patch_density_ratio") == patch.changed_count / patch.element_count
     assert follower.value("update_seconds_count", stage="verify") == 2.0
     assert follower.value("update_seconds_sum", stage="fetch") == 2.5

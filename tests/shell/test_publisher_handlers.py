@@ -278,7 +278,7 @@ async def test_a_snapshot_refused_after_its_encoding_leaves_nothing_behind(train
     await trainer.execute(EncodeSnapshot(1, Kind.ANCHOR))
     await trainer.execute(RefuseSnapshot(1, "superseded"))
     assert (await outcome).reason == "superseded"
-    assert trainer.handlers._encoded == {}
+    assert trainer.handlers._encode_seconds == {}
     assert trainer.handlers._outcomes == {}
 
 

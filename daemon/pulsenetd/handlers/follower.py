@@ -84,16 +84,8 @@ class FollowerHandlers:
             self._metrics.observe("verify", times.verify_seconds)
             if fetch_seconds is not None:
                 self._metrics.observe("fetch", fetch_seconds)
-            self._metrics.set("patch_density_ratio", manifest.changed_count / max(manifest.element_count, 1))
-            self._metrics.set("patch_compression_ratio", manifest.raw_size_bytes / max(manifest.encoded_size_bytes, 1))
-            self._ledger.note_version(
-                manifest.version.number,
-                kind=str(manifest.kind),
-                root=manifest.root.hex(),
-                raw_size_bytes=manifest.raw_size_bytes,
-                encoded_size_bytes=manifest.encoded_size_bytes,
-                changed_count=manifest.changed_count,
-                element_count=manifest.element_count,
+            self._ledger.note_manifest(
+                manifest,
                 fetch_seconds=fetch_seconds,
                 decode_seconds=times.decode_seconds,
                 apply_seconds=times.apply_seconds,

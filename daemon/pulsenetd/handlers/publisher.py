@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from pulsenet.chain.records import Kind, Manifest
+from pulsenet.chain.records import Manifest
 from pulsenet.local.protocol import PublishDone, PublishStatus
 from pulsenet.node.effects import (
     Commit,
@@ -67,7 +67,7 @@ class PublisherHandlers:
         self._find_refusal = find_refusal
         self._expected = frozenset({"not_publisher"} if takes_turns else ())
         self._outcomes: dict[int, asyncio.Future[PublishDone]] = {}
-        self._encoded: dict[int, tuple[PatchEncoded, float]] = {}
+        self._encode_seconds: dict[int, float] = {}
 
     def table(self) -> dict[type[Effect], Handler]:
         """Return the handlers by effect."""
@@ -103,7 +103,7 @@ class PublisherHandlers:
             # A training process that is slow to hand over is no slow encoder.
             seconds = self._monotonic() - started - self._publisher.waited_seconds
             self._metrics.observe("encode", seconds)
-            self._encoded[effect.generation] = (answer, seconds)
+            self._encode_seconds[effect.generation] = seconds
         else:
             self._resolve(effect.generation, _done(PublishStatus.FAILED, answer.reason))
         post(answer)
@@ -134,41 +134,28 @@ class PublisherHandlers:
         self._resolve(effect.generation, _refused(effect.reason))
 
     def _note_committed(self, effect: Commit, generation: int) -> None:
-        encoded, encode_seconds = self._encoded[generation]
-        kind = next(
-            decode_value(Manifest, record.payload).kind for record in effect.records if record.type == Manifest.TYPE
+        manifest = next(
+            decode_value(Manifest, record.payload) for record in effect.records if record.type == Manifest.TYPE
         )
         if not effect.is_standby:
             self._metrics.count("published_versions")
-        if kind is not Kind.ANCHOR:
-            self._metrics.set("patch_density_ratio", encoded.changed_count / max(encoded.element_count, 1))
-            self._metrics.set("patch_compression_ratio", encoded.raw_size_bytes / max(encoded.encoded_size_bytes, 1))
-        self._ledger.note_version(
-            effect.version.number,
-            kind=str(kind),
-            root=effect.root.hex(),
-            raw_size_bytes=encoded.raw_size_bytes,
-            encoded_size_bytes=encoded.encoded_size_bytes,
-            changed_count=encoded.changed_count,
-            element_count=encoded.element_count,
-            encode_seconds=encode_seconds,
-        )
+        self._ledger.note_manifest(manifest, encode_seconds=self._encode_seconds[generation])
         self._resolve(
             generation,
             PublishDone(
                 PublishStatus.STANDBY if effect.is_standby else PublishStatus.COMMITTED,
                 effect.version,
-                encoded.raw_size_bytes,
-                encoded.encoded_size_bytes,
-                encoded.changed_count,
-                encoded.element_count,
+                manifest.raw_size_bytes,
+                manifest.encoded_size_bytes,
+                manifest.changed_count,
+                manifest.element_count,
                 "",
             ),
         )
 
     def _resolve(self, generation: int, done: PublishDone) -> None:
         """Tell the outcome of a snapshot, which ends what is known of it."""
-        self._encoded.pop(generation, None)
+        self._encode_seconds.pop(generation, None)
         outcome = self._outcomes.pop(generation, None)
         if outcome is not None and not outcome.done():
             outcome.set_result(done)

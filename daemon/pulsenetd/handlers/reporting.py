@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pulsenet.chain.records import Kind, Manifest
 from pulsenet.node.effects import Count, Effect, Log, Report
 from pulsenetd.driver import Handler, Post
 from pulsenetd.logs import logger
@@ -93,6 +94,22 @@ class Ledger:
         self.versions.setdefault(number, {"version": number}).update(facts)
         while len(self.versions) > VERSIONS_REMEMBERED:
             self.versions.popitem(last=False)
+
+    def note_manifest(self, manifest: Manifest, **seconds: float | None) -> None:
+        """Remember what a version consists of that was made or applied here, and how long that took."""
+        if manifest.kind is not Kind.ANCHOR:
+            self._metrics.set("patch_density_ratio", manifest.changed_count / max(manifest.element_count, 1))
+            self._metrics.set("patch_compression_ratio", manifest.raw_size_bytes / max(manifest.encoded_size_bytes, 1))
+        self.note_version(
+            manifest.version.number,
+            kind=str(manifest.kind),
+            root=manifest.root.hex(),
+            raw_size_bytes=manifest.raw_size_bytes,
+            encoded_size_bytes=manifest.encoded_size_bytes,
+            changed_count=manifest.changed_count,
+            element_count=manifest.element_count,
+            **seconds,
+        )
 
     def note_engine(self, number: int) -> None:
         """Remember how long after its news the engine served a version."""
