@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pulsenet import limits
 from pulsenet.codec.anchor import AnchorReader, compute_anchor_size_bytes, encode_anchor
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.tensors.params import TensorSpec, make_table
@@ -19,6 +20,7 @@ TABLE = make_table(
     aliases=[("z", "a")],
     excluded=["x"],
 )
+HEAD = b"PLSA\x01\0\0\0"
 REGION = np.arange(TABLE.layout_size_bytes, dtype=np.uint64).astype(np.uint8)
 
 
@@ -76,8 +78,9 @@ def test_a_table_without_bytes_is_a_whole_anchor() -> None:
         (b"PLSB" + blob()[4:], "anchor-header"),
         (b"PLSA\x02" + blob()[5:], "anchor-header"),
         (b"PLSA\x01\0\0\x01" + blob()[8:], "anchor-header"),
-        (b"PLSA\x01\0\0\0\xff\xff\xff\xff", "anchor-header"),
-        (b"PLSA\x01\0\0\0\x01\0\0\0\xc0", "table-decode"),
+        (HEAD + (limits.TABLE_SIZE_BYTES_MAX + 1).to_bytes(4, "little"), "anchor-header"),
+        (HEAD + limits.TABLE_SIZE_BYTES_MAX.to_bytes(4, "little"), "anchor-truncated"),
+        (HEAD + b"\x01\0\0\0\xc0", "table-decode"),
         (blob()[:-1], "anchor-truncated"),
         (blob() + b"x", "anchor-trailing"),
     ],

@@ -47,6 +47,10 @@ def test_raw_plane_of_another_size_is_refused(size: int) -> None:
         read(bytes([size << 1]) + bytes(size), 10, 12)
 
 
+def test_a_frame_of_one_byte_is_read() -> None:
+    assert read(framed(compress(b"x")), 0, 10) == b"x"
+
+
 def test_frame_stating_another_size_is_refused_before_it_is_opened() -> None:
     """A-MSG-3: 8,211 bytes that hold 256 MiB of zeros, where at most 1 MiB is due."""
     bomb = framed(compress(bytes(256 << 20)))

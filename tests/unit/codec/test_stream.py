@@ -3,9 +3,18 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from pulsenet.codec.blocks import Codec
+from pulsenet.codec.blocks import BlockMap, Codec
 from pulsenet.codec.patch import encode_patch
-from pulsenet.codec.stream import HEADER_SIZE_BYTES, Form, PatchHeader, PatchReader, PieceSource, peek_header
+from pulsenet.codec.stream import (
+    HEADER_SIZE_BYTES,
+    Form,
+    PatchHeader,
+    PatchReader,
+    PatchRecord,
+    PieceSource,
+    peek_header,
+)
+from pulsenet.codec.varint import encode_varint
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest
 from pulsenet.tensors.params import TensorSpec, make_table
@@ -74,6 +83,20 @@ def test_block_number_far_outside_costs_nothing() -> None:
         read([blob])
 
 
+def test_a_record_may_fill_its_bounds_and_no_more() -> None:
+    def first_record(block_index: int, body: bytes) -> PatchRecord:
+        blob = BLOB[:HEADER_SIZE_BYTES] + bytes([Codec.ABSOLUTE, block_index]) + encode_varint(len(body)) + body
+        return next(PatchReader([blob], TABLE).read_records())
+
+    body = bytes([5 << 1]).ljust(BlockMap(TABLE).block(2).body_size_bytes_max, b"\0")
+    record = first_record(2, body)
+    assert (record.changed_count, record.body) == (5, body)
+    for block_index, other, code in ((3, body, "patch-block"), (2, body + b"\0", "patch-size")):
+        with pytest.raises(RemoteProtocolError) as raised:
+            first_record(block_index, other)
+        assert raised.value.code == code
+
+
 @pytest.mark.parametrize(
     ("position", "value", "code"),
     [(0, 0x51, "patch-magic"), (4, 2, "patch-version"), (5, 2, "patch-form"), (7, 1, "patch-form")],
@@ -106,6 +129,9 @@ def test_a_source_counts_what_was_taken() -> None:
     assert source.taken_size_bytes == 0
     source.take(3)
     assert source.taken_size_bytes == 3
+    assert source.is_at_end() is False
+    source.take(1)
+    assert source.is_at_end()
 
 
 def test_counts_of_a_record_and_of_the_end_are_checked() -> None:
