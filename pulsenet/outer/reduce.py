@@ -108,9 +108,10 @@ def reduce_mean(contributions: Mapping[bytes, Counted], *, tensor_index: int, el
 
 
 def compute_trim_count(settings: OuterSettings, contributor_count: int) -> int:
-    """Return how many contributions are left out on each side of every element: at most what leaves one or two."""
-    if settings.combination is Combination.MEAN:
-        return 0
+    """Return how many contributions are left out on each side of every element: at most what leaves one or two.
+
+    None of a mean's: settings name a number of others for the trimmed mean alone.
+    """
     most = max(0, (contributor_count - 1) // 2)
     return most if settings.combination is Combination.MEDIAN else min(settings.trim_count, most)
 

@@ -30,8 +30,8 @@ def test_equality_is_of_bits() -> None:
     at, elsewhere = np.array([3], np.uint32), np.array([4], np.uint32)
     assert Entries(0, at, nan).same_as(Entries(0, at.copy(), nan.copy()))
     assert not Entries(0, at, zero).same_as(Entries(0, at, minus))
-    assert not Entries(0, at, zero).same_as(Entries(0, elsewhere, zero))
-    assert not Entries(0, at, zero).same_as(Entries(1, at, zero))
+    assert Entries(0, at, zero).same_as(Entries(0, elsewhere, zero)) is False
+    assert Entries(0, at, zero).same_as(Entries(1, at, zero)) is False
     assert not Entries(0, None, zero).same_as(Entries(0, at, zero))
     assert Entries(0, None, zero).same_as(Entries(0, None, zero))
 

@@ -6,7 +6,7 @@ import pytest
 from pulsenet import limits
 from pulsenet.errors import LocalProtocolError
 from pulsenet.outer.contribution import Entries
-from pulsenet.outer.reduce import Counted, combine, divide, reduce_mean, reduce_trimmed
+from pulsenet.outer.reduce import Counted, combine, compute_trim_count, divide, reduce_mean, reduce_trimmed
 from pulsenet.outer.settings import Algorithm, Combination, OuterSettings
 
 
@@ -85,6 +85,31 @@ def test_division_is_true_division() -> None:
 def find_median(parts: dict[bytes, Counted], *, element_count: int) -> Entries:
     settings = OuterSettings(algorithm=Algorithm.DILOCO, combination=Combination.MEDIAN)
     return combine(parts, settings, tensor_index=2, element_count=element_count)
+
+
+@pytest.mark.parametrize(
+    ("combination", "trim_count", "trimmed", "found"),
+    [
+        (Combination.MEAN, 0, 0, [22.5, 0.0]),
+        (Combination.MEDIAN, 0, 2, [3.0, 0.0]),
+        (Combination.TRIMMED, 1, 1, [4.0, 0.0]),
+        (Combination.TRIMMED, 3, 2, [3.0, 0.0]),
+    ],
+)
+def test_a_round_is_combined_as_its_settings_say(
+    combination: Combination, trim_count: int, trimmed: int, found: list[float]
+) -> None:
+    parts = {bytes([key]): dense(value, 0.0) for key, value in enumerate([3.0, 99.5, 7.0, 1.0, 2.0])}
+    settings = OuterSettings(algorithm=Algorithm.DILOCO, combination=combination, trim_count=trim_count)
+    assert compute_trim_count(settings, len(parts)) == trimmed
+    combined = combine(parts, settings, tensor_index=2, element_count=2)
+    assert combined.tensor_index == 2
+    assert combined.values.tolist() == found
+
+
+def test_a_mean_is_also_of_what_is_not_dense() -> None:
+    parts = {b"a": sparse([1], [2.0]), b"b": sparse([0], [4.0])}
+    assert combine(parts, OuterSettings(), tensor_index=2, element_count=2).values.tolist() == [2.0, 1.0]
 
 
 def test_the_median_ignores_one_wild_trainer() -> None:

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from pulsenet import limits
 from pulsenet.errors import LocalProtocolError
 from pulsenet.ids import PeerId, compute_digest
-from pulsenet.outer.mixing.pairing import choose_probers, find_partner, match_members, shuffle_members
+from pulsenet.outer.mixing.pairing import (
+    choose_probers,
+    count_slices,
+    find_owner,
+    find_partner,
+    match_members,
+    shuffle_members,
+)
 from pulsenet.outer.mixing.settings import Job
 
 law = settings(derandomize=True, deadline=None, max_examples=60)
@@ -89,3 +96,11 @@ def test_those_who_answer_a_probe_are_few_and_whole_pairs_of_mix1(count: int) ->
     for group in match_members(SEED, 8, Job.MIX1, listed):
         assert len(set(group) & set(chosen)) in (0, len(group))
     assert count <= 16 or set(choose_probers(SEED, 16, listed)) != set(chosen), "others in another round"
+
+
+@pytest.mark.parametrize(("count", "each"), [(1, 4), (2, 4), (8, 4), (9, 3), (16, 2), (17, 1), (40, 1)])
+def test_every_member_owns_as_many_slices_side_by_side(count: int, each: int) -> None:
+    listed = members(count)
+    assert count_slices(count) == count * each
+    owners = [find_owner(slice_index, listed) for slice_index in range(count * each)]
+    assert owners == [member for member in listed for _ in range(each)]
