@@ -1,3 +1,5 @@
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from numba import config as numba_config
@@ -12,10 +14,12 @@ from pulsenet.codec.blocks import (
     encode_absolute_block,
     encode_block,
     read_changed_count,
+    split_by_block,
 )
+from pulsenet.codec.changes import Indices
 from pulsenet.codec.compress import PlaneEncoder
 from pulsenet.codec.varint import encode_varint
-from pulsenet.errors import PatchMismatchError, RemoteProtocolError
+from pulsenet.errors import LocalProtocolError, PatchMismatchError, RemoteProtocolError
 from pulsenet.tensors.floats import FLOAT_FORMATS, from_ordered, to_ordered
 from pulsenet.tensors.params import ELEMENT_SIZES_BYTES, TensorSpec, make_table
 
@@ -35,6 +39,48 @@ def stepped(old: np.ndarray, positions: list[int]) -> np.ndarray:
     new = old.copy()
     new[positions] ^= 1
     return new
+
+
+@dataclass
+class Positions:
+    tensor_index: int
+    indices: Indices
+
+
+def positions_of(*items: tuple[int, list[int]]) -> list[Positions]:
+    return [Positions(tensor_index, np.array(indices, np.uint32)) for tensor_index, indices in items]
+
+
+def test_positions_are_split_at_the_blocks_they_lie_in() -> None:
+    size = limits.BLOCK_ELEMENTS
+    table = make_table([TensorSpec("a", "U8", (size + 3,)), TensorSpec("b", "U8", (0,)), TensorSpec("c", "U8", (3,))])
+    items = positions_of((0, [0, 5]), (0, [6, size - 1, size, size + 2]), (1, []), (2, [0, 2]))
+    found = [(index, item, part, at.tolist()) for index, item, part, at in split_by_block(table, items)]
+    assert found == [
+        (0, items[0], slice(0, 2), [0, 5]),
+        (0, items[1], slice(0, 2), [6, size - 1]),
+        (1, items[1], slice(2, 4), [0, 2]),
+        (2, items[3], slice(0, 2), [0, 2]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [(0, [2, 1])],
+        [(0, [1, 1])],
+        [(0, [0, 4]), (0, [4])],
+        [(0, [0, 4]), (0, [2])],
+        [(1, [0]), (0, [1])],
+        [(0, [0, 5])],
+        [(2, [0])],
+        [(-1, [0])],
+    ],
+)
+def test_positions_that_do_not_ascend_or_lie_outside_are_our_own_fault(items: list[tuple[int, list[int]]]) -> None:
+    table = make_table([TensorSpec("a", "U8", (5,)), TensorSpec("b", "U8", (5,))])
+    with pytest.raises(LocalProtocolError):
+        list(split_by_block(table, positions_of(*items)))
 
 
 def test_blocks_are_numbered_through_the_table_and_skip_empty_tensors() -> None:

@@ -197,10 +197,10 @@ def test_misuse_is_refused_before_anything_is_written() -> None:
 def test_contribution_to_another_state_or_table_is_refused() -> None:
     theta, entries = state()
     blob = b"".join(encode_contribution(TABLE, theta, entries, header=HEADER))
-    with pytest.raises(RemoteProtocolError, match="contribution-base"):
+    with pytest.raises(RemoteProtocolError, match=r"^contribution-base:"):
         decode_contribution([blob], TABLE, theta, state_root=Digest(bytes(32)))
     other = make_table(TABLE.tensors)
-    with pytest.raises(RemoteProtocolError, match="contribution-table"):
+    with pytest.raises(RemoteProtocolError, match=r"^contribution-table:"):
         decode_contribution([blob], other, theta, state_root=ROOT)
 
 
