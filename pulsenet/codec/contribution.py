@@ -213,7 +213,6 @@ def decode_contribution(
     theta: Sequence[npt.NDArray[Any]],
     *,
     state_root: Digest,
-    sections: range | None = None,
     run_blocks: RunBlocks = map,
 ) -> Iterator[TensorEntries]:
     """Yield the entries of a contribution, block by block, ascending by tensor and index.
@@ -221,11 +220,10 @@ def decode_contribution(
     They count only once the iteration ended without an error: the end of the blob agrees with what came before.
 
     Args:
-        pieces: The blob; with ``sections`` its header and those sections.
+        pieces: The blob.
         table: FP32 masters.
         theta: As in :func:`encode_contribution`.
         state_root: Root of the state that ``theta`` belongs to.
-        sections: A run of the blob's sections; ``None`` for all.
         run_blocks: As in :func:`encode_contribution`.
 
     Raises:
@@ -234,14 +232,21 @@ def decode_contribution(
         LocalProtocolError: weights that are not the table's.
     """
     weights = view_weights(table, theta)
-    records = read_contribution(pieces, table, state_root=state_root, sections=sections)
+    records = read_contribution(pieces, table, state_root=state_root)
     return decode_records(records, weights, run_blocks)
 
 
 def read_contribution(
     pieces: Iterable[Piece], table: ParameterTable, *, state_root: Digest, sections: range | None = None
 ) -> Iterator[EncodedEntries]:
-    """Return the records of a contribution, not decoded; arguments and errors as of :func:`decode_contribution`."""
+    """Return the records of a contribution, not decoded; errors as of :func:`decode_contribution`.
+
+    Args:
+        pieces: The blob; with ``sections`` its header and those sections.
+        table: FP32 masters.
+        state_root: Root of the state that it has to start from.
+        sections: A run of the blob's sections; ``None`` for all.
+    """
     source = PieceSource(pieces)
     header = peek_contribution_header(source.take(HEADER_SIZE_BYTES))
     if header.table_digest != table.digest:

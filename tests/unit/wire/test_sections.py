@@ -10,7 +10,10 @@ from pulsenet.codec.contribution import (
     TensorEntries,
     collect_entries,
     decode_contribution,
+    decode_records,
     encode_contribution,
+    read_contribution,
+    view_weights,
 )
 from pulsenet.codec.sections import SectionMap, find_slice_sections
 from pulsenet.errors import LocalProtocolError, RemoteProtocolError
@@ -77,7 +80,8 @@ def test_every_section_starts_a_chunk_however_the_bytes_come(small_blocks: None,
             header, body = find_slice_chunks(chunk_list, slice_index, slice_count)
             pieces = [chunks[place][1] for place in (*header, *body)]
             sections = find_slice_sections(SectionMap(table).section_count, slice_index, slice_count)
-            parts += decode_contribution(pieces, table, theta, state_root=ROOT, sections=sections)
+            records = read_contribution(pieces, table, state_root=ROOT, sections=sections)
+            parts += decode_records(records, view_weights(table, theta), map)
         for own, expected in zip(collect_entries(table, parts), entries, strict=True):
             assert np.array_equal(own.indices, expected.indices)
             assert np.array_equal(own.value_bits, expected.value_bits)
