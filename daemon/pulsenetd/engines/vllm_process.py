@@ -22,6 +22,8 @@ from pulsenetd.logs import logger
 
 STOP_SECONDS_MAX: Final = 20.0
 """After this long the server's processes are killed."""
+KILL_SECONDS_MAX: Final = 10.0
+"""A process that hangs in the kernel, in a driver of its GPU mostly, does not end even so: it is left."""
 STOP_POLL_SECONDS: Final = 0.05
 LOG_NAME: Final = "vllm.log"
 PROCESS_NAME: Final = "vllm.json"
@@ -99,7 +101,7 @@ class Process(Protocol):
         """End it and everything it started. Blocks."""
 
     def kill(self) -> None:
-        """The same at once: for one that will not end by itself."""
+        """The same at once: for one that will not end by itself. One that cannot be killed is said and left."""
 
 
 class ServerProcess:
@@ -151,7 +153,10 @@ class ServerProcess:
     def kill(self) -> None:
         """The same at once."""
         self._signal(signal.SIGKILL)
-        self._process.wait()
+        try:
+            self._process.wait(KILL_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            _say_unkillable(self.pid)
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -180,12 +185,24 @@ class AdoptedProcess:
     def kill(self) -> None:
         """The same at once."""
         self._signal(signal.SIGKILL)
+        give_up_at = time.monotonic() + KILL_SECONDS_MAX
         while self.exit_code() is None:
+            if time.monotonic() >= give_up_at:
+                _say_unkillable(self.pid)
+                return
             time.sleep(STOP_POLL_SECONDS)
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
+
+
+def _say_unkillable(pid: int) -> None:
+    logger.error(
+        "vLLM (process %d) was killed and does not end: it hangs in the kernel, and what it holds, memory of GPUs too, "
+        "stays taken; see dmesg, and restart the machine if it stays",
+        pid,
+    )
 
 
 def bound_log(log: Path, size_bytes_max: int = LOG_SIZE_BYTES_MAX) -> None:

@@ -160,6 +160,28 @@ def test_a_server_that_will_not_end_by_itself_is_killed_with_all_it_started(fake
     assert not is_running(worker)
 
 
+def test_a_server_that_cannot_be_killed_is_said_and_left(
+    fake_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that hangs in the kernel; here no signal reaches it."""
+    process = ServerProcess([], python=fake_python, log=tmp_path / "log")
+    read_worker(tmp_path / "log")
+    remember(tmp_path / "vllm.json", process.pid, 8123, ServerArguments(["--model", "/base"]))
+    found = recall(tmp_path / "vllm.json", ServerArguments(["--model", "/base"]))
+    assert found is not None
+    with monkeypatch.context() as unheard:
+        unheard.setattr(vllm_process, "KILL_SECONDS_MAX", 0.1)
+        unheard.setattr(vllm_process, "STOP_SECONDS_MAX", 0.1)
+        unheard.setattr(os, "killpg", lambda pid, number: None)
+        for left in (process, found[0]):
+            caplog.clear()
+            left.stop()
+            assert f"vLLM (process {process.pid}) was killed and does not end" in caplog.text
+            assert left.exit_code() is None
+    process.kill()
+    assert process.exit_code() == -signal.SIGKILL
+
+
 def test_a_server_that_ends_says_how(fake_python: str, tmp_path: Path) -> None:
     process = ServerProcess([], python=fake_python, log=tmp_path / "log")
     read_worker(tmp_path / "log")
