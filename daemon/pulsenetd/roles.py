@@ -109,6 +109,11 @@ class Role(ABC):
         if self.engine is not None:
             self.engine.start()
 
+    async def watch_engine(self) -> None:
+        """Wait for an error that ends the engine's thread, and raise it; return where this node runs no engine."""
+        if self.engine is not None:
+            await asyncio.wrap_future(self.engine.failure)
+
     def _make_engine(self) -> DiskEngine | VllmEngine | None:
         return None
 

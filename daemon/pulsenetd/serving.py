@@ -152,6 +152,7 @@ class Serving:
                     self._lasting.rollouts.send(lambda: links.connected, self._role.mesh.have_of, self._ask_trainer)
                 )
                 self._role.start_engine()
+                tasks.create_task(self._role.watch_engine())
         finally:
             network.transport.stop_serving()
             self._lasting.transfer_progress.close()

@@ -513,6 +513,20 @@ async def test_a_files_engine_that_never_starts_keeps_no_node_from_stopping(swar
     assert not node.role.engine._thread.is_alive()
 
 
+async def test_an_engine_that_breaks_down_ends_the_role(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_down(*_arguments: object, **_options: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(own, "FilesEngine", break_down)
+    trainer = await swarm.start("trainer")
+    await trainer.role.watch_engine()  # it runs none
+    node = await swarm.start("inferencer")
+    node.role.start_engine()
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(node.role.watch_engine(), 60)
+    await asyncio.to_thread(node.role.stop_engine)
+
+
 async def test_a_files_engine_that_never_reached_its_node_can_be_stopped(
     swarm: Swarm, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,8 +6,9 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Final
+from typing import Final, Never
 
 from pulsenet.errors import PulsenetError
 from pulsenet.serving.files import FilesEngine
@@ -16,6 +17,7 @@ from pulsenet.serving.subscriber import Subscriber, attach_engine
 from pulsenet.serving.vllm.engine import UpdateTimes
 from pulsenetd.config import Config
 from pulsenetd.engines.openai_server import OpenAiServer
+from pulsenetd.engines.thread import EngineThread
 from pulsenetd.engines.vllm import VllmRunner
 from pulsenetd.engines.vllm_server import find_reload_model, make_server
 from pulsenetd.handlers.reporting import Ledger
@@ -38,9 +40,14 @@ class DiskEngine:
         self._config = config
         self._data_directory = data_directory
         self._directory = Path(config.engine_dir) if config.engine_dir else data_directory / "weights"
-        self._thread = threading.Thread(target=self._run, name=f"{config.engine}-engine", daemon=True)
+        self._thread = EngineThread(self._run, name=f"{config.engine}-engine")
         self._is_ending = threading.Event()
         self._subscriber: Subscriber | None = None
+
+    @property
+    def failure(self) -> Future[Never]:
+        """Gets the error that ended its thread, if one does."""
+        return self._thread.failure
 
     def start(self) -> None:
         """Start its thread."""
@@ -155,6 +162,11 @@ class VllmEngine:
         self._metrics.observe("stage", times.stage_seconds)
         if times.pause_seconds:
             self._metrics.observe("pause", times.pause_seconds)
+
+    @property
+    def failure(self) -> Future[Never]:
+        """Gets the error that ended its thread, if one does."""
+        return self._runner.failure
 
     def start(self) -> None:
         """Start what runs it, and the API."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Final
+from typing import Final, Never
 
 from pulsenet import limits
 from pulsenet.errors import PulsenetError, StructureError, UnavailableError
@@ -16,6 +17,7 @@ from pulsenet.serving.vllm.control import Control, EngineAsleepError, EngineGone
 from pulsenet.serving.vllm.engine import UpdateTimes, VllmEngine
 from pulsenet.serving.vllm.reload import ReloadEngine
 from pulsenetd.engines.openai_upstream import Upstream
+from pulsenetd.engines.thread import EngineThread
 from pulsenetd.engines.vllm_server import CONNECT_SECONDS_MAX, Server
 from pulsenetd.logs import logger
 
@@ -57,7 +59,7 @@ class VllmRunner:
         self._make_control = make_control
         self._reload_from = reload_from
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self.run, name="vllm-engine", daemon=True)
+        self._thread = EngineThread(self.run, name="vllm-engine")
         self._client: Client | None = None
         self._engine: VllmEngine | ReloadEngine | None = None
         self._control: Control | None = None
@@ -65,6 +67,11 @@ class VllmRunner:
         self._told = ""
         self._is_ready: bool | None = None
         self._upstream: Upstream | None = None
+
+    @property
+    def failure(self) -> Future[Never]:
+        """Gets the error that ended the thread, if one does."""
+        return self._thread.failure
 
     def start(self) -> None:
         """Start the thread."""
