@@ -178,6 +178,10 @@ class NoUpdate:
     """Nothing newer came before the time was up."""
 
 
+COPIED: Final = "copied"
+"""Reason of one who took a hand-over and is no engine: nothing is said of what the engine holds."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConfirmUpdate:
     """The engine took a hand-over, or refused it; answered by :class:`Confirmed`."""

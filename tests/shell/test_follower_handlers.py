@@ -306,6 +306,13 @@ async def test_a_failed_hand_over_is_reported_with_what_the_engine_holds(
     assert follower.ledger.last_update_failed
 
 
+async def test_who_copies_what_the_node_holds_is_no_engine_that_failed(follower: Follower) -> None:
+    await follower.handlers.confirm(EngineConfirmation(TWO, True, TWO, ""))
+    await follower.handlers.confirm(EngineConfirmation(TWO, False, None, "copied"))
+    assert follower.posted == [EngineApplied(TWO)]
+    assert not follower.ledger.last_update_failed
+
+
 async def test_an_engine_that_lost_its_weights_makes_the_node_not_ready_until_it_confirms_again(
     follower: Follower,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -11,7 +12,8 @@ from typing import Final, Protocol
 from pulsenet import limits
 from pulsenet.errors import ConfigError, StorageError, UnavailableError
 from pulsenet.local.client import Client
-from pulsenet.local.protocol import UpdateKind
+from pulsenet.local.protocol import COPIED, UpdateKind
+from pulsenet.local.update import Update
 from pulsenet.serving.engine import FullUpdate, apply_update
 from pulsenet.serving.files import FilesEngine
 from pulsenet.serving.vllm.control import HttpControl
@@ -219,29 +221,35 @@ def write_checkpoint(data_directory: Path, model: str) -> Path | None:
         return None
     with Client.connect(data_directory, timeout_seconds=CONNECT_SECONDS_MAX) as client:
         update = client.next_update(None, UPDATE_WAIT_SECONDS)
-        if update is None or update.kind is not UpdateKind.FULL:
+        if update is None:
             return None
-        files: FilesEngine | None = None
         try:
             with update:
-                region = update.open_region()
-                try:
-                    files = FilesEngine(data_directory / "engine" / "checkpoint", companions=model)
-                    apply_update(
-                        files,
-                        FullUpdate(update.version, update.root, update.table, region.bytes),
-                    )
-                    return files.current.resolve()
-                finally:
-                    region.close()
+                return _write_model(update, data_directory / "engine" / "checkpoint", model)
         except StorageError as error:
             logger.warning(
                 "no checkpoint of version %s can be written (%s): vLLM starts from %s", update.version, error, model
             )
             return None
         finally:
-            if files is not None:
-                files.close()
+            # Left unsaid, it would be an engine that was lost with the version in its hands.
+            with suppress(UnavailableError):
+                client.confirm(None, False, COPIED)
+
+
+def _write_model(update: Update, directory: Path, model: str) -> Path | None:
+    if update.kind is not UpdateKind.FULL:
+        return None
+    region = update.open_region()
+    try:
+        files = FilesEngine(directory, companions=model)
+        try:
+            apply_update(files, FullUpdate(update.version, update.root, update.table, region.bytes))
+            return files.current.resolve()
+        finally:
+            files.close()
+    finally:
+        region.close()
 
 
 def check_server(url: str, serve: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from pulsenet.errors import StorageError
 from pulsenet.ids import Digest, Version
+from pulsenet.local.protocol import COPIED
 from pulsenet.node.effects import ApplyHop, DropPreparation, Effect, HandToEngine, PrepareHop
 from pulsenet.node.events import EngineApplied, EngineFailed, Event, HopApplied
 from pulsenetd.driver import Handler, Post
@@ -161,6 +162,8 @@ class FollowerHandlers:
 
     async def confirm(self, confirmation: EngineConfirmation) -> None:
         """Take what an engine says of its hand-over."""
+        if confirmation.reason == COPIED:
+            return
         holds_it = confirmation.ok and confirmation.held == confirmation.version
         self._ledger.last_update_failed = not holds_it
         if holds_it:

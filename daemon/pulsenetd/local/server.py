@@ -340,7 +340,8 @@ class _Session:
         accepted = staged.finish()
         ok = confirm.ok and accepted
         held = confirm.held if accepted else None
-        reason = confirm.reason if accepted else "withdrawn: the engine took too long"
+        is_said = accepted or confirm.reason == protocol.COPIED
+        reason = confirm.reason if is_said else "withdrawn: the engine took too long"
         await self._hooks.on_confirm(EngineConfirmation(staged.version, ok, held, reason))
         await self._link.send(protocol.Confirmed(accepted, "" if accepted else reason))
 

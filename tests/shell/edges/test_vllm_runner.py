@@ -542,11 +542,13 @@ def test_a_checkpoint_is_written_from_what_the_node_holds(
     assert directory is not None
     assert sorted(path.name for path in directory.iterdir()) == ["config.json", "model.safetensors", "pulsenet.json"]
     assert directory.name == "0.1"
+    assert [(told.ok, told.held, told.reason) for told in node.confirmations] == [(False, None, "copied")]
     (tmp_path / "engine" / "checkpoint").rename(tmp_path / "moved")
     (tmp_path / "engine" / "checkpoint").write_text("in the way")
     node.staged = [weights[2].stage_full()]
     assert write_checkpoint(tmp_path, str(model)) is None
     assert "no checkpoint of version 0.2 can be written" in caplog.text
+    assert [told.reason for told in node.confirmations] == ["copied"] * 2, "no engine was lost"
 
 
 def test_options_that_describe_no_engine_are_refused(tmp_path: Path) -> None:
