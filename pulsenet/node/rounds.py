@@ -289,6 +289,8 @@ class Rounds(LedgerMachine):
         assert anchor is not None, "nothing else is restored"
         self._move(Step.FAILED)
         self._retry_at = now + RETRY_SECONDS
+        # Of those that the ledger dropped none is restored any more.
+        self._bad_anchors &= {known.blob_id for known in self._ledger.anchors}
         self._bad_anchors.add(anchor.blob_id)
         return [Count("rejected", reason), Log("warning", f"a state anchor was not restored: {reason}")]
 

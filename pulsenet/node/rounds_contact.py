@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 from pulsenet import limits
@@ -25,6 +26,9 @@ POLL_WAITING_SECONDS: Final = 3.0
 WAIT_SECONDS_MAX: Final = 60.0
 """Whoever is busy for longer is asked again after so long: a peer must not keep this node from asking others."""
 
+SENT_IDS_MAX: Final = 64
+"""Requests with a contribution whose answer is known as such: it comes within a minute, and a round may last weeks."""
+
 
 class Contact:
     """Whom to tell and whom to ask, and when.
@@ -45,7 +49,7 @@ class Contact:
         self._contribution: Digest | None = None
         self._send_at = 0.0
         self._sent_term = 0
-        self._sent_ids: set[int] = set()
+        self._sent_ids: deque[int] = deque(maxlen=SENT_IDS_MAX)
         self._poll_at = 0.0
         self.refusal = ""
         """Why the last question was not answered: ``busy``, for one; empty once it was."""
@@ -114,7 +118,7 @@ class Contact:
         """Return the order to send the contribution to the coordinator."""
         assert self._ledger.mandate is not None
         request = self._courier.send(self._ledger.mandate.coordinator, PushContribution(record))
-        self._sent_ids.add(request.request_id)
+        self._sent_ids.append(request.request_id)
         return [request]
 
     def take_reply(self, event: ReplyReceived, now: float) -> None:

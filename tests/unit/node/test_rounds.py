@@ -12,6 +12,7 @@ from pulsenet.chain.ledger import LEDGER_KEY, Ledger
 from pulsenet.chain.outcome import outcome_of
 from pulsenet.chain.records import Member, Receipt, Rejection, StateAnchor
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
+from pulsenet.chain.state_anchors import ANCHORS_KEPT
 from pulsenet.ids import Digest, compute_digest
 from pulsenet.node.effects import (
     EXECUTION_ORDER,
@@ -345,6 +346,15 @@ def test_the_anchor_that_could_not_be_read_is_bad_and_not_a_newer_one(bench: Ben
     bench.now += RETRY_SECONDS
     (order,) = only(bench.tell(TimerFired()), RestoreState)
     assert order.anchor.round_index == 6
+
+
+def test_bad_anchors_that_nobody_tells_of_any_more_are_forgotten(bench: Bench) -> None:
+    bench.tell(TrainingAttached(None, None, None))
+    for index in range(4, 40, 2):
+        bench.now += 100.0
+        assert only(bench.tell_rounds(index, bench.anchor(index)), RestoreState)
+        bench.tell(RestoreFailed("decode"))
+    assert len(bench.machine._bad_anchors) <= ANCHORS_KEPT + 1
 
 
 def test_another_root_than_everybodys_is_a_reason_to_restore(bench: Bench) -> None:

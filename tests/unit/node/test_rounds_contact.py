@@ -18,6 +18,7 @@ from pulsenet.node.rounds_contact import (
     POLL_WAITING_SECONDS,
     REMIND_SECONDS,
     RESEND_SECONDS,
+    SENT_IDS_MAX,
     WAIT_SECONDS_MAX,
     Contact,
 )
@@ -71,6 +72,19 @@ def test_a_contribution_is_sent_again_until_it_is_taken(bench: Bench) -> None:
     bench.reply(PushReply(accepted=True, reason=""), 3.0, request.request_id)
     assert not bench.contact.may_send(3.0 + REMIND_SECONDS - 0.1)
     assert bench.contact.may_send(3.0 + REMIND_SECONDS)
+
+
+def test_a_contribution_that_is_sent_for_weeks_takes_no_more_room_each_time(bench: Bench) -> None:
+    bench.elect()
+    bench.connect()
+    bench.contact.begin(NAME)
+    for _ in range(SENT_IDS_MAX + 1):
+        (request,) = bench.contact.send(b"record")
+    assert len(bench.contact._sent_ids) == SENT_IDS_MAX
+    assert isinstance(request, SendRequest)
+    assert bench.contact.may_send(0.0)
+    bench.reply(PushReply(accepted=True, reason=""), 3.0, request.request_id)
+    assert not bench.contact.may_send(3.0 + RESEND_SECONDS), "the newest answer counts"
 
 
 def test_a_new_term_is_told_at_once(bench: Bench) -> None:
