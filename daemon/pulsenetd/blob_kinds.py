@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
+from itertools import chain
 from typing import Final
 
-from pulsenet.chain.records import Aggregate, Contribution, StateAnchor
-from pulsenet.chain.signing import decode_signed
+from pulsenet.chain.records import Aggregate, Contribution, Manifest, SignedRecord, StateAnchor
 from pulsenet.errors import RemoteProtocolError, StorageError
 from pulsenet.ids import Digest
 from pulsenet.wire.messages import GetChunks
 from pulsenet.wire.schema import decode_value
 from pulsenetd.logs import logger
+from pulsenetd.storage.naming import NAMING, find_blobs_of
+from pulsenetd.storage.record_cache import RecordCache
 from pulsenetd.storage.store import Store
 
 LOOK_SECONDS: Final = 2.0
-"""The records are read again at most this often, however many unknown blobs are asked for."""
+"""New records are read at most this often, however many unknown blobs are asked for."""
+
+_KINDS: Final = {Contribution.TYPE: "contribution", StateAnchor.TYPE: "state", Aggregate.TYPE: "slice"}
 
 
 class BlobKinds:
@@ -34,6 +38,7 @@ class BlobKinds:
         self._store = store
         self._threads = threads
         self._monotonic = monotonic
+        self._records = RecordCache(store, [kind.TYPE for kind in NAMING], _name_blobs)
         self._kinds: dict[Digest, str] = {}
         self._looked_at = float("-inf")
 
@@ -53,15 +58,11 @@ class BlobKinds:
         return self._kinds.get(request.blob_id, "other")
 
     def _read(self) -> dict[Digest, str]:
-        return dict(self._read_names())
+        return dict(chain.from_iterable(self._records.look()))
 
-    def _read_names(self) -> Iterator[tuple[Digest, str]]:
-        for _, manifest in self._store.manifests():
-            yield manifest.blob_id, str(manifest.kind)
-        for data in self._store.records_of_type(Contribution.TYPE):
-            yield decode_value(Contribution, decode_signed(data).payload).blob_id, "contribution"
-        for data in self._store.records_of_type(StateAnchor.TYPE):
-            yield decode_value(StateAnchor, decode_signed(data).payload).blob_id, "state"
-        for data in self._store.records_of_type(Aggregate.TYPE):
-            for name in decode_value(Aggregate, decode_signed(data).payload).slices:
-                yield name.blob_id, "slice"
+
+def _name_blobs(record: SignedRecord) -> list[tuple[Digest, str]]:
+    if record.type == Manifest.TYPE:
+        manifest = decode_value(Manifest, record.payload)
+        return [(manifest.blob_id, str(manifest.kind))]
+    return [(blob_id, _KINDS[record.type]) for blob_id in find_blobs_of(record)]

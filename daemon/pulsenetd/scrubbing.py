@@ -13,7 +13,7 @@ from typing import Final
 from pulsenet.ids import Digest
 from pulsenet.node.events import BlobDamaged, Event, RoomTaken
 from pulsenetd.logs import logger
-from pulsenetd.storage.scrub import measure_rounds
+from pulsenetd.storage.scrub import RoundMeter
 from pulsenetd.storage.store import Store
 
 LOOK_SECONDS: Final = 30.0
@@ -32,6 +32,7 @@ class Scrubber:
 
     def __init__(self, store: Store, thread: Executor, post: Callable[[Event], None]) -> None:
         self._store = store
+        self._rounds = RoundMeter(store)
         self._thread = thread
         self._post = post
         self._left: list[Digest] = []
@@ -47,7 +48,7 @@ class Scrubber:
             StorageError: The disk refused.
         """
         loop = asyncio.get_running_loop()
-        taken = await loop.run_in_executor(self._thread, measure_rounds, self._store)
+        taken = await loop.run_in_executor(self._thread, self._rounds.measure)
         if taken != self._taken_size_bytes:
             self._taken_size_bytes = taken
             self._post(RoomTaken(taken))

@@ -9,6 +9,7 @@ from pulsenet.chain.records import Manifest
 from pulsenet.chain.signing import decode_signed
 from pulsenet.ids import Digest
 from pulsenetd.storage.naming import NAMING, describe_record, find_blobs_of, is_sound
+from pulsenetd.storage.record_cache import RecordCache
 from pulsenetd.storage.store import Store
 
 
@@ -75,12 +76,23 @@ def scrub(store: Store, on_progress: Callable[[int, int], None] = lambda done, t
     )
 
 
-def measure_rounds(store: Store) -> int:
-    """Return the bytes of blobs that rounds keep; chunks that several name count for each."""
-    of_rounds = [kind.TYPE for kind in NAMING if kind is not Manifest]
-    records = (decode_signed(data) for name in of_rounds for data in store.records_of_type(name))
-    lists = (store.read_list(blob_id) for blob_id in {one for record in records for one in find_blobs_of(record)})
-    return sum(held.size_bytes for held in lists if held is not None)
+class RoundMeter:
+    """Measures what rounds keep. Chunk lists do not change: each is read once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._named = RecordCache(store, [kind.TYPE for kind in NAMING if kind is not Manifest], find_blobs_of)
+        self._sizes: dict[Digest, int] = {}
+
+    def measure(self) -> int:
+        """Return the bytes of blobs that rounds keep; chunks that several name count for each."""
+        held = set().union(*self._named.look()).intersection(self._store.blob_ids())
+        self._sizes = {blob_id: self._sizes.get(blob_id) or self._measure(blob_id) for blob_id in held}
+        return sum(self._sizes.values())
+
+    def _measure(self, blob_id: Digest) -> int:
+        held = self._store.read_list(blob_id)
+        return 0 if held is None else held.size_bytes
 
 
 def _read_records(store: Store) -> tuple[dict[Digest, str], list[Digest]]:
