@@ -139,7 +139,9 @@ class Trust(Beliefs):
         self._check_not_older(head.version)
         newest = self.head_in_force
         if newest is not None:
-            if head.version == newest.version and head.issued_at_ms <= newest.issued_at_ms:
+            is_no_later = head.version == newest.version and head.issued_at_ms <= newest.issued_at_ms
+            # One that was taken by a clock that ran ahead is refused by all others, and must not stand in the way.
+            if is_no_later and newest.issued_at_ms <= now_ms + FUTURE_MS_MAX:
                 return newest
             self._check_term(head, newest, signed.signers[0])
         if now_ms >= head.valid_until_ms and not may_be_over:

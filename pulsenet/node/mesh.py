@@ -44,6 +44,7 @@ from pulsenet.node.events import (
     RequestFailed,
 )
 from pulsenet.node.gossip import Gossip
+from pulsenet.node.issuing import choose_issue_ms
 from pulsenet.node.machine import Draw
 from pulsenet.node.neighbours import Link, choose_neighbours
 from pulsenet.node.requests import OpenRequests
@@ -360,7 +361,7 @@ class Mesh:
         return max(self._ask_head_at, self._pushed_at + UNCHOSEN_SECONDS)
 
     def _tell_have(self, now: float, now_ms: int) -> list[Effect]:
-        self._issued_at_ms = max(now_ms, self._issued_at_ms + 1)
+        before_ms, self._issued_at_ms = self._issued_at_ms, choose_issue_ms(now_ms, self._issued_at_ms)
         self._doubles.note_own(self._issued_at_ms)
         holdings = self._holdings
         record = seal(
@@ -384,7 +385,8 @@ class Mesh:
         # Peers that connected before there was anything to tell are asked now.
         told = sorted(self._links) if first else self._neighbours
         message = ExchangeHave(self._own_have)
-        return [AnnounceHave(record), *(self._send(peer_id, message, now) for peer_id in told)]
+        said = [_say_clock_fell(before_ms - now_ms)] if before_ms > self._issued_at_ms else []
+        return [*said, AnnounceHave(record), *(self._send(peer_id, message, now) for peer_id in told)]
 
     def _dial(self, now: float, *, one_more: bool) -> list[Effect]:
         """Dial while there are too few connections; ``one_more`` dials once even if there are enough."""
@@ -447,3 +449,9 @@ class Mesh:
             dial_at = self._book.next_dial_at(self._links)
             times += [] if dial_at is None else [dial_at]
         return self._timer.wake_at(max(min(times), now))
+
+
+def _say_clock_fell(ahead_ms: int) -> Log:
+    ahead = f"this node's clock was {ahead_ms / 1000:.0f} s ahead or more and was set back"
+    text = "what it signed meanwhile was refused by others and is signed anew; let a time service set it: run "
+    return Log("warning", f"{ahead}: {text}'timedatectl set-ntp true'")

@@ -8,6 +8,7 @@ from pulsenet.chain.rules import Signable
 from pulsenet.chain.signing import Sign, seal
 from pulsenet.chain.trust import Trust
 from pulsenet.ids import Digest, PeerId, RunId, Version
+from pulsenet.node.issuing import choose_issue_ms
 from pulsenet.node.published import TERM_NONE, PublishedState
 
 
@@ -44,11 +45,12 @@ class Scribe:
     def issue_head(self, state: PublishedState, now_ms: int, *, term: int = TERM_NONE) -> SignedRecord:
         """Sign a head for ``state`` in a term.
 
-        Its time of issue always rises: where the clock was set back, and above that of an earlier coordinator whose
-        clock ran ahead, or this head of the same version would be no news.
+        Its time of issue rises also where the clock was set back, and above that of an earlier coordinator whose clock
+        ran ahead, or this head of the same version would be no news.
         """
         newest = self._trust.head
-        self._issued_at_ms = max(now_ms, self._issued_at_ms + 1, 0 if newest is None else newest.issued_at_ms + 1)
+        newest_ms = 0 if newest is None else newest.issued_at_ms
+        self._issued_at_ms = choose_issue_ms(now_ms, self._issued_at_ms, newest_ms)
         head = Head(
             run_id=self.run_id,
             revision=self.revision,

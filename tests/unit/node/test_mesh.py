@@ -203,6 +203,22 @@ def test_too_many_anchors_and_addresses_are_cut_to_what_a_record_may_hold(node: 
     assert have.addresses == addresses[: limits.ADDRESSES_MAX]
 
 
+def test_a_clock_that_was_a_day_ahead_and_is_right_again_is_said_once_and_records_count_at_once(node: Node) -> None:
+    day_ms = 24 * 3_600_000
+    node.run.start_ms += day_ms
+    node.wait(5.0)
+    assert of(node.update(addresses=("/ip4/10.9.9.9/tcp/1",)), AnnounceHave)
+    node.run.start_ms -= day_ms
+    effects = node.wait(60.0)
+    announced = of(effects, AnnounceHave)[0]
+    have = open_record(Have, announced.record, node.run.verify, run_id=node.run.run_id)
+    assert node.now_ms - 60_000 <= have.issued_at_ms <= node.now_ms
+    (said,) = of(effects, Log)
+    assert said.text.startswith("this node's clock was 86370 s ahead or more and was set back")
+    assert "timedatectl set-ntp true" in said.text
+    assert of(node.wait(60.0), Log) == []
+
+
 def test_a_new_peer_is_asked_what_it_holds_and_its_answer_is_believed(node: Node) -> None:
     (request,) = requests(node.connect(node.run.second), ExchangeHave)
     record = node.run.have(node.run.second, version_last=9)

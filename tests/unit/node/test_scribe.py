@@ -32,6 +32,18 @@ def test_heads_rise_in_time_even_when_the_clock_was_set_back(run: Any, state: Pu
     assert second.valid_until_ms == second.issued_at_ms + 300_000
 
 
+def test_a_clock_that_was_a_day_ahead_keeps_no_later_head_from_counting(run: Any, state: PublishedState) -> None:
+    """Neither the own rules, which took the head of that day, nor those of others, which refused it."""
+    day_ms = 24 * 3_600_000
+    own, other = run.trust(), run.trust()
+    scribe = Scribe(own, run.publisher.peer_id, run.publisher.sign)
+    own.accept_head(scribe.issue_head(state, run.start_ms + day_ms), run.start_ms + day_ms)
+    signed = scribe.issue_head(state, run.start_ms)
+    assert open_head(run, signed).issued_at_ms == run.start_ms
+    assert own.accept_head(signed, run.start_ms) == other.accept_head(signed, run.start_ms) == open_head(run, signed)
+    assert own.head == open_head(run, signed)
+
+
 def test_a_head_is_signed_in_its_term_and_after_what_is_known(run: Any, state: PublishedState) -> None:
     trust = run.trust()
     trust.accept_head(decode_signed(run.head(Version(0, 1), issued_at_ms=run.start_ms + 500)), run.start_ms)
