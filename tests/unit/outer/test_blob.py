@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from pulsenet import limits
+from pulsenet.codec.contribution import HEADER_SIZE_BYTES
 from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest
 from pulsenet.outer.blob import decode_blob, encode_blob, inspect_blob
@@ -58,7 +59,8 @@ def test_looking_into_a_blob_finds_what_it_says(
     contribution = make_contribution()
     blob = b"".join(encode_blob(contribution, table, THETA))
     content = inspect_blob(cut(blob, size_bytes), expected, THETA)
-    assert (content.reason, content.entry_count, content.norm) == ("", 3, compute_norm(contribution))
+    assert (content.reason, content.detail) == ("", "")
+    assert (content.entry_count, content.norm) == (3, compute_norm(contribution))
     assert content.inner_step_count == 8
 
 
@@ -90,3 +92,12 @@ def test_bytes_that_are_no_contribution_are_rejected(
     other = ParameterTable((TensorSpec("a", "F32", (2, 3)), TensorSpec("c", "F32", ())))
     assert inspect_blob([blob], replace(expected, table=other), THETA).reason == "shape"
     assert inspect_blob([blob], replace(expected, is_dense=True), THETA).reason == "shape"
+
+
+def test_a_header_of_another_kind_is_rejected_before_more_is_read(expected: Expected) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield bytes(HEADER_SIZE_BYTES)
+        raise AssertionError("asked for more than the header")
+
+    content = inspect_blob(pieces(), expected, THETA)
+    assert (content.reason, content.entry_count, content.norm, content.inner_step_count) == ("decode", 0, 0.0, 0)

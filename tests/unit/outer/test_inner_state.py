@@ -44,6 +44,17 @@ def test_slots_come_back_in_bits_and_in_the_order_of_their_names() -> None:
     assert decode_slots(encode_slots([]), 0) == ()
 
 
+def test_a_name_may_be_one_letter() -> None:
+    (slot,) = decode(struct.pack("<H", 1) + slot_bytes(b"m"))
+    assert (slot.name, slot.shape) == ("m", ())
+
+
+def test_a_tensor_of_one_element_has_no_slots_of_two() -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        decode(struct.pack("<H", 1) + slot_bytes(shape=(2,), values=bytes(8)), element_count=1)
+    assert caught.value.code == "state-slots"
+
+
 def test_a_single_number_may_stand_beside_an_empty_tensor() -> None:
     (slot,) = decode_slots(encode_slots([Slot("step", (), ONE)]), 0)
     assert slot.values.tolist() == [1.0]
@@ -78,7 +89,7 @@ def test_what_does_not_fit_is_our_own_fault(slots: list[Slot]) -> None:
     [
         b"",
         struct.pack("<H", 1),
-        struct.pack("<H", SLOTS_MAX + 1),
+        struct.pack("<H", SLOTS_MAX + 1) + b"".join(slot_bytes(b"%02d" % index) for index in range(SLOTS_MAX + 1)),
         struct.pack("<H", 0) + b"x",
         struct.pack("<H", 1) + slot_bytes(name=b""),
         struct.pack("<H", 1) + slot_bytes(name=b"n" * (NAME_SIZE_BYTES_MAX + 1)),

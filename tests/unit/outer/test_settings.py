@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -59,3 +61,21 @@ def test_without_flushes_older_versions_can_take_part() -> None:
 def test_settings_no_run_can_have_are_refused(algorithm: str, constants: tuple[tuple[str, int], ...]) -> None:
     with pytest.raises(ConfigError):
         OuterSettings.from_constants(algorithm, constants)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"algorithm": Algorithm.DILOCO, "combination": Combination.TRIMMED, "trim_count": -1},
+        {"flush_interval": -1},
+        {"flush_interval": 4, "flush_mantissa_bits": -1},
+    ],
+)
+def test_no_count_is_below_0(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        OuterSettings(**fields)
+
+
+def test_settings_may_be_on_their_bounds() -> None:
+    assert OuterSettings(clip_norm_ratio=1.0).clip_norm_ratio == 1.0
+    assert OuterSettings(flush_interval=4, flush_mantissa_bits=0).cuts_values
