@@ -22,6 +22,9 @@ UPLOAD_SLOTS_MAX: Final = limits.SERVED_REQUESTS_MAX - 4
 RETRY_MS: Final = 2_000
 """When a reader that found no slot may come back; it adds some chance of its own."""
 
+LOOK_SECONDS: Final = 0.1
+"""How often whoever waits looks whether what moved before was less than was expected."""
+
 FindKind = Callable[[GetChunks], Awaitable[str]]
 """Says what kind of blob a request is about."""
 
@@ -79,10 +82,13 @@ class Gate:
     async def take(self, size_bytes: int) -> None:
         """Wait, and count bytes that are about to move."""
         async with self._lock:
-            # What others turn out to have moved meanwhile is a debt that the next in line waits for.
-            seconds = self._cap.wait_seconds(self._clock())
-            if seconds > 0:
-                await asyncio.sleep(seconds)
+            # What others turn out to have moved meanwhile is a debt that the next in line waits for. What they turn out
+            # not to have moved is waited for no longer: after many large ones a small one counts as large at first.
+            passes_at = self._clock() + self._cap.wait_seconds(self._clock())
+            while (  # noqa: ASYNC110 - time is what it waits for
+                seconds := min(passes_at - self._clock(), self._cap.wait_seconds(self._clock()))
+            ) > 0:
+                await asyncio.sleep(min(seconds, LOOK_SECONDS))
             self._cap.note(size_bytes, self._clock())
 
 

@@ -158,6 +158,32 @@ async def test_what_waits_passes_one_after_another_at_about_the_size_of_the_last
     assert now - before == pytest.approx(0.5, abs=0.1)
 
 
+async def test_nobody_waits_for_bytes_that_did_not_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After chunks of 1 MB the first small one counted as large, and the next waited for all of that."""
+    now = 0.0
+    began: list[float] = []
+    really_sleep = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        await really_sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    gate = Gate(1_000_000, lambda: now)
+
+    async def receive(size_bytes: int) -> None:
+        async with gate.passing() as passage:
+            began.append(now)
+            await really_sleep(0)
+            passage.size_bytes = size_bytes
+
+    await receive(1_000_000)
+    await receive(1_000_000)
+    await asyncio.gather(receive(100), receive(100))
+    assert began[3] - began[2] < 2 * pacing.LOOK_SECONDS
+
+
 async def test_without_a_cap_nothing_waits() -> None:
     gate = Gate(0)
     await gate.take(1 << 40)
