@@ -382,6 +382,23 @@ def countersign(run: Path, *, sign: Callable[[bytes], bytes], owner: PeerId) -> 
     return count_signatures(records)
 
 
+def withdraw(run: Path) -> int:
+    """Take back the newest revision, which lacks signatures; return its number.
+
+    Raises:
+        ConfigError: There is no run here, or its newest revision counts: then another one has to change it back.
+    """
+    with _changing(run):
+        records = load_descriptors(run)
+        if not records:
+            raise ConfigError(f"no run in {run}")
+        signatures = count_signatures(records)
+        if signatures.is_complete or signatures.number == 0:
+            raise ConfigError(f"revision {signatures.number} counts already; change the run back by another one")
+        _descriptor_path(run, signatures.number).unlink()
+    return signatures.number
+
+
 def count_signatures(records: list[SignedRecord]) -> Signatures:
     """Return what the newest of a run's revisions has."""
     revision = decode_value(Descriptor, records[-1].payload).revision
@@ -409,7 +426,8 @@ def _find_complete(run: Path, owner: PeerId) -> tuple[list[SignedRecord], Descri
     _check_owner(current, owner)
     if not count_signatures(records).is_complete:
         raise ConfigError(
-            f"revision {current.revision} lacks signatures: let the other owners 'pulsenet run countersign' it first"
+            f"revision {current.revision} lacks signatures: let the other owners 'pulsenet run countersign' it first, "
+            "or take it back with 'pulsenet run withdraw'"
         )
     return records, current
 

@@ -450,6 +450,25 @@ def test_nothing_is_built_on_a_revision_that_lacks_signatures(shell: Shell) -> N
     assert shell.descriptor().revision == 2
 
 
+def test_a_revision_that_other_owners_do_not_sign_can_be_taken_back(shell: Shell) -> None:
+    create_shared(shell)
+    shell.fails(78, "revision 0 counts already", "withdraw", "mine")
+    shell.run("promote", "mine", shell.text("wrong"), *owner(shell, "first"))
+    told = "or take it back with 'pulsenet run withdraw'"
+    shell.fails(78, told, "promote", "mine", shell.text("new"), *owner(shell, "first"))
+    code, out, _ = shell.run("withdraw", "mine")
+    assert (code, out.splitlines()[0]) == (0, "revision 1 is taken back here")
+    assert "delete their copies" in out
+    shell.run("promote", "mine", shell.text("new"), *owner(shell, "first"))
+    assert shell.ok("withdraw", "mine") == {"withdrawn": 1}
+    shell.run("promote", "mine", shell.text("new"), *owner(shell, "first"))
+    shell.ok("countersign", "mine", *owner(shell, "second"))
+    assert shell.key("new").peer_id in shell.descriptor().authorities
+    assert shell.key("wrong").peer_id not in shell.descriptor().authorities
+    shell.fails(78, "revision 1 counts already", "withdraw", "mine")
+    shell.fails(78, "no run in", "withdraw", "nothing")
+
+
 def test_a_run_that_is_not_here_cannot_be_countersigned(shell: Shell) -> None:
     shell.fails(78, "no run in", "countersign", "mine", *owner(shell, "first"))
 

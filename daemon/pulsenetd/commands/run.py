@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import secrets
 import sys
 import time
@@ -24,6 +23,7 @@ from pulsenet.local.directories import data_home
 from pulsenet.wire.schema import decode_value, encode_value
 from pulsenetd import config, runs
 from pulsenetd.commands import run_examples, run_rounds
+from pulsenetd.commands.run_keys import HEX_KEY, parse_key, parse_new_key
 from pulsenetd.logs import printable
 from pulsenetd.storage.disk import Disk, make_directory
 from pulsenetd.words import say_count, say_moment
@@ -32,12 +32,11 @@ ANCHOR_INTERVAL_MAX: Final = 1_000_000
 PUBLISH_INTERVAL_SECONDS_MAX: Final = 86_400
 EXPIRES_HOURS_MAX: Final = 10 * 365 * 24
 PASSED_ON: Final = "running nodes of this machine pass it on within a minute"
-HEX_KEY: Final = re.compile(r"[0-9a-fA-F]{64}")
 NAME_HELP: Final = "name of the run on this machine"
 
 
 def add_parser(commands: Any) -> None:
-    """Add ``run create|show|token|admit|revoke|promote|own|disown|epoch|countersign`` to the command line."""
+    """Add ``run create|show|token|admit|revoke|promote|own|disown|epoch|countersign|withdraw`` to the command line."""
     parser = commands.add_parser(
         "run", help="create a run or change whom it trusts", examples=(*run_examples.CREATE[:1], *run_examples.SHOW)
     )
@@ -101,6 +100,11 @@ def add_parser(commands: Any) -> None:
     countersign.add_argument("name", metavar="NAME", help=NAME_HELP)
     countersign.add_argument("--epoch", action="store_true", help="to the newest epoch that the owners opened instead")
     _common(countersign, _countersign)
+    withdraw = actions.add_parser(
+        "withdraw", help="take back a revision that other owners do not sign", examples=run_examples.WITHDRAW
+    )
+    withdraw.add_argument("name", metavar="NAME", help=NAME_HELP)
+    _common(withdraw, _withdraw, signs=False)
 
 
 def _add_token_options(parser: argparse.ArgumentParser) -> None:
@@ -121,34 +125,6 @@ def _common(
 def _run_path(name: str) -> Path:
     config.resolve({"run": name}, {}, None)  # refuses names that are not run names
     return data_home(os.environ) / name
-
-
-def parse_key(text: str) -> PeerId:
-    """Return the key a person typed: a libp2p peer id or 64 hexadecimal digits.
-
-    Raises:
-        UsageError: It is neither.
-    """
-    from pulsenetd import identity
-
-    try:
-        return PeerId(bytes.fromhex(text)) if HEX_KEY.fullmatch(text) else identity.from_libp2p_text(text)
-    except Exception as error:
-        raise UsageError(f"'{text}' is not a key: give a peer id (12D3KooW...) or 64 hexadecimal digits") from error
-
-
-def parse_new_key(text: str) -> PeerId:
-    """Return the key of somebody who is to be listed.
-
-    Raises:
-        UsageError: It is no key, or its bytes are no point of the curve: nobody could ever sign with it.
-    """
-    from pulsenetd import identity
-
-    key = parse_key(text)
-    if not identity.is_on_curve(key):
-        raise UsageError(f"'{text}' is nobody's key: copy it again from what 'pulsenet keygen' or its node printed")
-    return key
 
 
 def _owner(arguments: argparse.Namespace, run: Path) -> Any:
@@ -480,6 +456,17 @@ def _countersign(arguments: argparse.Namespace) -> int:
         print(json.dumps({"signatures": signatures.count, "needed": signatures.needed}))
     else:
         print(_say_signatures(arguments, path, signatures, "epoch" if arguments.epoch else "revision"))
+    return 0
+
+
+def _withdraw(arguments: argparse.Namespace) -> int:
+    number = runs.withdraw(_run_path(arguments.name))
+    if arguments.json:
+        print(json.dumps({"withdrawn": number}))
+    else:
+        print(f"revision {number} is taken back here")
+        print("let the other owners delete their copies of it: one that is signed later and the next one exclude each")
+        print("other: nodes would believe either")
     return 0
 
 

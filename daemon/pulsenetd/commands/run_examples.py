@@ -37,3 +37,6 @@ COUNTERSIGN: Final[tuple[Example, ...]] = (
     ("pulsenet run countersign myrun", "the newest revision, as a second owner"),
     ("pulsenet run countersign myrun --epoch", "the newest epoch that the owners opened"),
 )
+WITHDRAW: Final[tuple[Example, ...]] = (
+    ("pulsenet run withdraw myrun", "the owners did not agree on the newest revision"),
+)
