@@ -347,6 +347,58 @@ def test_a_joiner_begins_with_what_the_others_hold(variant: MixingVariant) -> No
     world.run_until(lambda: ("mixing_rounds", "listed") in joiner.counts, 10 * ROUND_SECONDS_MAX)
 
 
+@pytest.mark.parametrize("variant", list(MixingVariant))
+def test_an_only_authority_that_lost_its_state_is_soon_given_one_by_those_who_went_on_alone(
+    variant: MixingVariant,
+) -> None:
+    world = make_world(12, variant, trainer_count=2, inner_seconds=(1.0, 2.0), step=0.25)
+    world.run_rounds(3, 4 * ROUND_SECONDS_MAX)
+    authority = world.member("authority 0")
+    world.crash(authority)
+    authority.mixing_disk.z, authority.mixing_disk.round_index = None, 0
+    # The last roster ends meanwhile, and nobody can offer a state without one.
+    world.run_for(100.0)
+    world.start(authority)
+    done = authority.round_count
+    world.run_until(lambda: authority.round_count > done, ROUND_SECONDS_MAX)
+    assert authority.toy is not None
+    assert authority.toy.adopted_count == 1, "with its own start it would pull the others back"
+
+
+@pytest.mark.parametrize("authority_count", [1, 3])
+def test_where_every_training_process_lost_its_state_all_begin_anew_together(authority_count: int) -> None:
+    world = make_world(12, authority_count=authority_count, trainer_count=2, inner_seconds=(1.0, 2.0))
+    world.run_rounds(3, 4 * ROUND_SECONDS_MAX)
+    for member in world.members:
+        member.kill_training()
+        member.mixing_disk.z, member.mixing_disk.round_index = None, 0
+    world.run_for(1.0)
+    for member in world.members:
+        member.attach_training()
+    done, since = {member.name: member.round_count for member in world.members}, len(world.waits)
+    world.run_until(lambda: all(m.round_count > done[m.name] for m in world.members), ROUND_SECONDS_MAX)
+    world.run_rounds(2, 2 * ROUND_SECONDS_MAX)
+    assert {name for name, ready, _ in world.waits[since:] if not ready.is_alone} == set(done)
+
+
+def test_one_that_comes_back_without_a_state_waits_for_those_it_finds_later() -> None:
+    """Two that lost theirs find each other first; the third, which holds it, is found before they begin anew."""
+    world = make_world(12, trainer_count=2, inner_seconds=(1.0, 2.0), step=0.25)
+    world.run_rounds(3, 4 * ROUND_SECONDS_MAX)
+    *gone, holder = world.members
+    for member in gone:
+        world.crash(member)
+        member.mixing_disk.z, member.mixing_disk.round_index = None, 0
+        world.part(member, holder)
+    for member in gone:
+        world.start(member)
+    world.run_for(5.0)
+    world.heal()
+    done = {member.name: member.round_count for member in gone}
+    world.run_until(lambda: all(m.round_count > done[m.name] for m in gone), 2 * ROUND_SECONDS_MAX)
+    assert all(member.toy is not None and member.toy.adopted_count == 1 for member in gone)
+
+
 def test_an_owner_that_is_gone_leaves_own_values_in_its_slices() -> None:
     world = make_world(13, MixingVariant.GLOBAL_M1, step=0.5)
     world.run_rounds(2, 2 * ROUND_SECONDS_MAX)

@@ -52,13 +52,16 @@ class RosterContact:
         """Say whether an answer is to one of our questions, and stop waiting for it."""
         return self._requests.end(event) is not None
 
-    def poll(self, now: float, round_index: int | None, descriptor: Descriptor | None) -> list[Effect]:
+    def poll(
+        self, now: float, round_index: int | None, descriptor: Descriptor | None, *, is_joining: bool
+    ) -> list[Effect]:
         """Return the question, if one is due.
 
         Args:
             now: Monotonic time.
             round_index: The round this node is in; ``None`` while it is in none.
             descriptor: Whom to ask while no coordinator is known.
+            is_joining: Whether the training process looks for a state.
         """
         if now < self._ask_at:
             return []
@@ -68,7 +71,7 @@ class RosterContact:
         effects: list[Effect] = []
         # This node's own authority, if it is one, stands only while it knows of a training process.
         here: list[Effect] = []
-        if round_index is not None:
+        if round_index is not None or is_joining:
             here.append(ShowToMachines(PresenceSeen(self._peer_id, round_index)))
         if coordinator is not None and coordinator in self._courier.connected:
             effects += self._ask(coordinator, round_index, now)

@@ -63,6 +63,9 @@ class Convener(Authority):
         self._rosters = rosters
         self._settings = settings
         self._present: dict[PeerId, tuple[int, float]] = {}
+        self._is_joining = False
+        """Whether the training process here looks for a state. Others offer theirs under a roster only, so whoever
+        waited for one before it convened them might wait for ever."""
         self.measuring = Measuring(seat.trust, rosters, settings, self.is_leading)
         """What it knows of how far apart trainers are."""
         self._led_term = 0
@@ -76,11 +79,15 @@ class Convener(Authority):
     def _take_more(self, event: Event, now: float) -> list[Effect]:
         match event:
             case PresenceSeen(peer_id, round_index):
-                self._note_present(peer_id, round_index, now)
+                if peer_id == self._peer_id:
+                    self._is_joining = round_index is None
+                if round_index is not None:
+                    self._note_present(peer_id, round_index, now)
             case RosterSeen(record) if record == self._signed:
                 self._signed = None
                 self._rosters.accept(record)
             case PresenceEnded():
+                self._is_joining = False
                 self._present.pop(self._peer_id, None)
             case MastersTold(table):
                 self.measuring.table = table
@@ -122,7 +129,7 @@ class Convener(Authority):
 
     @property
     def _is_ready(self) -> bool:
-        return self._peer_id in self._present
+        return self._is_joining or self._peer_id in self._present
 
     def _convene(self, now: float) -> list[Effect]:
         """Sign a roster, if one is due."""
@@ -133,6 +140,9 @@ class Convener(Authority):
         if self._led_term != term:
             self._led_term, self._led_since, self._number = term, now, 0
             self.measuring.begin_term()
+        if not self._present:
+            # The others are not late yet: nobody has begun.
+            self._led_since = now
         if now < self._led_since + FIND_SECONDS and not set(descriptor.trainers) <= set(self._present):
             return []
         subset, members = self.measuring.find_subset(), self._choose_members()

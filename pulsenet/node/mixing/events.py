@@ -200,8 +200,8 @@ class PresenceSeen:
     """A trainer told in which round it is: a peer by asking for the roster, or this node's own."""
 
     peer_id: PeerId
-    round_index: int
-    """The round it is in, or is about to open."""
+    round_index: int | None
+    """The round it is in, or is about to open; ``None`` while this node's own looks for a state to begin with."""
 
 
 @dataclass(frozen=True, slots=True)

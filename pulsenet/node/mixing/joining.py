@@ -185,7 +185,9 @@ class Joining:
                 self.refuse()
             return effects
         newest = max((told for told in self._rounds.values() if told is not None), default=0)
-        is_first = newest == 0 and (self._everybody_answered() or now >= self._began_at + ALONE_SECONDS)
+        # Who was in a round before knows that there may be others who still hold its state, and are not connected yet.
+        is_soon = own_round == 0 and self._everybody_answered()
+        is_first = newest == 0 and (is_soon or now >= self._began_at + ALONE_SECONDS)
         if is_first or now >= self._began_at + ADOPT_SECONDS_MAX:
             self.started = StartMixing(max(own_round, self._find_front()))
             effects.append(self.started)

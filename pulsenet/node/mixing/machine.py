@@ -142,7 +142,8 @@ class Mixing(LedgerMachine):
 
     def reply_shares(self, request: GetShares, asker: PeerId) -> SharesReply:
         """Answer ``GetShares``."""
-        is_there = self._attached is not None
+        # Who looks for a state itself has none to wait for, whatever round its last life was in.
+        is_there = self._attached is not None and self._joining is None
         if self._is_unsaved:
             # What is not stored may be forgotten: nothing of it is said.
             return SharesReply(self.round_index if is_there else None, 0, True, ())
@@ -414,7 +415,8 @@ class Mixing(LedgerMachine):
         if self._attached is not None:
             told = self.round_index if self._opening is None else max(self._opening[0], self._next_round())
             is_joining = self._joining is not None
-            effects += self._contact.poll(now, None if is_joining else told, self._trust.descriptor)
+            told = None if is_joining else told
+            effects += self._contact.poll(now, told, self._trust.descriptor, is_joining=is_joining)
             is_over = {job: work.result is not None for job, work in self._works.items()}
             effects += self._debts.ask(now, is_over, self._journal.round_index)
             effects += self._asking.ask(self._works, now)

@@ -61,7 +61,7 @@ class Serving:
             works: Jobs of the open round.
             before: Jobs of the one before.
             state: What is offered to joiners, and its round.
-            is_attached: Whether a training process is there.
+            is_attached: Whether a training process is there that holds a state.
         """
         open_round = self._journal.round_index
         if request.round_index is None:

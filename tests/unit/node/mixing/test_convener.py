@@ -213,6 +213,27 @@ def test_without_its_own_training_process_an_authority_neither_stands_nor_renews
     office.tell(PeerLost(office.others[0], "closed"))
 
 
+def test_one_whose_training_process_looks_for_a_state_lists_the_others(make_desk: MakeDesk) -> None:
+    """Only under a roster can they offer theirs; it would wait for one for ever."""
+    office = Office(make_desk)
+    office.tell(PresenceSeen(office.me, None))
+    assert office.convener.is_leading(office.now)
+    office.tell(TimerFired(), 60.0)
+    assert office.desk.rosters.newest is None, "nobody is in a round"
+    office.see(7, 7)
+    office.tell(TimerFired(), FIND_SECONDS / 2)
+    assert office.desk.rosters.newest is None, "it may begin with them, and be listed at once"
+    office.see(7, 7)
+    office.tell(TimerFired(), FIND_SECONDS / 2)
+    assert office.roster.members == tuple(sorted(office.others))
+    assert office.roster.first_round == 7
+    office.see(9, 9, 9)
+    office.tell(TimerFired(), SETTLE_SECONDS)
+    assert office.roster.members == tuple(office.desk.keys)
+    office.tell(PresenceEnded())
+    assert not office.convener._is_ready
+
+
 def test_votes_and_terms_are_heard_and_rubbish_is_counted(make_desk: MakeDesk) -> None:
     office = Office(make_desk)
     desk = office.desk

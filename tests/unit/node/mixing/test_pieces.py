@@ -20,6 +20,7 @@ from pulsenet.node.mixing.events import (
     AdoptFailed,
     DebtName,
     MixingAttached,
+    MixingLost,
     PartsCombined,
     PartSlice,
     PartStored,
@@ -31,6 +32,7 @@ from pulsenet.node.mixing.events import (
 )
 from pulsenet.node.mixing.everybody import read_contributors, write_contributors
 from pulsenet.node.mixing.inbox import Inbox
+from pulsenet.node.mixing.joining import ALONE_SECONDS
 from pulsenet.node.mixing.journal import DEBTS_MAX, MIXING_KEY, TAKEN_MAX, Exchange, Journal, Stand
 from pulsenet.node.mixing.outbox import PUSH_SECONDS_MAX, PUSHES_IN_FLIGHT_MAX, Outbox
 from pulsenet.node.mixing.reach import GRACE_SECONDS, Reach
@@ -334,6 +336,21 @@ def test_a_joiner_refuses_states_that_nobody_signed_or_that_are_too_large(make_d
     # While others are in rounds it waits; not for ever.
     desk.wait(900.0)
     assert desk.find(StartMixing) == [StartMixing(2)]
+
+
+def test_one_that_looks_for_a_state_names_no_round_and_waits_a_little_for_others(make_desk: MakeDesk) -> None:
+    desk = make_desk(0).begin()
+    asker, question = desk.keys[1], GetShares(None, 0, 0)
+    assert desk.machine.reply_shares(question, asker).round_index == 0
+    desk.tell(MixingLost())
+    desk.effects = []
+    desk.tell(MixingAttached(None, SIZE))
+    assert desk.machine.reply_shares(question, asker).round_index is None
+    (request,) = [e for e in desk.find(SendRequest) if isinstance(e.message, GetShares)]
+    desk.tell(ReplyReceived(request.request_id, asker, SharesReply(None, 0, False, ())))
+    assert desk.find(StartMixing) == [], "it was in a round, so others may be who are not connected yet"
+    desk.wait(ALONE_SECONDS)
+    assert desk.find(StartMixing) == [StartMixing(1)]
 
 
 def test_whoever_is_alone_begins_by_itself(make_desk: MakeDesk) -> None:
