@@ -13,6 +13,10 @@ from pulsenet.ids import Digest, PeerId
 from pulsenet.outer.checks import compute_scales
 from pulsenet.outer.floats import fp32_from_bits, fp32_to_bits
 
+REFUSED_WAITS = 10
+"""How many times the usual wait a round is kept open for whoever is silent, where a contribution was refused and too
+few count: who is connected may still be in its inner steps, and may as well have no training process."""
+
 REJECTIONS_MAX = 256
 """Rejections listed by one receipt, so that it stays within its size."""
 
@@ -41,6 +45,8 @@ class Collection:
     """Contributions whose content is being checked."""
     enough_at: float | None = None
     """When the least number of checked contributions was there."""
+    refused_at: float | None = None
+    """When a contribution was refused, whose sender can do nothing more before the next round."""
     short_at: float | None = None
     """When everybody expected was decided and too few of them counted, because others were refused."""
 
@@ -78,20 +84,27 @@ class Collection:
         count = len(self.counted)
         if count >= settings.contributions_min and self.enough_at is None:
             self.enough_at = now
+        is_refused = any(self.reasons.values())
+        if is_refused and self.refused_at is None:
+            self.refused_at = now
         if expected <= set(self.reasons) and not self.undecided():
             # If all were refused, the round ends without moving the state, and they may try the next.
             if count >= settings.contributions_min or (count == 0 and bool(self.reasons)):
                 return True
             # Whoever was refused sends nothing else in this round: without others, it ends in the same way.
-            if any(self.reasons.values()) and self.short_at is None:
+            if is_refused and self.short_at is None:
                 self.short_at = now
-        since = self.waits_since
-        return since is not None and now >= since + settings.contribution_wait_seconds
+        ends_at = self.ends_at(settings)
+        return ends_at is not None and now >= ends_at
 
-    @property
-    def waits_since(self) -> float | None:
-        """Since when others are waited for, and not for ever."""
-        return self.short_at if self.enough_at is None else self.enough_at
+    def ends_at(self, settings: RoundSettings) -> float | None:
+        """Return when the round is closed without whoever is missing; ``None`` while it waits without end."""
+        wait_seconds = settings.contribution_wait_seconds
+        if self.enough_at is not None:
+            return self.enough_at + wait_seconds
+        if self.short_at is not None:
+            return self.short_at + wait_seconds
+        return None if self.refused_at is None else self.refused_at + REFUSED_WAITS * wait_seconds
 
     def members(self, ratio: float, contributions_min: int = 1) -> tuple[Member, ...]:
         """Return the members of the receipt: nobody, if fewer than the least number count."""

@@ -47,6 +47,7 @@ from pulsenet.node.events import (
 from pulsenet.node.fetch import StoreIndex
 from pulsenet.node.gather import Gatherer
 from pulsenet.node.machine import Seat
+from pulsenet.node.patience import Patience
 from pulsenet.node.proposal import Proposal
 from pulsenet.node.strangers import Strangers
 from pulsenet.wire.messages import PushReceipt
@@ -74,6 +75,7 @@ class Coordinator(Authority):
         self._gatherer = Gatherer(seat.ledger, seat.draw, index, self._courier.take_request_id)
         self._state: StateReached | None = None
         self._strangers = Strangers()
+        self._patience = Patience()
         self._collection: Collection | None = None
         self._proposal: Proposal | None = None
         self._offer: tuple[Receipt, SignedRecord] | None = None
@@ -136,6 +138,8 @@ class Coordinator(Authority):
         round_index = self._trust.accept_contribution(signed, admitted=signed.signers).round_index
         if signed.signers[0] not in self._trainers:
             self._strangers.note(signed.signers[0], round_index)
+        elif round_index == self._ledger.next_round_index - 1:
+            self._patience.note_late(signed.signers[0])
         if round_index != self._ledger.next_round_index:
             self.verdicts.note(event, "round")
             return []
@@ -286,6 +290,7 @@ class Coordinator(Authority):
                 effects.append(CheckContribution(entry.contribution, digest))
         if not collection.is_complete(self._expected(now), settings, now):
             return effects
+        self._patience.note_closed(self._reachable & self._trainers, collection.found)
         receipt = self._make_receipt(collection, settings)
         return effects + self._propose(receipt, now)
 
@@ -415,10 +420,10 @@ class Coordinator(Authority):
         return None if record is None else decode_value(Receipt, decode_signed(record).payload)
 
     def _expected(self, now: float) -> set[PeerId]:
-        """Return whose contributions a round waits for: trainers that can be reached, and this node's own."""
+        """Return whose contributions a round waits for: those of trainers that can be reached, its own too."""
         assert self._trust.descriptor is not None
         assert self._collection is not None
-        reachable = {*self._courier.connected, self._peer_id}
+        reachable = self._reachable
         due, trainers = self._collection.round_index, self._trainers
         before = self._ledger.final(due - 1)
         counted = [] if before is None else [member.peer_id for member in before.receipt.members]
@@ -431,7 +436,11 @@ class Coordinator(Authority):
             here=[peer_id for peer_id in self._collection.found if peer_id not in trainers],
             places=self._trust.descriptor.open_trainers_max,
         )
-        return (reachable & trainers) | strangers
+        return {peer_id for peer_id in reachable & trainers if self._patience.awaits(peer_id)} | strangers
+
+    @property
+    def _reachable(self) -> set[PeerId]:
+        return {*self._courier.connected, self._peer_id}
 
     @property
     def _authorities(self) -> set[PeerId]:
@@ -459,8 +468,8 @@ class Coordinator(Authority):
         if self._proposal is not None:
             times.append(self._proposal.shown_again_at)
         collection, settings = self._collection, self._settings
-        if collection is not None and collection.waits_since is not None and settings is not None:
-            times.append(collection.waits_since + settings.contribution_wait_seconds)
+        if collection is not None and settings is not None:
+            times.append(collection.ends_at(settings))
         return times
 
 

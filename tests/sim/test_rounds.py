@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pulsenet.node.effects import Fate
+from pulsenet.node.patience import AGAIN_ROUNDS, MISSED_MAX
 from pulsenet.node.rounds_phase import Phase
 from pulsenet.testing.rounds_node import RoundsNode
 from pulsenet.testing.rounds_world import RoundsWorld
@@ -67,6 +68,22 @@ def test_a_coordinator_that_dies_in_a_round_is_replaced_and_nothing_is_undone(te
     assert world.receipts[world.round_index - 1].term > 1
     world.start(first)
     world.run_rounds(2, 3 * ROUND_SECONDS_MAX)
+    assert_equal_states(world)
+
+
+def test_a_daemon_whose_training_process_is_gone_costs_some_rounds_their_wait_and_not_all() -> None:
+    world = RoundsWorld(1, constants={"contribution_wait_seconds": 100})
+    world.run_rounds(2, 2 * ROUND_SECONDS_MAX)
+    mute = world.node("trainer 0")
+    mute.kill_training()
+    world.run_rounds(MISSED_MAX, MISSED_MAX * (100.0 + ROUND_SECONDS_MAX))
+    world.run_rounds(5, 5 * ROUND_SECONDS_MAX)
+    back_at = world.round_index
+    mute.attach_training()
+    world.run_rounds(AGAIN_ROUNDS, 100.0 + AGAIN_ROUNDS * ROUND_SECONDS_MAX)
+    counted = [any(m.peer_id == mute.peer_id for m in world.receipts[index].members) for index in world.receipts]
+    assert not any(counted[back_at - 3 : back_at])
+    assert all(counted[-3:]), "it is counted again, and waited for"
     assert_equal_states(world)
 
 

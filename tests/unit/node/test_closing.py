@@ -14,7 +14,7 @@ from pulsenet.chain.records import Contribution
 from pulsenet.chain.round_settings import RoundSettings
 from pulsenet.chain.rules import FP32_ONE_BITS
 from pulsenet.ids import Digest, PeerId, compute_digest
-from pulsenet.node.closing import REJECTIONS_MAX, Collection, choose_scales
+from pulsenet.node.closing import REFUSED_WAITS, REJECTIONS_MAX, Collection, choose_scales
 from pulsenet.outer.floats import fp32_from_bits, fp32_to_bits
 
 STATE = compute_digest(b"state")
@@ -112,7 +112,7 @@ def test_where_some_were_rejected_and_too_few_are_left_the_round_ends_without_mo
     for number, reason in ((1, ""), (2, "base"), (3, "finite")):
         collection.decide(name(number), reason)
     assert not collection.is_complete(everybody, SETTINGS, 100.0)
-    assert collection.waits_since == 100.0
+    assert collection.ends_at(SETTINGS) == 130.0
     assert not collection.is_complete(everybody, SETTINGS, 129.9)
     assert collection.is_complete(everybody, SETTINGS, 130.0)
     assert collection.members(0.0, SETTINGS.contributions_min) == ()
@@ -121,7 +121,18 @@ def test_where_some_were_rejected_and_too_few_are_left_the_round_ends_without_mo
     collection.decide(name(4), "")
     assert collection.is_complete({*everybody, key(4)}, SETTINGS, 110.0), "somebody else came in time"
     assert [member.peer_id for member in collection.members(0.0, SETTINGS.contributions_min)] == [key(1), key(4)]
-    assert collection.waits_since == 110.0
+    assert collection.ends_at(SETTINGS) == 140.0
+
+
+def test_where_some_were_rejected_whoever_is_silent_is_not_waited_for_without_end(collection: Collection) -> None:
+    everybody = {key(number) for number in (1, 2, 3, 4)}
+    for number, reason in ((1, ""), (2, "base")):
+        collection.decide(name(number), reason)
+    assert not collection.is_complete(everybody, SETTINGS, 100.0)
+    assert collection.ends_at(SETTINGS) == 100.0 + 30.0 * REFUSED_WAITS
+    assert not collection.is_complete(everybody, SETTINGS, 399.9)
+    assert collection.is_complete(everybody, SETTINGS, 400.0)
+    assert collection.members(0.0, SETTINGS.contributions_min) == ()
 
 
 def test_a_round_without_any_contribution_does_not_end(run: Any) -> None:

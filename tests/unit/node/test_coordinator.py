@@ -17,6 +17,7 @@ from pulsenet.errors import LocalProtocolError
 from pulsenet.ids import compute_digest
 from pulsenet.limits import VOTE_RENEW_SECONDS
 from pulsenet.node.candidacy import BALLOT_KEY, decode_ballot, stored_of
+from pulsenet.node.closing import REFUSED_WAITS
 from pulsenet.node.coordinator import FIND_SECONDS, Coordinator
 from pulsenet.node.effects import (
     EXECUTION_ORDER,
@@ -25,6 +26,7 @@ from pulsenet.node.effects import (
     Effect,
     SaveState,
     SendRequest,
+    SetTimer,
     ShowToMachines,
     StoreRecord,
     StoreStateAnchor,
@@ -43,6 +45,7 @@ from pulsenet.node.events import (
     VoteSeen,
 )
 from pulsenet.node.ledger_machine import STORE_RETRY_SECONDS
+from pulsenet.node.patience import AGAIN_ROUNDS, MISSED_MAX
 from pulsenet.node.proposal import RESEND_SECONDS
 from pulsenet.testing.fakes import FakeStore, only
 from pulsenet.testing.toy_training import write_blob
@@ -66,6 +69,8 @@ class Bench:
         self.ledger = Ledger(self.trust)
         self.store = FakeStore()
         self.now = 0.0
+        self.wake_at = 0.0
+        """What the machine last asked to be woken at."""
         self.begin()
 
     def begin(self) -> None:
@@ -79,6 +84,7 @@ class Bench:
     def tell(self, event: Event) -> list[Effect]:
         effects = sorted(self.machine.handle(event, self.now, 0), key=lambda effect: EXECUTION_ORDER[type(effect)])
         self.store.keep(effects)
+        self.wake_at = next((effect.at for effect in only(effects, SetTimer)), self.wake_at)
         return effects
 
     def vote(self, key: Any, term: int, candidate: Any) -> VoteSeen:
@@ -675,6 +681,73 @@ def test_a_trainer_that_is_not_listed_is_waited_for_once_it_contributed(make_run
     bench.now = 30.0
     assert finish(bench.tell(TimerFired())) == [listed.peer_id]
     assert finish(bench.close(round_index=3)) == [listed.peer_id]
+
+
+class TestMuteTrainers:
+    """A daemon whose training process is gone is connected like any other."""
+
+    def begin(self, make_run: Callable[..., Any]) -> Bench:
+        bench = Bench(make_run, 1, trainer_count=2)
+        for key in bench.trainers:
+            bench.tell(PeerConnected(key.peer_id, (), outbound=False))
+        bench.now = FIND_SECONDS
+        bench.lead()
+        return bench
+
+    def finish(self, bench: Bench, effects: list[Effect]) -> int:
+        """Begin the next round, and return how many this one counted."""
+        (shown,) = only(effects, ShowToMachines)
+        bench.tell(shown.event)
+        bench.tell(StateReached(bench.ledger.next_round_index, STATE))
+        return len(bench.trust.accept_receipt(decode_signed(shown.event.record)).members)
+
+    def wait(self, bench: Bench) -> float:
+        """Let the first trainer contribute to the round that is due, and return how long the second is waited for."""
+        effects, since = bench.close(round_index=bench.ledger.next_round_index), bench.now
+        while not only(effects, ShowToMachines):
+            bench.now = bench.wake_at
+            effects = bench.tell(TimerFired())
+        assert self.finish(bench, effects) == 1
+        return bench.now - since
+
+    def test_after_eight_rounds_one_that_stays_mute_is_waited_for_once_in_sixteen(
+        self, make_run: Callable[..., Any]
+    ) -> None:
+        bench = self.begin(make_run)
+        waits = [self.wait(bench) for _ in range(2 * AGAIN_ROUNDS)]
+        assert waits == [30.0] * MISSED_MAX + [0.0] * 8 + [30.0] + [0.0] * 15
+
+    def test_one_that_is_counted_again_is_waited_for_as_ever(self, make_run: Callable[..., Any]) -> None:
+        bench = self.begin(make_run)
+        for _ in range(AGAIN_ROUNDS):
+            self.wait(bench)
+        assert not only(bench.close(round_index=AGAIN_ROUNDS), ShowToMachines)
+        bench.now += 29.0
+        assert self.finish(bench, bench.close(trainer=1, round_index=AGAIN_ROUNDS)) == 2
+        assert self.wait(bench) == 30.0
+
+    def test_one_that_came_just_too_late_is_waited_for_as_ever(self, make_run: Callable[..., Any]) -> None:
+        bench = self.begin(make_run)
+        for _ in range(MISSED_MAX):
+            self.wait(bench)
+        bench.tell(ContributionSeen(encode_signed(bench.contribution(trainer=1, round_index=1)), None))
+        assert self.wait(bench) == 0.0, "it says nothing of now"
+        bench.tell(ContributionSeen(encode_signed(bench.contribution(trainer=1, round_index=MISSED_MAX)), None))
+        assert self.wait(bench) == 30.0
+
+    def test_a_round_whose_one_contribution_was_rejected_ends_beside_it(self, make_run: Callable[..., Any]) -> None:
+        """Nobody contributes twice to a round, so it stood still as long as the mute one was connected."""
+        bench = self.begin(make_run)
+        signed = bench.contribution()
+        bench.tell(ContributionSeen(encode_signed(signed), None))
+        bench.tell(ContributionChecked(record_digest(signed), "finite"))
+        since = bench.now
+        while not only(effects := bench.tell(TimerFired()), ShowToMachines):
+            bench.now = bench.wake_at
+        assert self.finish(bench, effects) == 0
+        assert bench.now == since + 30.0 * REFUSED_WAITS
+        waits = [self.wait(bench) for _ in range(MISSED_MAX)]
+        assert waits == [30.0] * (MISSED_MAX - 1) + [0.0], "it missed that one too"
 
 
 def test_who_countersigned_no_final_receipt_can_still_be_elected_by_those_who_did(make_run: Callable[..., Any]) -> None:
