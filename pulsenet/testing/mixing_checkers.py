@@ -127,7 +127,10 @@ class MixingChecker:
         if not isinstance(answer, PartsCombined) or member.peer_id in self.dishonest:
             return
         assert member.mixing is not None
-        work = member.mixing.works[order.job]
+        work = member.mixing.works.get(order.job)
+        if work is None:
+            # The training process died meanwhile, and the round with it: nobody takes this mean.
+            return
         parts = []
         if order.job is Job.MIX2 and order.subset != work.bench.known.roster.subset:
             raise SimulationError(self._seed, f"{member.name} combines {order.subset}, which its roster does not say")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pulsenet.node.events import Event
+from pulsenet.node.mixing.effects import CombineParts
 from pulsenet.outer.mixing.settings import MixingSettings, MixingVariant
+from pulsenet.testing.mixing_node import MixingNode
 from pulsenet.testing.mixing_world import MixingWorld
 from pulsenet.testing.network import Faults
 
@@ -52,3 +55,18 @@ def test_the_same_seed_tells_the_same_story() -> None:
         (ready.reason, since) for _, ready, since in second.waits
     ]
     assert first.describe() != play(6, MixingVariant.LOCAL_M1_M2, faults).describe()
+
+
+def test_a_mean_that_comes_after_its_training_process_died_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = MixingWorld(3, MixingSettings(variant=MixingVariant.GLOBAL_M1), authority_count=1, trainer_count=1)
+    judge, judged = world.mixing_checker.note_combined, []
+
+    def note(member: MixingNode, order: CombineParts, answer: Event) -> None:
+        judged.append((member, order, answer))
+        judge(member, order, answer)
+
+    monkeypatch.setattr(world.mixing_checker, "note_combined", note)
+    world.run_until(lambda: bool(judged), 60.0)
+    member, order, answer = judged[-1]
+    member.kill_training()
+    judge(member, order, answer)
