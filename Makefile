@@ -13,9 +13,8 @@ TEST_ARGS ?=
 WORKERS   ?= 3
 
 BIN       := $(VENV)/bin
-# Run in the user's own process; everything else below pulsenet/ is the pure core, but for what simulates nodes.
+# Run in the user's own process; everything else below pulsenet/ is the pure core, but for pulsenet/testing.
 EDGES     := pulsenet/local/*,pulsenet/training/*,pulsenet/serving/*
-BESIDE    := $(EDGES),pulsenet/testing/*
 STAMP     := $(VENV)/.installed
 
 PYTEST    := pytest -q -p no:cacheprovider
@@ -23,8 +22,8 @@ PYTEST    := pytest -q -p no:cacheprovider
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Measured with the compiler off: the bodies of the compiled loops then run as plain Python.
 LOOPS     := tests/unit/codec tests/unit/tensors tests/unit/outer
-MEASURED  := tests/model tests/shell tests/unit tests/property tests/vectors
-SIMULATED := tests/sim
+SIMULATED := tests/sim tests/model tests/unit/testing
+MEASURED  := tests/shell tests/unit tests/property tests/vectors
 WAITING   := tests/e2e tests/lab
 UNMEASURED := $(WAITING) $(filter-out $(WAITING) tests/__pycache__ $(MEASURED) $(SIMULATED),$(patsubst %/,%,$(wildcard tests/*/)) \
 	$(wildcard tests/test_*.py))
@@ -60,27 +59,31 @@ $(STAMP): pyproject.toml Makefile
 demo: $(STAMP)
 	@$(BIN)/pulsenet demo $(DEMO_ARGS)
 
-## make test         all tests but the nightly ones (TEST_ARGS="-k name" for some)
+## make test         all tests but the nightly ones, and the coverage we promise (TEST_ARGS="-k name" for some, measured by nothing)
+ifeq ($(strip $(TEST_ARGS)),)
+test: coverage simulations
+else
 test: $(STAMP)
 	@$(BIN)/python -m pytest -m "not nightly" $(TEST_ARGS)
+endif
 
 ## make test-quick   tests without real processes
 test-quick: $(STAMP)
 	@$(BIN)/python -m pytest -m "not nightly and not e2e" $(TEST_ARGS)
 
-## make coverage     the same tests as make test but for simulated swarms, side by side, failing below the coverage we promise
+## make coverage     of make test all but simulated swarms, side by side, failing below the coverage we promise
 coverage: $(STAMP)
 	@rm -f .coverage .coverage.*
 	@NUMBA_DISABLE_JIT=1 $(BIN)/python -m coverage run -m $(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" $(LOOPS)
-	@$(BIN)/python -m coverage run -m $(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" $(MEASURED)
+	@$(BIN)/python -m coverage run -m $(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" $(SIMULATED:%=--ignore=%) $(MEASURED)
 	@# Real processes and simulated swarms reach lines without testing them one by one, so they are not measured: that would
 	@# cost half as much again, and three times as much where a simulation goes through the same lines a million times.
 	@$(BIN)/python -m $(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" $(UNMEASURED)
 	@$(BIN)/python -m coverage combine --quiet
-	@$(BIN)/python -m coverage report --include='pulsenet/*' --omit='$(BESIDE)' --fail-under=100
-	@$(BIN)/python -m coverage report --include='daemon/pulsenetd/*,$(BESIDE)' --fail-under=85
+	@$(BIN)/python -m coverage report --include='pulsenet/*' --omit='$(EDGES),pulsenet/testing/*' --fail-under=100
+	@$(BIN)/python -m coverage report --include='daemon/pulsenetd/*,$(EDGES)' --fail-under=85
 
-## make simulations  simulated swarms
+## make simulations  of make test the simulated swarms and models
 simulations: $(STAMP)
 	@$(BIN)/python -m $(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" $(SIMULATED)
 
