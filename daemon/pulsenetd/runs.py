@@ -22,14 +22,30 @@ from typing import Any, Final
 
 from pulsenet import limits
 from pulsenet.chain.records import ALGORITHM_NONE, Descriptor, EpochRecord, JoinToken, SignedRecord
-from pulsenet.chain.signing import add_signature, decode_signed, encode_signed, record_digest, seal
+from pulsenet.chain.signing import (
+    add_signature,
+    decode_signed,
+    encode_signed,
+    keep_signatures,
+    record_digest,
+    seal,
+    signed_bytes,
+)
 from pulsenet.chain.token import decode_token, encode_token
 from pulsenet.errors import ConfigError, PulsenetError, StorageError
 from pulsenet.ids import PeerId, RunId
 from pulsenet.local.directories import RUN_NAME_DEFAULT
 from pulsenet.wire.schema import decode_value
 from pulsenetd.config import check_run_name
-from pulsenetd.storage.disk import DirectoryLock, Disk, find_partials, make_directory, read_regular, write_durably
+from pulsenetd.storage.disk import (
+    DirectoryLock,
+    Disk,
+    describe_os_error,
+    find_partials,
+    make_directory,
+    read_regular,
+    write_durably,
+)
 
 LOCAL_RUN: Final = RUN_NAME_DEFAULT
 """The run that opens by itself, on loopback, when nothing else is asked for."""
@@ -376,8 +392,10 @@ def countersign(run: Path, *, sign: Callable[[bytes], bytes], owner: PeerId) -> 
         records = load_descriptors(run)
         if not records:
             raise ConfigError(f"no run in {run}")
-        _check_owner(_judge(records), owner)
-        records[-1] = add_signature(records[-1], sign, owner)
+        judge = _judge(records)
+        _check_owner(judge, owner)
+        # Beside one that is no owner's, or false, none counts: a copy may have come from anybody.
+        records[-1] = add_signature(_keep_believed(records[-1], judge), sign, owner)
         save_descriptor(run, records[-1])
     return count_signatures(records)
 
@@ -386,7 +404,9 @@ def withdraw(run: Path) -> int:
     """Take back the newest revision, which lacks signatures; return its number.
 
     Raises:
-        ConfigError: There is no run here, or its newest revision counts: then another one has to change it back.
+        ConfigError: There is no run here, its newest revision counts, so that another one has to change it back, or
+            the files beside it leave open which one it is.
+        StorageError: The disk refused.
     """
     with _changing(run):
         records = load_descriptors(run)
@@ -395,14 +415,23 @@ def withdraw(run: Path) -> int:
         signatures = count_signatures(records)
         if signatures.is_complete or signatures.number == 0:
             raise ConfigError(f"revision {signatures.number} counts already; change the run back by another one")
-        _descriptor_path(run, signatures.number).unlink()
+        path, disk = _descriptor_path(run, signatures.number), Disk()
+        numbers = [decode_value(Descriptor, signed.payload).revision for signed in records]
+        if numbers != list(range(len(records))) or not path.is_file():
+            # By a copy of a revision that counts, the file of that revision would be deleted.
+            raise ConfigError(f"{path.parent} does not hold one file for each revision; move copies away")
+        try:
+            disk.remove(path)
+            disk.sync_directory(path.parent)
+        except OSError as error:
+            raise describe_os_error("delete", path, error) from error
     return signatures.number
 
 
 def count_signatures(records: list[SignedRecord]) -> Signatures:
-    """Return what the newest of a run's revisions has."""
-    revision = decode_value(Descriptor, records[-1].payload).revision
-    return Signatures(revision, len(records[-1].signers), _judge(records).owner_threshold)
+    """Return what the newest of a run's revisions has; signatures that no node believes are none."""
+    revision, judge = decode_value(Descriptor, records[-1].payload).revision, _judge(records)
+    return Signatures(revision, len(_keep_believed(records[-1], judge).signers), judge.owner_threshold)
 
 
 @contextmanager
@@ -435,6 +464,16 @@ def _find_complete(run: Path, owner: PeerId) -> tuple[list[SignedRecord], Descri
 def _judge(records: list[SignedRecord]) -> Descriptor:
     """Return the descriptor whose owners have to sign the newest revision: the one before, or the genesis itself."""
     return decode_value(Descriptor, records[max(len(records) - 2, 0)].payload)
+
+
+def _keep_believed(signed: SignedRecord, judge: Descriptor) -> SignedRecord:
+    """Return a revision with the signatures that its owners did make."""
+    from pulsenetd import identity  # late: it needs packages that most of this module does without
+
+    message = signed_bytes(signed.type, signed.payload)
+    made = zip(signed.signers, signed.signatures, strict=True)
+    good = [key for key, signature in made if key in judge.owners and identity.verify(key, message, signature)]
+    return keep_signatures(signed, good)
 
 
 def _check_owner(descriptor: Descriptor, owner: PeerId) -> None:

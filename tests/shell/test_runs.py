@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from pulsenet.chain.records import Descriptor, EpochRecord
+from pulsenet.chain.signing import add_signature, record_digest
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import ConfigError, StorageError
 from pulsenet.ids import PeerId, RunId
 from pulsenetd import identity, runs
 from pulsenetd.errors import DirectoryLockedError
-from pulsenetd.storage.disk import DirectoryLock
+from pulsenetd.storage.disk import DirectoryLock, Disk
 
 
 def make_run(path: Path, owner: identity.Identity) -> runs.RunFile:
@@ -181,3 +183,71 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(StorageError, match=r"cannot create directory .*file"):
         runs.write_private(tmp_path / "file" / "run.json", b"")
+
+
+def propose_owner(run: Path, owner: identity.Identity, second: identity.Identity) -> None:
+    """Revision 1 makes two owners, who both have to sign revision 2; it lacks the second's signature."""
+    owners = tuple(sorted((owner.peer_id, second.peer_id)))
+
+    def share(current: Descriptor) -> Descriptor:
+        return replace(current, owners=owners, owner_threshold=2)
+
+    for change in (share, lambda current: replace(current, open_inferencers_max=9)):
+        runs.revise(run, change, sign=owner.sign, owner=owner.peer_id)
+
+
+def test_a_copy_of_a_revision_that_counts_is_not_taken_back_in_its_stead(
+    tmp_path: Path, owner: identity.Identity
+) -> None:
+    run, second = tmp_path / "mine", identity.load_or_create(tmp_path / "second.key")
+    make_run(run, owner)
+    propose_owner(run, owner, second)
+    proposed = run / "descriptors" / "000002.record"
+    data = proposed.read_bytes()
+    runs.countersign(run, sign=second.sign, owner=second.peer_id)
+    (run / "descriptors" / "1-of-second.record").write_bytes(data)
+    with pytest.raises(ConfigError, match="does not hold one file for each revision"):
+        runs.withdraw(run)
+    assert proposed.exists()
+    (run / "descriptors" / "1-of-second.record").replace(run / "descriptors" / "2.record")
+    proposed.unlink()
+    with pytest.raises(ConfigError, match="does not hold one file for each revision"):
+        runs.withdraw(run)
+
+
+def test_signatures_that_no_owner_made_do_not_keep_a_revision_from_being_taken_back(
+    tmp_path: Path, owner: identity.Identity
+) -> None:
+    """One of the owners gives a copy back that looks whole and that no node believes."""
+    run, second = tmp_path / "mine", identity.load_or_create(tmp_path / "second.key")
+    stranger = identity.load_or_create(tmp_path / "stranger.key")
+    make_run(run, owner)
+    propose_owner(run, owner, second)
+    proposed = runs.load_descriptors(run)[-1]
+    for sign, key in ((stranger.sign, second.peer_id), (stranger.sign, stranger.peer_id)):
+        runs.save_descriptor(run, add_signature(proposed, sign, key))
+        assert not runs.count_signatures(runs.load_descriptors(run)).is_complete
+        with pytest.raises(ConfigError, match="lacks signatures"):
+            runs.revise(run, lambda current: current, sign=owner.sign, owner=owner.peer_id)
+        assert runs.withdraw(run) == 2
+        runs.save_descriptor(run, add_signature(proposed, sign, key))
+        assert runs.countersign(run, sign=second.sign, owner=second.peer_id).is_complete
+        trust = Trust(RunId(record_digest(runs.load_descriptors(run)[0])), identity.verify)
+        for signed in runs.load_descriptors(run):
+            trust.accept_descriptor(signed)
+        runs.save_descriptor(run, proposed)
+
+
+def test_a_disk_that_refuses_to_delete_a_revision_is_named(
+    tmp_path: Path, owner: identity.Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, second = tmp_path / "mine", identity.load_or_create(tmp_path / "second.key")
+    make_run(run, owner)
+    propose_owner(run, owner, second)
+
+    def refuse(self: Disk, path: Path) -> None:
+        raise PermissionError(errno.EACCES, "no")
+
+    monkeypatch.setattr(Disk, "remove", refuse)
+    with pytest.raises(StorageError, match=r"cannot delete .*000002.record"):
+        runs.withdraw(run)
