@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pulsenet.chain.floor import is_owners_word
 from pulsenet.chain.records import Descriptor, EpochRecord, SignedRecord
-from pulsenet.chain.signing import decode_signed, encode_signed
+from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.chain.trust import Trust
 from pulsenet.errors import RemoteProtocolError, TrustError, UnavailableError
 from pulsenet.ids import PeerId
@@ -65,6 +65,7 @@ class Membership:
         for signed in runs.load_epochs(self._run_path):
             self._take_epoch(signed)
         if newest.revision == self._told_revision:
+            self._write_back(newest.revision, record, in_directory)
             return
         self._keep(known | {newest.revision: record}, in_directory)
         self._told_revision = newest.revision
@@ -140,6 +141,14 @@ class Membership:
         if text != self._last_refusal:
             logger.warning("%s", text)
         self._last_refusal = text
+
+    def _write_back(self, revision: int, record: SignedRecord, in_directory: Mapping[int, SignedRecord]) -> None:
+        """Keep the owner, who signs the next revision there, from signing another one of this number."""
+        found = in_directory.get(revision)
+        is_there = found is not None and record_digest(found) == record_digest(record)
+        if in_directory and not is_there:
+            logger.warning("revision %d is believed here already and is written back to the run's directory", revision)
+            runs.save_descriptor(self._run_path, record)
 
     def _keep(self, accepted: Mapping[int, SignedRecord], in_directory: Mapping[int, SignedRecord]) -> None:
         """Write each revision where it is missing, and remember the unbroken chain for peers."""

@@ -98,6 +98,35 @@ def test_revisions_of_the_directory_are_accepted_kept_and_told_once(node: Node, 
     assert sorted(store.records_of_type(Descriptor.TYPE)) == sorted(encode_signed(signed) for signed in chain)
 
 
+def test_a_believed_revision_that_is_taken_out_of_the_directory_is_written_back(
+    node: Node, run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The owner would sign another one of its number there, and every node refuses one of the two."""
+    chain = make_chain(run, 2)
+    other = run.revise(chain[0], run.descriptor, open_inferencers_max=9)
+    node.put(*chain)
+    node.membership.refresh()
+    newest = node.directory / "descriptors" / "000001.record"
+    for change in (newest.unlink, lambda: node.put(other)):
+        change()
+        with caplog.at_level("WARNING", "pulsenet"):
+            node.membership.refresh()
+        assert node.in_directory() == chain
+        assert caplog.text.count("revision 1 is believed here already") == 1
+        caplog.clear()
+    assert node.told == [1]
+
+
+def test_a_directory_that_is_being_removed_is_not_made_again(node: Node, run: Any) -> None:
+    node.put(*make_chain(run, 2))
+    node.membership.refresh()
+    for path in (node.directory / "descriptors").iterdir():
+        path.unlink()
+    (node.directory / "descriptors").rmdir()
+    node.membership.refresh()
+    assert not (node.directory / "descriptors").exists()
+
+
 def test_nothing_is_known_before_the_genesis(node: Node) -> None:
     node.membership.refresh()
     assert (node.revision, node.told, list(node.membership.encoded())) == (None, [], [])
