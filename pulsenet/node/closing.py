@@ -38,6 +38,8 @@ class Collection:
 
     round_index: int
     base_state_root: Digest
+    refused_waits: int = REFUSED_WAITS
+    """How many times the usual wait it is open once a contribution was refused."""
     found: dict[PeerId, tuple[Digest, ContributionEntry]] = field(default_factory=dict)
     reasons: dict[PeerId, str] = field(default_factory=dict)
     """Why each checked contribution is refused; empty for one that counts."""
@@ -104,7 +106,7 @@ class Collection:
             return self.enough_at + wait_seconds
         if self.short_at is not None:
             return self.short_at + wait_seconds
-        return None if self.refused_at is None else self.refused_at + REFUSED_WAITS * wait_seconds
+        return None if self.refused_at is None else self.refused_at + self.refused_waits * wait_seconds
 
     def members(self, ratio: float, contributions_min: int = 1) -> tuple[Member, ...]:
         """Return the members of the receipt: nobody, if fewer than the least number count."""

@@ -138,7 +138,7 @@ class Coordinator(Authority):
         round_index = self._trust.accept_contribution(signed, admitted=signed.signers).round_index
         if signed.signers[0] not in self._trainers:
             self._strangers.note(signed.signers[0], round_index)
-        elif round_index == self._ledger.next_round_index - 1:
+        elif round_index == self._closed_round_index:
             self._patience.note_late(signed.signers[0])
         if round_index != self._ledger.next_round_index:
             self.verdicts.note(event, "round")
@@ -260,7 +260,7 @@ class Coordinator(Authority):
         collection = self._collection
         expected = (state.round_index, state.state_root)
         if collection is None or (collection.round_index, collection.base_state_root) != expected:
-            collection = self._collection = Collection(*expected)
+            collection = self._collection = Collection(*expected, self._patience.refused_waits)
         sent = self._ledger.contributions_to(state.round_index)
         for peer_id, (digest, entry) in sent.items():
             collection.add(peer_id, digest, entry)
@@ -290,8 +290,9 @@ class Coordinator(Authority):
                 effects.append(CheckContribution(entry.contribution, digest))
         if not collection.is_complete(self._expected(now), settings, now):
             return effects
-        self._patience.note_closed(self._reachable & self._trainers, collection.found)
         receipt = self._make_receipt(collection, settings)
+        connected = self._reachable & self._trainers
+        self._patience.note_closed(connected, collection.found, has_members=bool(receipt.members))
         return effects + self._propose(receipt, now)
 
     def _make_receipt(self, collection: Collection, settings: RoundSettings) -> Receipt:
@@ -437,6 +438,12 @@ class Coordinator(Authority):
             places=self._trust.descriptor.open_trainers_max,
         )
         return {peer_id for peer_id in reachable & trainers if self._patience.awaits(peer_id)} | strangers
+
+    @property
+    def _closed_round_index(self) -> int:
+        """The newest round that takes no more contributions, be its receipt final or only proposed."""
+        due = self._ledger.next_round_index
+        return due - 1 if self._proposal is None else due
 
     @property
     def _reachable(self) -> set[PeerId]:

@@ -735,19 +735,42 @@ class TestMuteTrainers:
         bench.tell(ContributionSeen(encode_signed(bench.contribution(trainer=1, round_index=MISSED_MAX)), None))
         assert self.wait(bench) == 30.0
 
-    def test_a_round_whose_one_contribution_was_rejected_ends_beside_it(self, make_run: Callable[..., Any]) -> None:
-        """Nobody contributes twice to a round, so it stood still as long as the mute one was connected."""
+    def test_one_that_came_before_the_receipt_was_final_came_just_too_late(self, make_run: Callable[..., Any]) -> None:
         bench = self.begin(make_run)
-        signed = bench.contribution()
+        for _ in range(MISSED_MAX):
+            self.wait(bench)
+        closed = bench.close(round_index=MISSED_MAX)
+        bench.tell(ContributionSeen(encode_signed(bench.contribution(trainer=1, round_index=MISSED_MAX)), None))
+        assert self.finish(bench, closed) == 1
+        assert self.wait(bench) == 30.0
+
+    def wait_in_vain(self, bench: Bench) -> float:
+        """Let the first trainer's be rejected in the round that is due; return how long the second is waited for."""
+        signed = bench.contribution(round_index=bench.ledger.next_round_index)
         bench.tell(ContributionSeen(encode_signed(signed), None))
         bench.tell(ContributionChecked(record_digest(signed), "finite"))
         since = bench.now
         while not only(effects := bench.tell(TimerFired()), ShowToMachines):
             bench.now = bench.wake_at
         assert self.finish(bench, effects) == 0
-        assert bench.now == since + 30.0 * REFUSED_WAITS
-        waits = [self.wait(bench) for _ in range(MISSED_MAX)]
-        assert waits == [30.0] * (MISSED_MAX - 1) + [0.0], "it missed that one too"
+        return bench.now - since
+
+    def test_a_round_whose_one_contribution_was_rejected_ends_beside_it(self, make_run: Callable[..., Any]) -> None:
+        """Nobody contributes twice to a round, so it stood still as long as the mute one was connected."""
+        bench = self.begin(make_run)
+        assert self.wait_in_vain(bench) == 30.0 * REFUSED_WAITS
+        waits = [self.wait(bench) for _ in range(MISSED_MAX + 1)]
+        assert waits == [30.0] * MISSED_MAX + [0.0], "that one it did not miss: none moved the state"
+
+    def test_whoever_is_rejected_in_each_round_cannot_end_all_before_the_others_are_there(
+        self, make_run: Callable[..., Any]
+    ) -> None:
+        """What is rejected takes no inner steps to make, and theirs may last for hours."""
+        bench = self.begin(make_run)
+        waits = [self.wait_in_vain(bench) / 30.0 / REFUSED_WAITS for _ in range(MISSED_MAX + 1)]
+        assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 64.0, 64.0]
+        assert self.wait(bench) == 30.0
+        assert self.wait_in_vain(bench) / 30.0 / REFUSED_WAITS == 32.0, "one that moves the state takes one step back"
 
 
 def test_who_countersigned_no_final_receipt_can_still_be_elected_by_those_who_did(make_run: Callable[..., Any]) -> None:
