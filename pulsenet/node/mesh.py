@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pulsenet import limits
 from pulsenet.chain.records import Have
 from pulsenet.chain.signing import Sign, decode_signed, encode_signed, seal
-from pulsenet.chain.trust import Trust
+from pulsenet.chain.trust import FUTURE_MS_MAX, Trust
 from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import PeerId
 from pulsenet.node.address_book import AddressBook
@@ -280,7 +280,8 @@ class Mesh:
             return blame(error, source)
         peer_id = signed.signers[0]
         known = self._haves.get(peer_id)
-        if known is not None and known.have.issued_at_ms >= have.issued_at_ms:
+        # One that was taken by a clock that ran ahead must not stand in the way of those that it is right for.
+        if known is not None and have.issued_at_ms <= known.have.issued_at_ms <= now_ms + FUTURE_MS_MAX:
             return []
         double = self._doubles.look(peer_id, have, now)
         effects: list[Effect] = [] if double is None else [Log("warning", double)]

@@ -13,6 +13,7 @@ from enum import IntEnum
 
 from pulsenet import limits
 from pulsenet.chain.records import Have, Kind, Manifest
+from pulsenet.chain.trust import FUTURE_MS_MAX
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.machine import Draw
 from pulsenet.node.windows import Peak, Window
@@ -185,7 +186,11 @@ class Sources:
             self._unreached[peer_id] = have.issued_at_ms
             if len(self._unreached) > UNREACHED_MAX:
                 del self._unreached[next(iter(self._unreached))]
-        if source is None or (source.have is not None and source.have.issued_at_ms >= have.issued_at_ms):
+        if source is None:
+            return
+        # None is taken that lies further from now on either side: the one known is of a clock that was set back since.
+        ahead_ms = -1 if source.have is None else source.have.issued_at_ms - have.issued_at_ms
+        if 0 <= ahead_ms <= 2 * FUTURE_MS_MAX:
             return
         source.have = have
         source.misses.clear()

@@ -219,6 +219,24 @@ def test_a_clock_that_was_a_day_ahead_and_is_right_again_is_said_once_and_record
     assert of(node.wait(60.0), Log) == []
 
 
+def test_what_another_told_by_a_clock_that_both_had_wrong_does_not_outlast_that_clock(node: Node) -> None:
+    day_ms, other = 24 * 3_600_000, node.run.second
+    node.connect(other)
+
+    def hear(last: int, *, before_ms: int = 0) -> int:
+        record = node.run.have(other, version_last=last, issued_at_ms=node.now_ms - before_ms)
+        node.send(HaveSeen(record, other.peer_id))
+        have = node.mesh.have_of(other.peer_id)
+        assert have is not None
+        return have.version_last
+
+    node.run.start_ms += day_ms
+    assert hear(5) == 5
+    node.run.start_ms -= day_ms
+    assert hear(6) == 6
+    assert hear(4, before_ms=1) == 6
+
+
 def test_a_new_peer_is_asked_what_it_holds_and_its_answer_is_believed(node: Node) -> None:
     (request,) = requests(node.connect(node.run.second), ExchangeHave)
     record = node.run.have(node.run.second, version_last=9)

@@ -8,6 +8,7 @@ import pytest
 
 from pulsenet import limits
 from pulsenet.chain.records import Have, Kind, Manifest
+from pulsenet.chain.trust import FUTURE_MS_MAX
 from pulsenet.ids import Digest, PeerId, RunId, Version
 from pulsenet.node.sources import (
     BANNED_SECONDS,
@@ -101,6 +102,21 @@ def test_failures_in_a_row_park_a_source_until_it_is_heard_again() -> None:
     assert order(sources, now=1.0) == []
     sources.note_have(A, have())
     assert order(sources) == [A]
+
+
+def test_a_claim_that_lies_too_far_before_the_one_known_shows_that_a_clock_was_set_back() -> None:
+    sources, day_ms = make(A), 24 * 3_600_000
+    source = sources.get(A)
+    assert source is not None
+    for at_ms, last, held in (
+        (day_ms, 57, 57),
+        (day_ms - 2 * FUTURE_MS_MAX, 58, 57),
+        (day_ms - 2 * FUTURE_MS_MAX - 1, 59, 59),
+        (day_ms - 2 * FUTURE_MS_MAX - 2, 60, 59),
+    ):
+        sources.note_have(A, have(last=last, at_ms=at_ms))
+        assert source.have is not None
+        assert source.have.version_last == held
 
 
 def test_a_source_that_asks_for_time_gets_it_within_bounds() -> None:
