@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pulsenet.codec.changes import Changes, decode_changes
-from pulsenet.errors import LocalProtocolError, RemoteProtocolError
+from pulsenet.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from pulsenet.ids import Digest, Version
 from pulsenet.local.protocol import UpdateKind
 from pulsenet.local.shared_memory import Region
@@ -38,6 +38,7 @@ class Update:
         Raises:
             LocalProtocolError: This is a full update, or it was closed.
             RemoteProtocolError: The records are damaged.
+            StorageError: The system refused to map them (reason ``memory``).
         """
         if self.kind is not UpdateKind.RECORDS:
             raise LocalProtocolError("a full update has no records")
@@ -47,7 +48,10 @@ class Update:
         found = os.fstat(self.descriptor).st_size
         if found != self.size_bytes:
             raise RemoteProtocolError("handoff-size", f"{found} bytes, {self.size_bytes} announced")
-        mapping = mmap.mmap(self.descriptor, self.size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+        try:
+            mapping = mmap.mmap(self.descriptor, self.size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+        except OSError as error:
+            raise StorageError(f"cannot map the update to {self.version}: {error.strerror}", "memory") from error
         return decode_changes(memoryview(mapping), self.table)
 
     def open_region(self) -> Region:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Final, Protocol
 
-from pulsenet.errors import ConfigError, StorageError
+from pulsenet.errors import ConfigError, StorageError, UnavailableError
 from pulsenet.serving.vllm.exchange import write_whole
 from pulsenet.serving.vllm.plugin import BACKEND
 from pulsenetd.logs import logger
@@ -294,10 +294,17 @@ def _read_begun(pid: int) -> str | None:
 
 
 def pick_port() -> int:
-    """Return a port of loopback that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Return a port of loopback that nobody listens on now.
+
+    Raises:
+        UnavailableError: The system gives none.
+    """
+    try:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            return int(listener.getsockname()[1])
+    except OSError as error:
+        raise UnavailableError(f"no port of this machine can be had: {error.strerror}") from error
 
 
 def _find_value(arguments: Sequence[str], flag: str) -> str | None:

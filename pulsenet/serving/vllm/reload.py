@@ -26,6 +26,7 @@ from pulsenet.serving.vllm.exchange import (
     Answer,
     Order,
     UpdateInfo,
+    describe_refusal,
     read_answer,
     remove,
     write_whole,
@@ -197,7 +198,7 @@ class ReloadEngine:
         label = self._control.label()
         # Once in the workers' lives: after a load that failed they hold nothing that could come out the same.
         boots, path = ",".join(answer.boot for answer in answers).encode(), self.directory / REHEARSED_NAME
-        if compared_count < element_count and not (path.is_file() and path.read_bytes() == boots):
+        if compared_count < element_count and _read_whole(path) != boots:
             self._rehearse()
             write_whole(path, boots)
         self._label = label
@@ -251,3 +252,13 @@ class ReloadEngine:
                 errors = {"root_mismatch": IntegrityError, "structure": StructureError}
                 raise errors.get(fault.code, UnavailableError)(fault.reason)
         return [answer for answer in answers if answer is not None]
+
+
+def _read_whole(path: Path) -> bytes | None:
+    """Return a small file's bytes; ``None`` if there is none."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise describe_refusal(f"{path} cannot be read", error) from error

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pulsenet.errors import ConfigError, StorageError
+from pulsenet.errors import ConfigError, StorageError, UnavailableError
 from pulsenetd.engines import vllm_process
 from pulsenetd.engines.vllm_process import (
     ServerArguments,
@@ -255,3 +255,14 @@ def test_a_log_that_grew_long_is_begun_anew_under_the_server_that_writes_it(
 
 def test_a_free_port_is_picked() -> None:
     assert 1024 <= pick_port() <= 65_535
+
+
+def test_a_machine_without_a_free_descriptor_gives_no_port_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would end the node: what ends is tried again later."""
+
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(vllm_process.socket, "socket", refuse)
+    with pytest.raises(UnavailableError, match="Too many open files"):
+        pick_port()

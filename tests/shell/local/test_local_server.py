@@ -7,6 +7,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import mmap
 import os
 import socket
 import stat
@@ -710,7 +711,13 @@ def test_a_full_update_is_the_daemons_memory_itself(daemon: Daemon, client: Clie
     assert daemon.confirmations == [EngineConfirmation(Version(0, 5), True, Version(0, 5), "")]
 
 
-def test_records_arrive_as_they_were_spooled(daemon: Daemon, client: Client, tmp_path: Path) -> None:
+def refuse_memory(*_arguments: object) -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_records_arrive_as_they_were_spooled(
+    daemon: Daemon, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     records = [Changes(0, np.array([1, 7], np.uint32), np.array([1, 2], np.uint16), np.array([3, 4], np.uint16))]
 
     def stage(items: list[Changes]) -> StagedUpdate:
@@ -727,6 +734,10 @@ def test_records_arrive_as_they_were_spooled(daemon: Daemon, client: Client, tmp
         assert update.base_version == Version(0, 4)
         assert list(update.read_changes()) == items
         assert list(update.read_changes()) == items
+        with monkeypatch.context() as patch:
+            patch.setattr(mmap, "mmap", refuse_memory)
+            with pytest.raises(StorageError, match="Too many open files") if items else contextlib.nullcontext():
+                list(update.read_changes())
         with pytest.raises(LocalProtocolError):
             update.open_region()
         update.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from pulsenet.serving.engine import FullUpdate, RecordsUpdate, apply_update, rea
 from pulsenet.serving.vllm import reload as reload_module
 from pulsenet.serving.vllm.engine import UpdateTimes, VllmEngine
 from pulsenet.serving.vllm.exchange import PAUSED_NAME
-from pulsenet.serving.vllm.reload import ReloadEngine
+from pulsenet.serving.vllm.reload import REHEARSED_NAME, ReloadEngine
 
 Published = Callable[..., dict[str, torch.Tensor]]
 MakeRecords = Callable[[FullUpdate, FullUpdate], RecordsUpdate]
@@ -189,6 +190,27 @@ def test_a_node_that_comes_after_a_bad_load_does_not_take_it_for_packed(party: P
         apply_update(engine, party.versions[2])
     apply_update(engine, party.versions[2])
     assert party.holds(2)
+
+
+def test_a_note_of_the_rehearsal_that_cannot_be_read_is_an_error_of_the_disk(
+    party: Party, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply_update(party.engine, party.versions[0])
+    party.engine.close()
+    engine = party.start_node()
+    read_bytes = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path.name == REHEARSED_NAME:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read_bytes(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refuse)
+        with pytest.raises(StorageError, match="Too many open files"):
+            apply_update(engine, party.versions[1])
+    apply_update(engine, party.versions[1])
+    assert party.holds(1)
 
 
 def test_an_engine_that_does_not_pause_serves_the_old_version(party: Party, make_records: MakeRecords) -> None:
