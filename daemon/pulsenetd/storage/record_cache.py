@@ -35,10 +35,10 @@ class RecordCache(Generic[T]):
             StorageError: The disk refused.
             RemoteProtocolError: It holds what is no record.
         """
-        known = {}
+        before, known = self._known, {}  # another thread may look at the same time
         for digest in (digest for name in self._types for digest in self._store.record_digests(name)):
-            if digest in self._known:
-                known[digest] = self._known[digest]
+            if digest in before:
+                known[digest] = before[digest]
             elif (data := self._store.record(digest)) is not None:  # it may have been let go since
                 known[digest] = self._read(decode_signed(data))
         self._known = known
