@@ -40,10 +40,10 @@ from pulsenetd.config import check_run_name
 from pulsenetd.storage.disk import (
     DirectoryLock,
     Disk,
-    describe_os_error,
     find_partials,
     make_directory,
     read_regular,
+    remove_durably,
     write_durably,
 )
 
@@ -415,16 +415,12 @@ def withdraw(run: Path) -> int:
         signatures = count_signatures(records)
         if signatures.is_complete or signatures.number == 0:
             raise ConfigError(f"revision {signatures.number} counts already; change the run back by another one")
-        path, disk = _descriptor_path(run, signatures.number), Disk()
+        path = _descriptor_path(run, signatures.number)
         numbers = [decode_value(Descriptor, signed.payload).revision for signed in records]
         if numbers != list(range(len(records))) or not path.is_file():
             # By a copy of a revision that counts, the file of that revision would be deleted.
             raise ConfigError(f"{path.parent} does not hold one file for each revision; move copies away")
-        try:
-            disk.remove(path)
-            disk.sync_directory(path.parent)
-        except OSError as error:
-            raise describe_os_error("delete", path, error) from error
+        remove_durably(Disk(), path)
     return signatures.number
 
 

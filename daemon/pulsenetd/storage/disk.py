@@ -171,6 +171,19 @@ def _write(disk: Disk, path: Path, data: Data, *, is_durable: bool) -> None:
         raise describe_os_error("write", path, error) from error
 
 
+def remove_durably(disk: Disk, path: Path) -> None:
+    """Delete a file so that it does not come back after a crash; an absent one is no error.
+
+    Raises:
+        StorageError: The system refused a step.
+    """
+    try:
+        disk.remove(path)
+        disk.sync_directory(path.parent)
+    except OSError as error:
+        raise describe_os_error("delete", path, error) from error
+
+
 def find_partials(directory: Path, *, seconds_min: float = 0.0) -> list[Path]:
     """Return files of a directory that a process of ours began to write and left.
 
