@@ -64,6 +64,13 @@ def is_on_curve(peer_id: PeerId) -> bool:
     return pow(above * below, (_FIELD_PRIME - 1) // 2, _FIELD_PRIME) in (0, 1)
 
 
+def is_of_small_order(peer_id: PeerId) -> bool:
+    """Return whether a point of the curve is one of the eight for which anybody makes signatures, without a secret."""
+    y = int.from_bytes(peer_id, "little") & ((1 << 255) - 1)
+    # Of order 1, 2 and 4; and of order 8: its double has a y of 0, which makes x * x the opposite of y * y.
+    return y in (0, 1, _FIELD_PRIME - 1) or (_CURVE_D * y**4 + 2 * y * y - 1) % _FIELD_PRIME == 0
+
+
 def load_or_create(path: Path) -> Identity:
     """Return the identity stored at ``path``, made at random first if there is none.
 

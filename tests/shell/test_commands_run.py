@@ -191,6 +191,7 @@ def test_a_token_that_holds_an_address_needs_no_advice(shell: Shell) -> None:
         (["mine", "--authority", "x" * 64], "is not a key"),
         (["mine", "--authority", "OWN", "--trainer", "nobody"], "'nobody' is not a key"),
         (["mine", "--authority", "02" + "00" * 31], "is nobody's key: copy it again"),
+        (["mine", "--authority", "00" * 32], "is nobody's key: copy it again"),
         (["mine", "--authority", "OWN", "--trainer", "02" + "00" * 31], "is nobody's key"),
         (["mine", "--authority", "OWN", "--anchor-interval", "0"], "--anchor-interval: 0"),
         (["mine", "--authority", "OWN", "--anchor-interval", str(2**70)], "is not from 1 to"),

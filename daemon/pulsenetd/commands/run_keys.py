@@ -29,11 +29,12 @@ def parse_new_key(text: str) -> PeerId:
     """Return the key of somebody who is to be listed.
 
     Raises:
-        UsageError: It is no key, or its bytes are no point of the curve: nobody could ever sign with it.
+        UsageError: It is no key, or its bytes are no point of the curve, so that nobody could ever sign with it, or one
+            of those for which anybody can, as of 64 zeros.
     """
     from pulsenetd import identity
 
     key = parse_key(text)
-    if not identity.is_on_curve(key):
+    if not identity.is_on_curve(key) or identity.is_of_small_order(key):
         raise UsageError(f"'{text}' is nobody's key: copy it again from what 'pulsenet keygen' or its node printed")
     return key

@@ -13,6 +13,7 @@ from pulsenet.ids import PeerId
 from pulsenetd.identity import (
     from_libp2p_bytes,
     from_libp2p_text,
+    is_of_small_order,
     is_on_curve,
     load,
     load_or_create,
@@ -127,3 +128,27 @@ def test_only_points_of_the_curve_can_be_somebodys_key(tmp_path: Path) -> None:
         assert is_on_curve(load_or_create(tmp_path / f"{number}.key").peer_id)
     assert not is_on_curve(PeerId(b"\x02" + bytes(31)))
     assert not is_on_curve(PeerId(b"\xff" * 32)), "beyond the field"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "00" * 32,
+        "01" + "00" * 31,
+        "ec" + "ff" * 30 + "7f",
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+    ],
+)
+def test_keys_for_which_anybody_can_sign_are_known(key: str) -> None:
+    """Points of a small order: the library takes signatures of theirs that need no secret."""
+    weak = PeerId(bytes.fromhex(key))
+    forged = bytes([1, *bytes(63)])
+    assert any(verify(weak, b"message %d" % number, forged) for number in range(64))
+    assert is_on_curve(weak)
+    assert is_of_small_order(weak)
+
+
+def test_no_key_that_was_made_is_of_small_order(tmp_path: Path) -> None:
+    for number in range(8):
+        assert not is_of_small_order(load_or_create(tmp_path / f"{number}.key").peer_id)
