@@ -25,6 +25,7 @@ from pulsenet.node.inferencer import Inferencer
 from pulsenet.node.machine import Machine
 from pulsenet.node.mender import Mender
 from pulsenet.node.mesh import BOOK_KEY, Mesh
+from pulsenet.node.order import arrange
 from pulsenet.node.published import STATE_KEY
 from pulsenet.node.trainer import Trainer
 from pulsenet.outer.mixing.settings import ALGORITHM as GOSSIP
@@ -93,6 +94,11 @@ class Role(ABC):
     def bind(self, post: Callable[[Event], None]) -> None:
         """Learn how to reach the role's machine."""
         self._post = post
+
+    @property
+    def machines(self) -> dict[str, Machine]:
+        """All machines of the node, in the order in which they hear of events."""
+        return arrange({"role": self.machine, "mesh": self.mesh, **self.helpers, **self.rounds.machines})
 
     @property
     @abstractmethod

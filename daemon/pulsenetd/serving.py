@@ -82,7 +82,7 @@ class Serving:
         self._network = network = lasting.network
         self._role = role
         self._driver = driver = Driver(
-            {"role": role.machine, "mesh": role.mesh, **role.helpers, **role.rounds.machines},
+            role.machines,
             {
                 **StoreHandlers(parts.store, lasting.disk_thread, parts.monotonic).table(),
                 **NetworkHandlers(network, lambda event: driver.post(event)).table(),

@@ -90,6 +90,11 @@ class RoundsNode(LedgerNode):
     def start(self) -> None:
         """Build the machines from what the store holds and let them begin."""
         self._sit_down()
+        self._add_machines(self._build_machines())
+        if self.is_trainer:
+            self.attach_training()
+
+    def _build_machines(self) -> dict[str, Machine]:
         state = self.store.state
         machines: dict[str, Machine] = {}
         if self.is_authority:
@@ -100,9 +105,7 @@ class RoundsNode(LedgerNode):
             machines["rounds"] = self.rounds
         else:
             machines["onlooker"] = Onlooker(self._make_seat())
-        self._add_machines(machines)
-        if self.is_trainer:
-            self.attach_training()
+        return machines
 
     def crash(self) -> None:
         """Die at once, training process and all; the disks stay."""

@@ -24,6 +24,7 @@ from pulsenet.node.effects import (
 )
 from pulsenet.node.events import Event, TimerFired
 from pulsenet.node.machine import Machine
+from pulsenet.node.order import arrange
 from pulsenet.testing.fakes import Chance, FakeStore
 from pulsenet.testing.simulation import Simulation
 from pulsenet.wire.messages import Message
@@ -74,9 +75,9 @@ class SimulatedNode(ABC):
         self.life += 1
 
     def _add_machines(self, machines: Mapping[str, Machine]) -> None:
-        """Let machines of this life begin."""
-        self.machines |= machines
-        for machine in machines:
+        """Let the machines of this life begin."""
+        self.machines = arrange(machines)
+        for machine in self.machines:
             self._world.schedule(self, machine, TimerFired())
 
     def crash(self) -> None:

@@ -13,6 +13,7 @@ from pulsenet.ids import PeerId, RunId
 from pulsenet.node.effects import AnnounceHead, Effect
 from pulsenet.node.events import AggregateApplied, Event, SnapshotOffered
 from pulsenet.node.listener import Listener
+from pulsenet.node.machine import Machine
 from pulsenet.node.news import TRUST_KEY
 from pulsenet.testing.fakes import Chance, verify
 from pulsenet.testing.rounds_node import RoundsNode, TrainingOrder
@@ -63,14 +64,13 @@ class VersionsNode(RoundsNode):
 
     # Life and death
 
-    def start(self) -> None:
-        """Build the machines from what the store holds and let them begin."""
-        super().start()
-        machines = self.versions.start(self.trust, leadership=self.coordinator)
+    def _build_machines(self) -> dict[str, Machine]:
+        machines = super()._build_machines()
+        machines |= self.versions.start(self.trust, leadership=self.coordinator)
         if self.versions.trainer is not None:
             machines["listener"] = Listener(self.trust, self.peer_id, self._chance.fork(), self.store)
         self.view = StoreAndMesh(self.store, self.versions.mesh)
-        self._add_machines(machines)
+        return machines
 
     def crash(self) -> None:
         """Die at once: machines, training, mirror and engine are gone, the disks stay."""

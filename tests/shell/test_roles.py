@@ -223,6 +223,12 @@ def submission(run: Any) -> SubmitRollouts:
     return SubmitRollouts(**{name: getattr(batch, name) for name in SubmitRollouts.__dataclass_fields__})
 
 
+async def test_machines_hear_of_events_in_the_order_that_the_simulator_has(swarm: Swarm) -> None:
+    for role, machines in (("trainer", ["mesh", "role", "mender"]), ("inferencer", ["mesh", "role"])):
+        node = await swarm.start(role)
+        assert list(node.role.machines) == machines
+
+
 # Trainer
 
 
