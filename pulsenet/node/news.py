@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pulsenet import limits
 from pulsenet.chain.records import Catalogue, Head, Manifest, SignedRecord
 from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
-from pulsenet.chain.trust import Trust
+from pulsenet.chain.trust import BASE_VERSION, Trust
 from pulsenet.errors import RemoteProtocolError, TrustError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.node.blame import OVERTAKEN_CODES, UNRIPE_CODES, Refused, blame, is_offence
@@ -90,6 +90,8 @@ class News:
         self._head_hint: PeerId | None = None
         self._teller: PeerId | None = None
         """Who told us the newest head: likely to hold what it names."""
+        self._told = BASE_VERSION
+        """Version of that head; the mesh may have accepted it before it was told here."""
         self._last_heads: dict[PeerId, SignedRecord] = {}
         """Heads that were valid once, by the peer that gave it as its newest."""
         self._last_heads_since = 0.0
@@ -191,10 +193,9 @@ class News:
         """
         try:
             signed = decode_signed(record)
-            before = self._trust.head
             head = self._trust.accept_head(signed, now_ms)
-            if before is None or head.version > before.version or self._teller is None:
-                self._teller = source
+            if self._teller is None or head.version > self._told:
+                self._told, self._teller = head.version, source
             return []
         except (RemoteProtocolError, TrustError) as error:
             lacks = self._find_lacking(record, error)
@@ -233,7 +234,7 @@ class News:
                 head = self._trust.accept_last_head(signed, now_ms)
             except (RemoteProtocolError, TrustError):
                 continue  # counted when it came; the next may still be believed
-            self._teller = source
+            self._told, self._teller = head.version, source
             text = (
                 f"no peer knows a head that is still valid: going on with version {head.version}, the newest that "
                 f"{len(heard)} of them held; stale until the publisher is heard"

@@ -110,6 +110,23 @@ def test_a_head_leads_to_its_catalogue_and_then_to_manifests() -> None:
     assert named(desk.news.needs(digests, 0.0)) == []
 
 
+@pytest.mark.parametrize("is_accepted_before", [False, True])
+def test_the_catalogue_is_asked_of_who_told_the_head(is_accepted_before: bool) -> None:
+    """The mesh hears of every head first, and accepts it."""
+    publisher = ScriptedPublisher()
+    desk = Desk(publisher)
+    digests = publisher.chain(1, 3)
+    desk.news.take_head(publisher.head(digests[:2]), PeerId(b"o" * 32), NOW_MS)
+    desk.fetch()
+    head = publisher.head(digests)
+    if is_accepted_before:
+        desk.trust.accept_head(decode_signed(head), NOW_MS)
+    desk.take_head(head)
+    desk.news.take_head(head, PeerId(b"l" * 32), NOW_MS)
+    assert desk.news.head is not None
+    assert desk.news.needs((), 0.0)[GetRecords((desk.news.head.catalogue_digest,))] == PEER
+
+
 def test_a_newcomer_with_a_token_asks_for_the_genesis_first() -> None:
     publisher = ScriptedPublisher()
     desk = Desk(publisher, with_genesis=False)
