@@ -14,7 +14,7 @@ from pulsenet.chain.records import CatalogueEntry, Have, Kind, Manifest
 from pulsenet.chain.retention import RetentionLimits
 from pulsenet.chain.signing import decode_signed
 from pulsenet.chain.trust import Trust
-from pulsenet.errors import LocalProtocolError, RemoteProtocolError, TrustError
+from pulsenet.errors import LocalProtocolError, RemoteProtocolError
 from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.node.effects import (
     ApplyHop,
@@ -137,7 +137,7 @@ class Inferencer:
         held: tuple[Version, Digest] | None = None,
         stored: Mapping[Digest, Manifest] | None = None,
         retention_limits: RetentionLimits | None = None,
-        have_of: Callable[[PeerId], Have | None] | None = None,
+        have_of: Callable[[PeerId], Have | None] = lambda peer_id: None,
     ) -> None:
         if role not in ("inferencer", "seed"):
             raise LocalProtocolError(f"no machine follows a run as {role!r}")
@@ -198,7 +198,7 @@ class Inferencer:
         effects += self._decide(now)
         effects += self._prepare()
         effects += self._hand_over(now)
-        self._ask_haves()
+        self._ask_haves(source.peer_id for source in self._sources)
         effects += self._fetcher.pump(now)
         effects += self._listener.ask(self._wanted, now)
         effects += self._reporter.report(self._standing(), self._fetcher.progress, now, now_ms)
@@ -210,7 +210,7 @@ class Inferencer:
             case PeerLost(peer_id):
                 effects += self._fetcher.lose_peer(peer_id, now)
             case HaveSeen(record):
-                self._take_have(record, now_ms)
+                self._take_have(record)
             case HopApplied() | HopFailed():
                 effects += self._take_hop(event, now)
             case EngineApplied() | EngineFailed():
@@ -225,14 +225,13 @@ class Inferencer:
                 effects += self._fetcher.handle(event, now)
         return effects
 
-    def _take_have(self, record: bytes, now_ms: int) -> None:
+    def _take_have(self, record: bytes) -> None:
+        """Read what the mesh believes of its signer: it judged the same bytes before, and counted them."""
         try:
-            signed = decode_signed(record)
-            have = self._trust.accept_have(signed, now_ms)
-        except (RemoteProtocolError, TrustError):
-            # The mesh judges the same bytes, counts them and strikes their sender; here they change nothing.
+            signers = decode_signed(record).signers
+        except RemoteProtocolError:
             return
-        self._sources.note_have(signed.signers[0], have)
+        self._ask_haves(signers)
 
     def _take_hop(self, event: HopApplied | HopFailed, now: float) -> list[Effect]:
         entry = self._applying
@@ -417,13 +416,11 @@ class Inferencer:
 
     # Upkeep
 
-    def _ask_haves(self) -> None:
-        if self._have_of is None:
-            return
-        for source in self._sources:
-            have = self._have_of(source.peer_id)
+    def _ask_haves(self, peer_ids: Iterable[PeerId]) -> None:
+        for peer_id in peer_ids:
+            have = self._have_of(peer_id)
             if have is not None:
-                self._sources.note_have(source.peer_id, have)
+                self._sources.note_have(peer_id, have)
 
     def _standing(self) -> Standing:
         return Standing.under(

@@ -47,7 +47,8 @@ class Machine(Protocol):
     the effects of a call by ``EXECUTION_ORDER`` before it calls again for an event they caused. Each
     machine of a node has its own timer and its own request ids, so the driver keeps, per machine, the
     newest ``SetTimer`` and hands a reply only to the machine that asked. Events that name no request
-    (``HeadSeen``, ``HaveSeen``, ``PeerConnected``, ``PeerLost``) go to every machine.
+    (``HeadSeen``, ``HaveSeen``, ``PeerConnected``, ``PeerLost``) go to every machine, in one order everywhere
+    (:mod:`pulsenet.node.order`).
     """
 
     def handle(self, event: Event, now: float, now_ms: int) -> list[Effect]:

@@ -90,8 +90,10 @@ class Succession:
         for signer in signed.signers:
             if not self._trust.may_publish(signer):
                 raise TrustError("untrusted", f"head signed by {short(signer)}")
-        # Not ``Trust.accept_head``: that refuses expired heads and heads of epochs not fetched yet, and both count.
-        head = open_record(Head, signed, self._verify, run_id=self._trust.run_id)
+        head = self._trust.head
+        if head is None or signed != self._trust.head_record:
+            # Not ``Trust.accept_head``: that refuses expired heads and heads of epochs not fetched yet, and both count.
+            head = open_record(Head, signed, self._verify, run_id=self._trust.run_id)
         self._read_signer = signed.signers[0]
         if self._newest is None or head.version > self._newest.version:
             self._newest, self._signer = head, signed.signers[0]

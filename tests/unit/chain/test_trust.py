@@ -103,6 +103,22 @@ class TestHeads:
         with refused(again, "rollback"):
             again.accept_head(run.signed_head(41), run.now_ms + HOUR_MS)
 
+    def test_the_newest_head_costs_no_signature_check_again(self, run: Any, real_verify: Any) -> None:
+        checked: list[bytes] = []
+
+        def verify(*what: Any) -> bool:
+            checked.append(what[1])
+            return bool(real_verify(*what))
+
+        trust = Trust(run.run_id, verify)
+        trust.accept_descriptor(run.genesis)
+        checked.clear()
+        head = trust.accept_head(run.signed_head(57), run.now_ms)
+        assert trust.accept_head(run.signed_head(57), run.now_ms + 10**9) == head, "late, but no news"
+        assert len(checked) == 1
+        trust.accept_head(run.signed_head(58), run.now_ms)
+        assert len(checked) == 2
+
     def test_an_old_head_under_a_fresh_directory_expiry_is_refused_a_auth_4(self, run: Any, trust: Trust) -> None:
         """A-AUTH-4."""
         old = run.signed_head(41, issued_at_ms=run.now_ms - HOUR_MS)

@@ -558,23 +558,29 @@ def make_have(publisher: ScriptedPublisher, peer_id: PeerId, last: int) -> Have:
     return Have(publisher.run_id, "seed", 0, 1, last, (), (), NOW_MS)
 
 
-def test_have_records_are_taken_from_peers_and_from_the_mesh() -> None:
+def test_have_records_are_taken_as_the_mesh_judged_them() -> None:
     publisher = ScriptedPublisher()
     asked: list[PeerId] = []
+    unreached, other = make_key("unreached"), make_key("other")
 
     def have_of(peer_id: PeerId) -> Have | None:
         asked.append(peer_id)
-        return make_have(publisher, peer_id, 5) if peer_id == publisher.peer_id else None
+        return {publisher.peer_id: make_have(publisher, peer_id, 5), unreached: make_have(publisher, peer_id, 7)}.get(
+            peer_id
+        )
 
     bench = Bench(publisher, have_of=have_of)
     bench.connect()
-    other = make_key("other")
-    record = encode_signed(seal(make_have(publisher, other, 7), make_sign(other), other))
-    bench.tell(PeerConnected(other, (), outbound=False), HaveSeen(record, other), HaveSeen(b"junk", other))
+    told, refused = (
+        encode_signed(seal(make_have(publisher, key, 7), make_sign(key), key)) for key in (unreached, other)
+    )
+    bench.tell(PeerConnected(other, (), outbound=False), HaveSeen(told, None), HaveSeen(refused, other))
+    bench.tell(HaveSeen(b"junk", other))
     haves = {source.peer_id: source.have for source in bench.node._sources}
     assert publisher.peer_id in asked
     assert haves[publisher.peer_id] == make_have(publisher, publisher.peer_id, 5)
-    assert haves[other] == make_have(publisher, other, 7)
+    assert haves[other] is None, "the mesh refused what it told"
+    assert bench.node._sources.unreached_count == 1
 
 
 def test_a_reader_that_never_gets_to_the_newest_version_lets_go_of_old_ones_all_the_same() -> None:

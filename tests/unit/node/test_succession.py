@@ -94,6 +94,17 @@ def test_the_same_number_with_another_root_is_not_the_own_state(run: Any) -> Non
     assert not succession.compare_at_start(state_at(run, Version(0, 7), "mine"), run.start_ms)
 
 
+def test_the_head_that_is_believed_here_costs_no_signature_check_again(run: Any) -> None:
+    trust = run.trust()
+    record = run.head(Version(0, 7))
+    expected = trust.accept_head(decode_signed(record), run.start_ms)
+    succession = Succession(trust, lambda *_: False, Scribe(trust, run.publisher.peer_id, run.publisher.sign))
+    assert succession.read(record) == expected
+    with pytest.raises(TrustError, match="in the name of"):
+        succession.read(run.head(Version(0, 8)))
+    assert succession.newest == expected
+
+
 @pytest.mark.parametrize("roots", [("mine", "other"), ("other", "mine")])
 def test_two_roots_for_the_newest_number_are_noticed_in_any_order(run: Any, roots: tuple[str, str]) -> None:
     succession = succession_of(run, run.trust())
