@@ -353,7 +353,7 @@ def test_an_only_authority_that_lost_its_state_is_soon_given_one_by_those_who_we
 ) -> None:
     world = make_world(12, variant, trainer_count=2, inner_seconds=(1.0, 2.0), step=0.25)
     world.run_rounds(3, 4 * ROUND_SECONDS_MAX)
-    authority = world.member("authority 0")
+    authority = world.node("authority 0")
     world.crash(authority)
     authority.mixing_disk.z, authority.mixing_disk.round_index = None, 0
     # The last roster ends meanwhile, and nobody can offer a state without one.
