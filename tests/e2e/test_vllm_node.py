@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from swarm import Swarm, wait_until
+import torch
+from swarm import Swarm, open_swarm, wait_until
 
 import pulsenet
 from pulsenetd.engines.vllm_process import PROCESS_NAME, end_left
@@ -36,6 +37,13 @@ pytestmark = [
 
 START_SECONDS = 240.0
 PROMPT = list(range(40))
+
+
+@pytest.fixture(name="swarm")
+def swarm_fixture() -> Iterator[Swarm]:
+    """Lend each test a run of its own, whose first version is 0.1."""
+    with open_swarm() as opened:
+        yield opened
 
 
 @pytest.fixture(name="leave_no_engine", autouse=True)
@@ -171,6 +179,10 @@ def test_a_supervised_vllm_follows_dies_and_comes_back(swarm: Swarm, monkeypatch
 
 
 @pytest.mark.nightly
+@pytest.mark.skipif(
+    torch.cpu._is_amx_tile_supported(),
+    reason="with AMX vLLM 0.32 packs latent attention away and cannot load it again itself, so the node refuses it",
+)
 def test_a_model_that_cannot_be_patched_is_loaded_again_for_every_version(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

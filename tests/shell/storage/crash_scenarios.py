@@ -19,10 +19,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from pulsenet.chain.records import Descriptor, Kind, Manifest
 from pulsenet.codec.changes import Changes
 from pulsenet.errors import PulsenetError
-from pulsenet.ids import Digest, PeerId, Version, compute_digest
+from pulsenet.ids import Digest, PeerId, Version
 from pulsenet.node.effects import Commit, EncodeSnapshot
 from pulsenet.node.events import Committed, HopApplied, PatchEncoded
 from pulsenet.serving.engine import FullUpdate, RecordsUpdate
@@ -285,11 +287,9 @@ def look_at_files(root: Path) -> str:
 # The owner's machine: a revision of the run's descriptor.
 
 
-def sign(message: bytes) -> bytes:
-    return compute_digest(message) * 2
-
-
-OWNER: Final = PeerId(bytes(range(32)))
+# A real key: what nobody signed does not count.
+_OWNERS_KEY: Final = Ed25519PrivateKey.from_private_bytes(bytes(32))
+OWNER: Final = PeerId(_OWNERS_KEY.public_key().public_bytes_raw())
 
 
 def prepare_run(root: Path) -> None:
@@ -306,12 +306,19 @@ def prepare_run(root: Path) -> None:
         anchor_interval=10,
         publish_interval_min_ms=0,
     )
-    runs.create_run(root / "node", descriptor, sign=sign, owner=OWNER, bootstraps=(), secret=b"", expires_at_ms=None)
+    runs.create_run(
+        root / "node", descriptor, sign=_OWNERS_KEY.sign, owner=OWNER, bootstraps=(), secret=b"", expires_at_ms=None
+    )
 
 
 def change_run(root: Path) -> None:
     if len(runs.load_descriptors(root / "node")) == 1:
-        runs.revise(root / "node", lambda now: replace(now, inferencers=(PeerId(bytes(32)),)), sign=sign, owner=OWNER)
+        runs.revise(
+            root / "node",
+            lambda now: replace(now, inferencers=(PeerId(bytes(32)),)),
+            sign=_OWNERS_KEY.sign,
+            owner=OWNER,
+        )
     file = runs.read_run_file(root / "node" / "run.json")
     runs.write_run_file(root / "node" / "run.json", replace(file, bootstraps=("/ip4/192.0.2.1/tcp/1",)))
 
