@@ -62,6 +62,7 @@ def test_trainers_that_train_together_outlive_a_kill_of_one(tmp_path: Path) -> N
     assert _processes_of(workdir) == []
 
 
+@pytest.mark.nightly
 def test_trainers_that_mix_outlive_a_kill_of_one(tmp_path: Path) -> None:
     workdir = tmp_path / "work"
     command = [sys.executable, "-m", "pulsenetd.cli", "demo", "--trainers", "3", "--algorithm", "gossip", "--json"]

@@ -15,6 +15,8 @@ CLIP_RATIO_BITS = 0x3F80_0000
 """1.0: every norm above the median is scaled down."""
 
 
+BY_NIGHT = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(6, 16)]
+
 ALWAYS_SLICED_BITS = 0x7149_F2CA
 """1e30: no round's contributions are small enough to be fetched whole."""
 
@@ -82,7 +84,7 @@ def run_story(seed: int, step_count: int = 40, *, is_sliced: bool = False, flush
 
 
 # 127: a link lost after it healed; 160, 166: a ballot that named a receipt a full disk had not taken.
-@pytest.mark.parametrize("seed", [*range(16), 127, 160, 166])
+@pytest.mark.parametrize("seed", [*range(6), 127, 160, 166, *BY_NIGHT])
 def test_trainers_under_faults_end_equal_and_lose_nothing(seed: int) -> None:
     world = run_story(seed)
     trainers = [node for node in world.nodes.values() if node.rounds is not None]
@@ -91,7 +93,7 @@ def test_trainers_under_faults_end_equal_and_lose_nothing(seed: int) -> None:
     assert world.round_index == len(world.receipts)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", [*range(6), *BY_NIGHT])
 def test_trainers_that_sum_by_slice_end_equal_and_lose_nothing(seed: int) -> None:
     world = run_story(seed, is_sliced=True)
     trainers = [node for node in world.nodes.values() if node.rounds is not None]
