@@ -144,12 +144,13 @@ class Sharing:
         """Say whether there are live sources, and all of them together lack a part of the blob, as far as they told."""
         live = [source for source in self._sources if not source.is_parked]
         share = self._shares.get(blob_id)
-        holders = [source.peer_id for source in live if blob_id not in source.misses]
+        holders = [source for source in live if blob_id not in source.misses]
         if not live or not holders:
             return bool(live)
-        if share is None or not all(share.picker.knows(peer_id) for peer_id in holders):
+        if share is None or any(share.want.claim_of(source) is Claim.HOLDS for source in holders):
             return False
-        return share.want.publisher not in holders and not share.picker.covers(holders, unfinished)
+        told = [source.peer_id for source in holders if share.picker.knows(source.peer_id)]
+        return len(told) == len(holders) and not share.picker.covers(told, unfinished)
 
     # What happens
 
@@ -247,8 +248,10 @@ class Sharing:
             if is_publisher:
                 allowed = None if plan.is_publisher_free else self._find_lonely(share, plan, now)
             else:
-                allowed = share.picker.held_by(source.peer_id)
-                if allowed is None and not self._may_guess(share, source):
+                # A have record may be newer than what was told of chunks, and whoever holds all is not asked again.
+                holds_all = share.want.claim_of(source) is Claim.HOLDS
+                allowed = None if holds_all else share.picker.held_by(source.peer_id)
+                if allowed is None and not holds_all and share.want.is_shared and source.tells_holdings:
                     continue
             skip = {digest for each in self._transfers if each.peer_id == source.peer_id for digest in each.awaited}
             chosen = share.picker.choose(allowed, here, in_order=not plan.readers, skip=skip)
@@ -280,10 +283,6 @@ class Sharing:
         """
         level = round(IN_FLIGHT_SECONDS * self._pace.per_second(now))
         return max(level, IN_FLIGHT_MIN) - self._transfers.chunk_count
-
-    def _may_guess(self, share: _Share, source: Source) -> bool:
-        """Say whether a source that told nothing of its chunks may be asked for any."""
-        return share.want.claim_of(source) is Claim.HOLDS or not (share.want.is_shared and source.tells_holdings)
 
     def _find_targets(self, blob_id: Digest) -> list[PeerId]:
         """Return whom to ask about a blob: the publisher, then peers that told of an open chunk, then the others."""

@@ -150,6 +150,21 @@ def test_a_reader_that_holds_all_is_asked_instead_of_the_publisher() -> None:
     assert {peer_id for peer_id, _ in choices} == set(PEERS[:2])
 
 
+def test_a_reader_that_told_of_nothing_and_holds_all_since_is_asked() -> None:
+    """Its have record came between two answers, and whoever holds all is asked about chunks no more."""
+    bench = Bench(PEERS[0])
+    bench.ask_around(0.0)
+    bench.tell(PUBLISHER, range(40), 0.1, given=tuple(range(40)))
+    bench.tell(PEERS[0], (), 0.1)
+    bench.sources.note_have(PEERS[0], Have(RUN_ID, "inferencer", 0, 1, 7, (), (), 1))
+    assert not bench.sharing.lack_everywhere(BLOB, DIGESTS)
+    bench.sources.disconnect(PUBLISHER)
+    assert not bench.sharing.lack_everywhere(BLOB, DIGESTS)
+    choice = bench.choose(0.2)
+    assert choice is not None
+    assert choice[0] == PEERS[0]
+
+
 def test_a_busy_reader_is_no_reason_to_wait() -> None:
     bench = Bench(PEERS[0])
     bench.ask_around(0.0)

@@ -25,6 +25,17 @@ def test_a_version_reaches_every_reader_within_what_the_lines_allow() -> None:
     assert 1 <= measured.received_payloads < 1.5
 
 
+@pytest.mark.parametrize("size_bytes", [27_000, 700_000])
+def test_two_readers_of_a_small_patch_wait_for_nothing_but_each_other(size_bytes: int) -> None:
+    """Each of them may be done at any time, between any two things that it tells the other."""
+    line = Link(up_rate=5_000 * MEGABIT, down_rate=5_000 * MEGABIT, delay_seconds=0.0005)
+    for seed in range(12):
+        measured = measure_spread(
+            seed, 2, payload_size_bytes=size_bytes, chunk_size_bytes=262_144, publisher=line, draw_link=lambda _: line
+        )
+        assert measured.all_seconds < 1.5, f"seed {seed}"
+
+
 def test_one_reader_costs_one_payload() -> None:
     assert spread(1, 1).publisher_payloads == pytest.approx(1.0)
 
