@@ -179,10 +179,6 @@ def test_a_supervised_vllm_follows_dies_and_comes_back(swarm: Swarm, monkeypatch
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(
-    torch.cpu._is_amx_tile_supported(),
-    reason="with AMX vLLM 0.32 packs latent attention away and cannot load it again itself, so the node refuses it",
-)
 def test_a_model_that_cannot_be_patched_is_loaded_again_for_every_version(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,11 +199,22 @@ def test_a_model_that_cannot_be_patched_is_loaded_again_for_every_version(
     ).start()
     server = Server(port, None, node.data_dir / "vllm.log")  # type: ignore[arg-type]
     publisher: Any = pulsenet.attach_publisher(data_dir=trainer.data_dir)
+    publisher.publish(model, step=1, wait=True)
+    if torch.cpu._is_amx_tile_supported():
+        # vLLM 0.32 throws the projection away there once it is packed, and its own reload fails on what is left.
+        text = "nor could a load be checked: start vLLM again from the newest version instead"
+        node.wait_log(text, START_SECONDS)
+        assert server.ask("GET", "/weight_info") == {"weight_version": "default"}
+        assert server.generate(PROMPT, 16).spans == (("default", 0, 16),), "it serves on, with what it was started from"
+        assert node.get("/readyz")[0] == 503
+        assert node.stop()[0] == 143
+        publisher.close()
+        return
     answers = []
     for number in (1, 2, 3):
         if number > 1:
             change_weights(model, number)
-        publisher.publish(model, step=number, wait=True)
+            publisher.publish(model, step=number, wait=True)
         node.wait_applied(number, START_SECONDS)
         wait_until("the node is ready", lambda: node.get("/readyz")[0] == 200, START_SECONDS)
         assert server.ask("GET", "/weight_info") == {"weight_version": f"0.{number}"}

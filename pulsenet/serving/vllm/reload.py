@@ -42,6 +42,8 @@ REHEARSED_NAME: Final = "rehearsed"
 """Names the workers that were seen to load what they pack as they did at their start."""
 PROBE_SECONDS: Final = 1.0
 
+_NEXT_STEP: Final = "start vLLM again from the newest version instead"
+
 
 class ReloadEngine:
     """An :class:`pulsenet.Engine` that lets vLLM load each version as a whole.
@@ -187,12 +189,14 @@ class ReloadEngine:
     def _survey(self, table: ParameterTable) -> None:
         """Learn which tensors lie in vLLM's memory as published, while they are those of its checkpoint."""
         write_whole(self.directory / TABLE_NAME, table.encode())
-        answers = self._ask(Order.SURVEY, self._companions)
+        try:
+            answers = self._ask(Order.SURVEY, self._companions)
+        except StructureError as error:
+            raise StructureError(f"{error}; nor could a load be checked: {_NEXT_STEP}") from error
         compared_count = sum(answer.changed_count for answer in answers)
         if not compared_count:
             raise StructureError(
-                "nothing of this engine's memory lies as published, so that no load could be checked: start vLLM again "
-                "from the newest version instead"
+                f"nothing of this engine's memory lies as published, so that no load could be checked: {_NEXT_STEP}"
             )
         element_count = sum(spec.element_count for spec in table.tensors)
         label = self._control.label()

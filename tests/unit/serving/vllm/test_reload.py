@@ -246,6 +246,15 @@ def test_an_engine_of_which_nothing_can_be_compared_is_refused(make_party: Calla
         party.engine.stage(party.versions[0])
 
 
+def test_an_engine_that_threw_weights_away_is_refused_before_it_is_touched(party: Party) -> None:
+    """vLLM 0.32 with AMX, of latent attention; its own load fails on what is left, and leaves it without any."""
+    party.vllm.servants[1]._weights._model.conv.data = torch.empty(0, dtype=torch.bfloat16)
+    with pytest.raises(StructureError, match=r"another form.*nor could a load be checked: start vLLM again from"):
+        party.engine.stage(party.versions[0])
+    assert not {"pause", "reload"} & set(party.vllm.asked)
+    assert not party.is_marked
+
+
 def test_an_engine_that_packs_otherwise_when_it_loads_again_is_refused(party: Party) -> None:
     """Found before any version is loaded: afterwards nobody could compare what is packed."""
 
