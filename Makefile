@@ -31,6 +31,8 @@ UNMEASURED := $(WAITING) $(filter-out $(WAITING) tests/__pycache__ $(MEASURED) $
 NIGHTLY   := seeds fuzz endurance lab two-ranks vllm trl rest demo
 
 export TOKENIZERS_PARALLELISM := false
+# Some images set it. Each of a few hundred processes would then compile our sources, and pytest every test, anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install demo test test-quick coverage simulations lint format api dist sbom bench vllm vllm-environment nightly clean \
 	$(NIGHTLY:%=nightly-%)

@@ -45,6 +45,15 @@ def test_the_gate_fails_with_any_of_its_steps(failing: str, tmp_path: Path) -> N
     assert ("== done" in ended.stdout) == (not failing)
 
 
+def test_what_is_compiled_is_kept_whatever_the_image_says() -> None:
+    command = ["make", "--silent", "--eval", "probe: ; @env", "probe"]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    told = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    names = {line.partition("=")[0] for line in told.stdout.splitlines()}
+    assert "PATH" in names
+    assert "PYTHONDONTWRITEBYTECODE" not in names
+
+
 def test_every_test_file_is_run_once_by_the_gate() -> None:
     """Those whose coverage is measured are listed; the others are whatever else there is."""
     command = ["make", "--dry-run", "coverage", "simulations"]
