@@ -73,6 +73,9 @@ endif
 test-quick: $(STAMP)
 	@$(BIN)/python -m pytest -m "not nightly and not e2e" $(TEST_ARGS)
 
+# Side by side every process computes on one core: threads that wait for those of another process keep its core busy.
+coverage simulations: export OMP_NUM_THREADS := 1
+
 ## make coverage     of make test all but simulated swarms, side by side, failing below the coverage we promise
 coverage: $(STAMP)
 	@rm -f .coverage .coverage.*

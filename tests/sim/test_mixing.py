@@ -25,6 +25,7 @@ from pulsenet.testing.mixing_world import MixingWorld
 from pulsenet.testing.network import Faults
 from pulsenet.testing.toy_mixing import Doing, ToyMixing, Values
 
+LONG = [pytest.mark.nightly, pytest.mark.timeout(3600)]
 ROUND_SECONDS_MAX = 60.0
 """Virtual time in which a round ends, whatever fails."""
 
@@ -139,19 +140,27 @@ def test_a_partner_that_dies_in_mix2_costs_the_other_its_wait_and_nobody_else_an
         world.run_until(lambda: world.mixing_checker.settled_count == 1, 10 * ROUND_SECONDS_MAX)
 
 
-def test_eight_that_start_apart_agree_by_pairs_alone() -> None:
+@pytest.mark.parametrize("round_count", [70, pytest.param(200, marks=pytest.mark.nightly)])
+def test_eight_that_start_apart_agree_by_pairs_alone(round_count: int) -> None:
     """A-GOS-3: random start, zero gradients, 200 rounds of pairs: all agree to 2 ulp, and the mean is kept."""
     world = make_world(3, trainer_count=7, dtype=np.float32)
     before = world.mean_of()
-    world.run_rounds(200, 200 * ROUND_SECONDS_MAX)
+    world.run_rounds(round_count, round_count * ROUND_SECONDS_MAX)
     values = np.array([member.z for member in world.members])
     ulp = np.spacing(np.abs(values).max(axis=0))
     assert ((values.max(axis=0) - values.min(axis=0)) / ulp).max() <= 2.0
     assert (np.abs(world.mean_of() - before) / np.abs(before)).max() <= 1e-6
 
 
-@pytest.mark.parametrize("variant", [MixingVariant.LOCAL_M1_M2, MixingVariant.GLOBAL_M1_LOCAL_M2, MixingVariant.DILOCO])
-@pytest.mark.parametrize("round_count", [12, pytest.param(200, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize(
+    ("variant", "round_count"),
+    [
+        (MixingVariant.LOCAL_M1_M2, 12),
+        pytest.param(MixingVariant.LOCAL_M1_M2, 200, marks=LONG),
+        pytest.param(MixingVariant.GLOBAL_M1_LOCAL_M2, 200, marks=LONG),
+        pytest.param(MixingVariant.DILOCO, 200, marks=LONG),
+    ],
+)
 def test_one_failed_exchange_in_twenty_costs_a_twentieth_of_the_steps_at_most(
     variant: MixingVariant, round_count: int
 ) -> None:

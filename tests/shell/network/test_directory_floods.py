@@ -86,6 +86,7 @@ def make_have_junk(kind: str, key: bytes, now_ms: int) -> list[Junk]:
     return junk
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("kind", ["forged", "of strangers", "long"])
 async def test_ten_thousand_have_records_hide_no_true_one_and_stay_within_bounds(make_node: Any, kind: str) -> None:
     """A-DHT-7: who was there before stays, who is listed gets in afterwards, and the answer is small enough to be sent.

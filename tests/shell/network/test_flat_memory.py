@@ -7,6 +7,8 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pulsenet import limits
 from pulsenet.ids import PeerId, RunId, compute_digest
 from pulsenet.wire.messages import ChunkReply, GetChunks, Hello, Message
@@ -76,6 +78,7 @@ async def test_a_large_blob_to_a_slow_reader_goes_through_little_memory(make_nod
 READER_COUNT = 200
 
 
+@pytest.mark.unmeasured
 async def test_two_hundred_readers_at_once_are_served_in_the_memory_of_the_slots() -> None:
     """A-PEER-2: each asks for a chunk in the same moment; who finds no slot comes back."""
     hello = Hello(RunId(bytes(32)), 1, 1, "seed", "test")

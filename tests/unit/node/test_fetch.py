@@ -284,6 +284,7 @@ def test_an_empty_blob_under_a_false_name_is_refused_at_once() -> None:
     assert not bench.fetcher.is_whole(blob.blob_id)
 
 
+@pytest.mark.unmeasured
 def test_noisy_delivery_completes_with_little_waste() -> None:
     """A-CHK-1: 10,000 chunks, 10 % lost, 1 % corrupted, 5 % duplicated, reordered in a window of 64."""
     data = payload(10_000 * 64)
@@ -537,6 +538,7 @@ def test_without_any_source_nothing_is_called_unavailable() -> None:
     assert bench.fetcher.next_wake(bench.now) is None
 
 
+@pytest.mark.unmeasured
 def test_requests_stay_within_the_limits() -> None:
     blob = make_blob(payload(2000 * 64), 64)
     bench = Bench({peer: Provider({blob.blob_id: blob}, seconds=0.5) for peer in peers(8)})

@@ -148,6 +148,7 @@ def test_a_record_of_another_section_is_refused(small_blocks: None) -> None:
         list(decode_contribution([moved], table, theta, state_root=ROOT))
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("piece_size", [1, 3, 1 << 20])
 def test_any_blob_is_cut_as_it_must_be(small_blocks: None, piece_size: int) -> None:
     table = table_of(40, 7)
