@@ -11,7 +11,7 @@ from round_training import Training, check_equal_bits, tell_story
 from swarm import Swarm, run_json
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 RUN = "mortal"
 LOOPBACK = "--listen=/ip4/127.0.0.1/tcp/0"

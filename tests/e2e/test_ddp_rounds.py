@@ -10,7 +10,7 @@ from round_training import Training, check_equal_bits, tell_story
 from swarm import Swarm, run_json
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 RUN = "baseline"
 LOOPBACK = "--listen=/ip4/127.0.0.1/tcp/0"

@@ -1,4 +1,7 @@
-"""One real engine per model family, shared by all tests of the family; skipped where vLLM is not installed."""
+"""One real engine per model family, shared by all tests of the family; skipped where vLLM is not installed.
+
+An engine takes half a minute to start: the second family, and the one on two ranks, are for the night.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,6 @@ import pytest
 # Tests are no package: the harness beside them is found by its directory.
 sys.path.insert(0, str(Path(__file__).parent))
 
-SLOW_TWICE = ("test_a_worker_killed_in_the_commit", "test_a_node_that_is_killed_while_the_engine_is_paused")
-"""Start a process of their own, and the family changes nothing: one of them each time, the others nightly."""
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 
 
@@ -23,8 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.vllm)
-            if item.name.startswith(SLOW_TWICE) and "qwen2" in item.name:
-                item.add_marker(pytest.mark.nightly)
             if not HAS_VLLM:
                 item.add_marker(pytest.mark.skip(reason="vLLM is not installed here; .ci/vllm makes an environment"))
 
@@ -33,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     scope="module",
     params=[
         pytest.param(("llama", 1), id="llama"),
-        pytest.param(("qwen2", 1), id="qwen2"),
+        pytest.param(("qwen2", 1), id="qwen2", marks=pytest.mark.nightly),
         pytest.param(("llama", 2), id="llama-2-ranks", marks=pytest.mark.nightly),
     ],
 )
