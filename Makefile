@@ -24,7 +24,7 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 LOOPS     := tests/unit/codec tests/unit/tensors tests/unit/outer
 SIMULATED := tests/sim tests/model tests/unit/testing
 MEASURED  := tests/shell tests/unit tests/property tests/vectors
-WAITING   := tests/e2e tests/lab
+WAITING   := tests/browser tests/e2e tests/lab
 UNMEASURED := $(WAITING) $(filter-out $(WAITING) tests/__pycache__ $(MEASURED) $(SIMULATED),$(patsubst %/,%,$(wildcard tests/*/)) \
 	$(wildcard tests/test_*.py))
 # Each long run is a target of its own: make nightly-seeds.
