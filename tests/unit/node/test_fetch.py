@@ -832,6 +832,26 @@ def test_late_pages_and_chunks_of_a_blob_no_longer_wanted_are_dropped() -> None:
     assert bench.count("wasted_bytes", "duplicate") == 4
 
 
+@pytest.mark.parametrize("is_held", [True, False])
+def test_what_one_request_is_answered_twice_is_taken_once(is_held: bool) -> None:
+    """Held and not: the second copy is counted as waste, of as many bytes as came, and is nobody's fault."""
+    blob = make_blob(payload(8 * 1024), 1024)
+
+    def say_twice(answer: Answer) -> Answer:
+        twice = [item for item in answer for _ in range(2 if isinstance(item[1], ChunkReply) else 1)]
+        return [(d, r if is_held or not isinstance(r, ChunkReply) else ChunkReply(r.digest, None)) for d, r in twice]
+
+    bench = Bench({PUBLISHER: Provider({blob.blob_id: blob}, change=say_twice)})
+    bench.want(blob)
+    bench.run_for(1.0)
+    assert bench.fetcher.is_whole(blob.blob_id) == is_held
+    wasted = [
+        e.value for e in bench.log if isinstance(e, Count) and (e.name, e.label) == ("wasted_bytes", "duplicate")
+    ]
+    assert set(wasted) == {1024.0 if is_held else 0.0}
+    assert bench.strikes() == []
+
+
 def make_parts(*parts: bytes) -> Blob:
     """A blob of which every part has a chunk of its own, as the sections of a contribution have."""
     cutter = ChunkCutter()
