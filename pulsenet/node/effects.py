@@ -308,12 +308,11 @@ class SumSlices:
 
 
 @dataclass(frozen=True, slots=True)
-class ApplyAggregate:
+class StepState:
     """Do the outer step of a final receipt, and settle the residual in the same breath.
 
     All blobs are whole, or with ``slices`` those and the own contribution. Inner steps still running end first.
-    Answered by ``AggregateApplied`` or ``AggregateFailed``; ordered again for a round that is done, it is only
-    answered again.
+    Answered by ``StateStepped`` or ``StepFailed``; ordered again for a round that is done, it is only answered again.
 
     Of the own contribution the training process may hold the corrected pseudo-gradient or not: without it,
     ``COUNTED`` means zero wherever its blob sent, and the others leave the residual as it is.
@@ -392,7 +391,7 @@ Effect = (
     | StoreContribution
     | CheckContribution
     | SumSlices
-    | ApplyAggregate
+    | StepState
     | RestoreState
     | StoreStateAnchor
     | MixingEffect
@@ -421,7 +420,7 @@ EXECUTION_ORDER: dict[type[Effect], int] = {
     StoreContribution: 1,
     CheckContribution: 1,
     SumSlices: 1,
-    ApplyAggregate: 1,
+    StepState: 1,
     RestoreState: 1,
     ShowToMachines: 2,
     SendRequest: 2,

@@ -332,7 +332,7 @@ class SumFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class AggregateApplied:
+class StateStepped:
     """The outer step of ``round_index - 1`` is done, residual included."""
 
     round_index: int
@@ -340,7 +340,7 @@ class AggregateApplied:
 
 
 @dataclass(frozen=True, slots=True)
-class AggregateFailed:
+class StepFailed:
     """The outer step was not done and nothing moved; ``reason`` is a stable code."""
 
     round_index: int
@@ -423,8 +423,8 @@ Event = (
     | ContributionChecked
     | SlicesSummed
     | SumFailed
-    | AggregateApplied
-    | AggregateFailed
+    | StateStepped
+    | StepFailed
     | StateRestored
     | RestoreFailed
     | StateAnchorStored

@@ -15,13 +15,13 @@ from pulsenet.ids import Digest, PeerId, short
 from pulsenet.node.blame import blame
 from pulsenet.node.courier import Courier
 from pulsenet.node.effects import (
-    ApplyAggregate,
     Count,
     Effect,
     Fate,
     Log,
     Release,
     SaveState,
+    StepState,
     StoreRecord,
     SumSlices,
 )
@@ -268,7 +268,7 @@ class Gathering:
         slices = self._slices
         if slices is not None and slices.way is Way.SLICES and slices.aggregate is not None:
             names, self._sliced_round_index = slices.aggregate.slices, slices.round_index
-        return [*kept, ApplyAggregate(final.receipt.round_index, self._members(final), fate, names)]
+        return [*kept, StepState(final.receipt.round_index, self._members(final), fate, names)]
 
     def note_failed(self, reason: str) -> None:
         """The outer step was not done: the next try reads every contribution."""

@@ -26,8 +26,6 @@ from pulsenet.node.effects import (
     StoreRecord,
 )
 from pulsenet.node.events import (
-    AggregateApplied,
-    AggregateFailed,
     ContributionFailed,
     ContributionSeen,
     ContributionStored,
@@ -40,6 +38,8 @@ from pulsenet.node.events import (
     StateLost,
     StateReached,
     StateRestored,
+    StateStepped,
+    StepFailed,
     TermSeen,
     TrainingAttached,
     TrainingLost,
@@ -173,9 +173,9 @@ class Rounds(LedgerMachine):
             case ContributionFailed(round_index, reason) if self._is_due(Phase.STORING, round_index):
                 self._move(Step.FAILED)
                 return [Count("contributions", reason), *self._start_inner_steps()]
-            case AggregateApplied(round_index, state_root) if self._is_due(Phase.APPLYING, round_index - 1):
+            case StateStepped(round_index, state_root) if self._is_due(Phase.STEPPING, round_index - 1):
                 return self._settle(round_index, state_root)
-            case AggregateFailed(round_index, reason) if self._is_due(Phase.APPLYING, round_index):
+            case StepFailed(round_index, reason) if self._is_due(Phase.STEPPING, round_index):
                 self._move(Step.FAILED)
                 self._gathering.note_failed(reason)
                 self._retry_at = now + RETRY_SECONDS
@@ -309,7 +309,7 @@ class Rounds(LedgerMachine):
             effects += self._check_state()
             if self._phase in (Phase.TRAINING, Phase.PENDING) and self._ledger.final(self._round_index) is not None:
                 self._move(Step.FINAL)
-            if self._phase is not Phase.APPLYING:
+            if self._phase is not Phase.STEPPING:
                 effects += self._gathering.update(now, final=self._due_final, anchor=self._wanted_anchor())
             effects += self._use_what_is_whole(now)
         until = self._awaits_news_until
@@ -385,7 +385,7 @@ class Rounds(LedgerMachine):
                 return [StoreContribution(self._round_index)]
             case Phase.TRAINING:
                 return self._order_inner_steps()
-            case Phase.APPLYING:
+            case Phase.STEPPING:
                 final = self._ledger.final(self._round_index)
                 assert final is not None
                 return self._gathering.order(final, self._own.judge(final.receipt))

@@ -25,7 +25,7 @@ class Phase(StrEnum):
     """The contribution is sent; only the final receipt of its round decides."""
     GATHERING = "gathering"
     """The final receipt is known; what it lists is being fetched."""
-    APPLYING = "applying"
+    STEPPING = "stepping"
     """The outer step runs."""
 
 
@@ -57,11 +57,11 @@ TRANSITIONS: dict[tuple[Phase, Step], Phase] = {
     (Phase.STORING, Step.FAILED): Phase.TRAINING,
     (Phase.PENDING, Step.FINAL): Phase.GATHERING,
     (Phase.PENDING, Step.ASTRAY): Phase.JOINING,
-    (Phase.GATHERING, Step.WHOLE): Phase.APPLYING,
+    (Phase.GATHERING, Step.WHOLE): Phase.STEPPING,
     (Phase.GATHERING, Step.ASTRAY): Phase.JOINING,
-    (Phase.APPLYING, Step.DONE): Phase.TRAINING,
-    (Phase.APPLYING, Step.STORED): Phase.PENDING,
-    (Phase.APPLYING, Step.FAILED): Phase.GATHERING,
+    (Phase.STEPPING, Step.DONE): Phase.TRAINING,
+    (Phase.STEPPING, Step.STORED): Phase.PENDING,
+    (Phase.STEPPING, Step.FAILED): Phase.GATHERING,
     **{(phase, Step.LOST): Phase.IDLE for phase in Phase},
 }
 

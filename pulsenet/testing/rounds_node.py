@@ -10,11 +10,11 @@ from pulsenet.ids import PeerId
 from pulsenet.node.candidacy import BALLOT_KEY
 from pulsenet.node.coordinator import Coordinator
 from pulsenet.node.effects import (
-    ApplyAggregate,
     CheckContribution,
     Effect,
     RestoreState,
     RunInnerSteps,
+    StepState,
     StoreContribution,
     StoreStateAnchor,
     SumSlices,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pulsenet.testing.rounds_world import RoundsWorld
 
 TrainingOrder = (
-    RunInnerSteps | StoreContribution | CheckContribution | SumSlices | ApplyAggregate | RestoreState | StoreStateAnchor
+    RunInnerSteps | StoreContribution | CheckContribution | SumSlices | StepState | RestoreState | StoreStateAnchor
 )
 """What the training process does, in the order in which it is told."""
 
@@ -179,8 +179,8 @@ class RoundsNode(LedgerNode):
                 return training.check(order)
             case SumSlices():
                 return training.sum_slices(order)
-            case ApplyAggregate():
-                return training.apply(order)
+            case StepState():
+                return training.step(order)
             case RestoreState(anchor, drops_residual):
                 return training.restore(anchor.blob_id, drops_residual=drops_residual)
             case StoreStateAnchor():

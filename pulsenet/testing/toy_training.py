@@ -15,14 +15,14 @@ import numpy.typing as npt
 from pulsenet.chain.records import Contribution, SliceName
 from pulsenet.codec.sections import find_slice_sections
 from pulsenet.ids import Digest, PeerId, compute_digest
-from pulsenet.node.effects import ApplyAggregate, CheckContribution, Fate, SumSlices
+from pulsenet.node.effects import CheckContribution, Fate, StepState, SumSlices
 from pulsenet.node.events import (
-    AggregateApplied,
     ContributionChecked,
     ContributionStored,
     RestoreFailed,
     SlicesSummed,
     StateRestored,
+    StateStepped,
     SumFailed,
     TrainingAttached,
 )
@@ -245,11 +245,11 @@ class ToyTraining:
             reason = "norm"
         return ContributionChecked(order.contribution_digest, reason)
 
-    def apply(self, order: ApplyAggregate) -> AggregateApplied:
+    def step(self, order: StepState) -> StateStepped:
         """Do the outer step and settle the residual, both or neither; once done, it is only said again."""
         state = self._require().copy()
         if order.round_index == state.round_index - 1:
-            return AggregateApplied(state.round_index, state.root)
+            return StateStepped(state.round_index, state.root)
         assert order.round_index == state.round_index
         total = self._read_slices(order.slices) if order.slices else self._sum(order)
         if order.members:
@@ -262,9 +262,9 @@ class ToyTraining:
         self.state = state
         self.disk.state = state.copy()
         self.disk.stored.pop(order.round_index, None)
-        return AggregateApplied(state.round_index, state.root)
+        return StateStepped(state.round_index, state.root)
 
-    def _sum(self, order: ApplyAggregate) -> Vector:
+    def _sum(self, order: StepState) -> Vector:
         total = np.zeros(SIZE, np.float32)
         for member, contribution in order.members:
             scale = np.float32(fp32_from_bits(member.scale_bits))
@@ -312,7 +312,7 @@ class ToyTraining:
         assert b"".join(self._store.chunks[chunk_list.entries[place][1]] for place in header)[:1] == b"c"
         return b"".join(self._store.chunks[chunk_list.entries[place][1]] for place in body)
 
-    def _settle(self, state: OuterState, order: ApplyAggregate) -> None:
+    def _settle(self, state: OuterState, order: StepState) -> None:
         work = self.disk.stored.get(order.round_index)
         corrected = state.residual + self.local.astype(np.float32) if work is None else work.corrected
         match order.fate:

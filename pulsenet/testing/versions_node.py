@@ -11,7 +11,7 @@ from pulsenet.chain.signing import record_digest
 from pulsenet.chain.trust import Trust
 from pulsenet.ids import PeerId, RunId
 from pulsenet.node.effects import AnnounceHead, Effect
-from pulsenet.node.events import AggregateApplied, Event, SnapshotOffered
+from pulsenet.node.events import Event, SnapshotOffered, StateStepped
 from pulsenet.node.listener import Listener
 from pulsenet.node.machine import Machine
 from pulsenet.node.news import TRUST_KEY
@@ -118,7 +118,7 @@ class VersionsNode(RoundsNode):
         answer = super().do(order)
         after = self.training.state
         has_stepped = before is not None and after is not None and after.round_index > before.round_index
-        if has_stepped and isinstance(answer, AggregateApplied):
+        if has_stepped and isinstance(answer, StateStepped):
             self._world.hand_over(self)
         return answer
 

@@ -15,19 +15,17 @@ from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest, PeerId, compute_digest
 from pulsenet.local import rounds_protocol as local
 from pulsenet.node.effects import (
-    ApplyAggregate,
     CheckContribution,
     Effect,
     Fate,
     RestoreState,
     RunInnerSteps,
+    StepState,
     StoreContribution,
     StoreStateAnchor,
     SumSlices,
 )
 from pulsenet.node.events import (
-    AggregateApplied,
-    AggregateFailed,
     ContributionChecked,
     ContributionFailed,
     ContributionStored,
@@ -37,6 +35,8 @@ from pulsenet.node.events import (
     SlicesSummed,
     StateAnchorStored,
     StateRestored,
+    StateStepped,
+    StepFailed,
     SumFailed,
     TrainingAttached,
     TrainingLost,
@@ -115,14 +115,14 @@ class Scene:
     def stored(self, round_index: int = 0) -> ContributionStored:
         return ContributionStored(round_index, root(round_index), BLOB, 80, 2, 10, 0x3F80_0000, 1)
 
-    def close_round(self, round_index: int = 0, fate: Fate = Fate.COUNTED) -> ApplyAggregate:
+    def close_round(self, round_index: int = 0, fate: Fate = Fate.COUNTED) -> StepState:
         """Put a final receipt into the ledger, and return what its machine orders."""
         members = (Member(self.me, compute_digest(b"mine"), 0x3F80_0000),) if fate is Fate.COUNTED else ()
         rejected = (Rejection(self.me, compute_digest(b"mine"), "norm"),) if fate is Fate.REJECTED else ()
         receipt = Receipt(self.run.run_id, 0, 1, OTHER, round_index, root(round_index), None, members, rejected)
         self.ledger._finals[round_index] = FinalReceipt(receipt, self.run.genesis, BLOB)
         listed = tuple((member, self.contribution(round_index)) for member in members)
-        return ApplyAggregate(round_index, listed, fate)
+        return StepState(round_index, listed, fate)
 
     def check(self, round_index: int = 0, name: bytes = b"theirs") -> CheckContribution:
         return CheckContribution(self.contribution(round_index, OTHER), compute_digest(name))
@@ -318,11 +318,11 @@ def test_an_outer_step_is_ordered_once_and_answered_as_often_as_it_is_asked_for(
     assert order.members == (member,)
     scene.order(effect)
     scene.desk.finish_step(local.Stepped(1, root(1)))
-    assert scene.take() == [AggregateApplied(1, root(1))]
+    assert scene.take() == [StateStepped(1, root(1))]
     assert scene.desk.held == Held(1, root(1))
     assert scene.next() is None
     scene.order(effect)
-    assert scene.take() == [AggregateApplied(1, root(1))]
+    assert scene.take() == [StateStepped(1, root(1))]
     assert scene.next() is None
 
 
@@ -351,7 +351,7 @@ def test_a_step_that_failed_is_counted_and_may_be_ordered_again(scene: Scene) ->
     scene.order(effect)
     scene.next()
     scene.desk.fail_step(local.StepFailed(0, "damaged"))
-    assert scene.take() == [AggregateFailed(0, "damaged")]
+    assert scene.take() == [StepFailed(0, "damaged")]
     assert scene.metrics.registry.get_sample_value("pulsenet_rejected_total", {"reason": "damaged"}) == 1.0
     scene.order(effect)
     assert isinstance(scene.next(), local.StepOrder)
@@ -361,7 +361,7 @@ def test_a_step_of_a_state_that_nobody_holds_is_not_ordered(scene: Scene) -> Non
     scene.order(scene.close_round())
     scene.attach(5)
     scene.order(scene.close_round())
-    scene.order(ApplyAggregate(5, (), Fate.MISSED))
+    scene.order(StepState(5, (), Fate.MISSED))
     assert scene.next() is None
 
 

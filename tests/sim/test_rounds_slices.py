@@ -8,8 +8,8 @@ import pytest
 
 from pulsenet.chain.records import SliceName
 from pulsenet.ids import compute_digest
-from pulsenet.node.effects import ApplyAggregate, Fate, SumSlices
-from pulsenet.node.events import AggregateApplied, AggregateFailed, SlicesSummed, SumFailed
+from pulsenet.node.effects import Fate, StepState, SumSlices
+from pulsenet.node.events import SlicesSummed, StateStepped, StepFailed, SumFailed
 from pulsenet.node.rounds_phase import Phase
 from pulsenet.testing.rounds_node import RoundsNode
 from pulsenet.testing.rounds_world import RoundsWorld
@@ -147,7 +147,7 @@ def test_an_owner_that_serves_other_bytes_is_struck_and_passed_over() -> None:
         return found
 
     liar.training.sum_slices = serve_wrongly  # type: ignore[method-assign]
-    liar.training.apply = lambda order: AggregateFailed(order.round_index, "decode")  # type: ignore[method-assign]
+    liar.training.step = lambda order: StepFailed(order.round_index, "decode")  # type: ignore[method-assign]
     world.run_rounds(2, 2 * ROUND_SECONDS_MAX)
     honest = [node for node in plain_trainers(world) if node is not liar]
     assert all(node.counts.get(("strike", "bad-chunk"), 0) > 0 for node in honest)
@@ -200,13 +200,13 @@ def lie_about(node: RoundsNode, round_index: int, place: int) -> None:
 
 def note_damage(node: RoundsNode, round_index: int) -> None:
     """Tell the checkers from when on the node's state is wrong on purpose."""
-    rightly = node.training.apply
+    rightly = node.training.step
 
-    def apply(order: ApplyAggregate) -> AggregateApplied:
+    def step(order: StepState) -> StateStepped:
         node.is_damaged |= order.round_index == round_index and bool(order.slices)
         return rightly(order)
 
-    node.training.apply = apply  # type: ignore[method-assign]
+    node.training.step = step  # type: ignore[method-assign]
 
 
 def test_an_authority_that_signs_a_wrong_name_is_overruled_by_what_the_receipt_lists() -> None:

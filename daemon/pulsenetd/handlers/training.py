@@ -19,18 +19,16 @@ from pulsenet.errors import RemoteProtocolError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.local import rounds_protocol as local
 from pulsenet.node.effects import (
-    ApplyAggregate,
     CheckContribution,
     Effect,
     RestoreState,
     RunInnerSteps,
+    StepState,
     StoreContribution,
     StoreStateAnchor,
     SumSlices,
 )
 from pulsenet.node.events import (
-    AggregateApplied,
-    AggregateFailed,
     ContributionChecked,
     ContributionFailed,
     ContributionStored,
@@ -40,6 +38,8 @@ from pulsenet.node.events import (
     SlicesSummed,
     StateAnchorStored,
     StateRestored,
+    StateStepped,
+    StepFailed,
     SumFailed,
     TrainingAttached,
     TrainingLost,
@@ -134,7 +134,7 @@ class TrainingDesk:
             StoreContribution: self._store_contribution,
             CheckContribution: self._check_contribution,
             SumSlices: self._sum_slices,
-            ApplyAggregate: self._apply_aggregate,
+            StepState: self._step_state,
             RestoreState: self._restore_state,
             StoreStateAnchor: self._store_state_anchor,
         }
@@ -238,11 +238,11 @@ class TrainingDesk:
         members = _list_members(effect.members)
         self._put(local.SumOrder(effect.round_index, final.receipt.base_state_root, members, tuple(wanted)), post)
 
-    async def _apply_aggregate(self, effect: ApplyAggregate, post: Post) -> None:
+    async def _step_state(self, effect: StepState, post: Post) -> None:
         round_index, held = effect.round_index, self.held
         self._drop_checks(round_index)
         if held is not None and held.round_index == round_index + 1:
-            post(AggregateApplied(held.round_index, held.state_root))
+            post(StateStepped(held.round_index, held.state_root))
             return
         final = self._ledger.final(round_index)
         if not self._holds(round_index) or final is None:
@@ -402,13 +402,13 @@ class TrainingDesk:
         self.held = Held(stepped.round_index, stepped.state_root)
         self._pace.begin()
         self._offer = self._steps_due = None
-        post(AggregateApplied(stepped.round_index, stepped.state_root))
+        post(StateStepped(stepped.round_index, stepped.state_root))
 
     def fail_step(self, failed: local.StepFailed) -> None:
         """Take why the outer step was not done."""
         _, post = self._take_given(local.StepOrder, failed.round_index)
         self._metrics.count("rejected", failed.reason)
-        post(AggregateFailed(failed.round_index, failed.reason))
+        post(StepFailed(failed.round_index, failed.reason))
 
     def finish_restore(self, restored: local.Restored) -> None:
         """Take the state that was restored."""

@@ -23,11 +23,11 @@ from pulsenet.local.client import Client
 from pulsenet.local.rounds_client import RoundsConnection
 from pulsenet.local.shared_memory import Region
 from pulsenet.node.effects import (
-    ApplyAggregate,
     CheckContribution,
     Fate,
     RestoreState,
     RunInnerSteps,
+    StepState,
     StoreStateAnchor,
     SumSlices,
 )
@@ -390,7 +390,7 @@ def test_every_answer_of_an_order_is_passed_on(daemon: Daemon, process: Process)
     daemon.ledger._finals[0] = SimpleNamespace(  # type: ignore[assignment]
         receipt=SimpleNamespace(base_state_root=ROOT, members=(), rejected=())
     )
-    step, restore = ApplyAggregate(0, (), Fate.MISSED), RestoreState(ANCHOR, True)
+    step, restore = StepState(0, (), Fate.MISSED), RestoreState(ANCHOR, True)
     for effect, kind, answer in (
         (CheckContribution(CONTRIBUTION, ROOT), local.CheckOrder, local.Checked(ROOT, "")),
         (SumSlices(0, (), (0, 1), ()), local.SumOrder, local.SumRefused(0, "decode")),
@@ -442,7 +442,7 @@ def test_a_disk_that_deletes_nothing_costs_neither_the_process_nor_the_node_anyt
         daemon.ledger._finals[0] = SimpleNamespace(  # type: ignore[assignment]
             receipt=SimpleNamespace(base_state_root=ROOT, members=(), rejected=())
         )
-        daemon.order(ApplyAggregate(0, (), Fate.MISSED))
+        daemon.order(StepState(0, (), Fate.MISSED))
         assert isinstance(another.ask(local.AwaitOrder(5_000)), local.StepOrder)
         assert another.ask(local.Stepped(1, compute_digest(b"state 1"))) == local.Waiting()
 

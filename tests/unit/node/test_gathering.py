@@ -15,13 +15,13 @@ from pulsenet.chain.signing import decode_signed, encode_signed, record_digest
 from pulsenet.ids import Digest, compute_digest
 from pulsenet.node.courier import Courier
 from pulsenet.node.effects import (
-    ApplyAggregate,
     Count,
     Effect,
     Fate,
     Log,
     Release,
     SendRequest,
+    StepState,
     StoreRecord,
     StrikePeer,
     SumSlices,
@@ -124,10 +124,10 @@ class Bench:
         assert final is not None
         return self.gathering.is_whole(final)
 
-    def apply_order(self) -> ApplyAggregate:
+    def step_order(self) -> StepState:
         final = self.ledger.final(0)
         assert final is not None
-        (order,) = (e for e in self.gathering.order(final, Fate.COUNTED) if isinstance(e, ApplyAggregate))
+        (order,) = (e for e in self.gathering.order(final, Fate.COUNTED) if isinstance(e, StepState))
         return order
 
     def names(self, tag: bytes = b"") -> tuple[SliceName, ...]:
@@ -178,11 +178,11 @@ def test_a_trainer_sums_its_slice_hears_the_names_and_steps_from_slices(bench: B
     assert asked_of(bench.update()) == []
     bench.update()
     assert bench.is_whole()
-    order = bench.apply_order()
+    order = bench.step_order()
     assert order.slices == names
     assert order.fate is Fate.COUNTED
     # Stepping again after a restart of the disk orders the same.
-    assert bench.apply_order() == order
+    assert bench.step_order() == order
     assert bench.update(is_over=True) == []
 
 
@@ -201,7 +201,7 @@ def test_an_authority_sums_everything_and_signs_the_names(make_run: Callable[...
     bench.update()
     assert bench.is_whole()
     # It steps from what it summed itself, not from what others serve.
-    assert bench.apply_order().slices == ()
+    assert bench.step_order().slices == ()
     assert bench.update(is_over=True) == []
 
 
@@ -209,7 +209,7 @@ def test_few_or_small_contributions_are_fetched_whole(make_run: Callable[..., An
     bench = Bench(make_run, ratio=0)
     assert sums_of(bench.update()) == []
     assert bench.is_whole()
-    assert bench.apply_order().slices == ()
+    assert bench.step_order().slices == ()
     authority = Bench(make_run, is_authority=True, ratio=0)
     assert sums_of(authority.update()) == []
     assert authority.is_whole()
@@ -263,7 +263,7 @@ def test_a_sum_that_fails_leads_to_whole_contributions(make_run: Callable[..., A
     assert any(isinstance(effect, Log) for effect in told)
     assert sums_of(bench.update()) == []
     assert bench.is_whole()
-    assert bench.apply_order().slices == ()
+    assert bench.step_order().slices == ()
 
 
 def test_answers_about_another_round_mean_nothing(bench: Bench) -> None:
@@ -280,11 +280,11 @@ def test_a_step_from_slices_that_fails_is_tried_from_everything(bench: Bench) ->
     bench.hear(bench.statement(names))
     bench.update()
     bench.update()
-    assert bench.apply_order().slices == names
+    assert bench.step_order().slices == names
     bench.gathering.note_failed("slices")
     bench.update()
     assert bench.is_whole()
-    assert bench.apply_order().slices == ()
+    assert bench.step_order().slices == ()
     bench.gathering.note_failed("enospc")
     assert bench.is_whole()
 
@@ -307,7 +307,7 @@ def test_what_was_summed_for_a_round_without_names_is_let_go(bench: Bench) -> No
     bench.now = NAME_SECONDS + 1.0
     bench.update()
     assert bench.is_whole()
-    assert bench.apply_order().slices == ()
+    assert bench.step_order().slices == ()
     assert bench.update(is_over=True) == [Release((name.blob_id,), ())]
 
 
@@ -336,14 +336,14 @@ def test_slices_that_led_astray_are_blamed_on_their_signer_and_not_used_again(be
     bench.hear(bench.statement(names))
     bench.update()
     bench.update()
-    assert bench.apply_order().slices == names
+    assert bench.step_order().slices == names
     told = bench.gathering.note_astray(1)
     assert Count("slices", "astray") in told
     assert any(isinstance(effect, Log) and effect.level == "error" for effect in told)
     bench.update(is_over=True)
     assert sums_of(bench.update()) == []
     assert bench.is_whole()
-    assert bench.apply_order().slices == ()
+    assert bench.step_order().slices == ()
     # A state that whole contributions led to has nobody to blame.
     assert bench.gathering.note_astray(5) == []
 

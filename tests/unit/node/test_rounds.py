@@ -16,7 +16,6 @@ from pulsenet.chain.state_anchors import ANCHORS_KEPT
 from pulsenet.ids import Digest, compute_digest
 from pulsenet.node.effects import (
     EXECUTION_ORDER,
-    ApplyAggregate,
     Count,
     Effect,
     Fate,
@@ -27,12 +26,11 @@ from pulsenet.node.effects import (
     SendRequest,
     SetTimer,
     ShowToMachines,
+    StepState,
     StoreContribution,
     StoreRecord,
 )
 from pulsenet.node.events import (
-    AggregateApplied,
-    AggregateFailed,
     ContributionFailed,
     ContributionSeen,
     ContributionStored,
@@ -46,6 +44,8 @@ from pulsenet.node.events import (
     StateLost,
     StateReached,
     StateRestored,
+    StateStepped,
+    StepFailed,
     StoreFailed,
     TermSeen,
     TimerFired,
@@ -169,9 +169,9 @@ def test_a_round_goes_from_inner_steps_to_the_next_state(bench: Bench) -> None:
     kinds = [type(effect) for effect in effects]
     assert kinds.index(StoreRecord) < kinds.index(SendRequest)
     assert bench.trust.accept_contribution(decode_signed(push.contribution)).base_state_root == root(0)
-    (order,) = only(bench.finish(), ApplyAggregate)
+    (order,) = only(bench.finish(), StepState)
     assert (order.round_index, order.fate, len(order.members)) == (0, Fate.COUNTED, 1)
-    effects = bench.tell(AggregateApplied(1, root(1)))
+    effects = bench.tell(StateStepped(1, root(1)))
     assert ShowToMachines(StateReached(1, root(1))) in effects
     assert only(effects, RunInnerSteps) == [RunInnerSteps(1, 8, 2)]
     assert bench.machine.state_root == root(1)
@@ -182,10 +182,10 @@ def test_the_final_receipt_alone_decides_the_fate(bench: Bench, fate: Fate) -> N
     bench.attach()
     bench.contribute()
     bench.now = 1e4
-    assert only(bench.tell(TimerFired()), ApplyAggregate) == []
-    (order,) = only(bench.finish(fate=fate), ApplyAggregate)
+    assert only(bench.tell(TimerFired()), StepState) == []
+    (order,) = only(bench.finish(fate=fate), StepState)
     assert order.fate is fate
-    assert Count("contributions", fate) in bench.tell(AggregateApplied(1, root(1)))
+    assert Count("contributions", fate) in bench.tell(StateStepped(1, root(1)))
 
 
 def test_a_receipt_that_is_not_final_moves_nothing(make_run: Callable[..., Any]) -> None:
@@ -196,17 +196,17 @@ def test_a_receipt_that_is_not_final_moves_nothing(make_run: Callable[..., Any])
     for _ in range(EXTENSIONS_MAX):
         bench.tell(InnerStepsDone(0))
     bench.tell(bench.stored())
-    assert only(bench.finish(), ApplyAggregate) == [], "one signature of two"
+    assert only(bench.finish(), StepState) == [], "one signature of two"
     assert bench.machine.phase is Phase.PENDING
-    assert len(only(bench.finish(also=bench.run.third), ApplyAggregate)) == 1
+    assert len(only(bench.finish(also=bench.run.third), StepState)) == 1
 
 
 def test_a_late_trainer_is_interrupted_and_folds_back(bench: Bench) -> None:
     bench.attach()
-    (order,) = only(bench.finish(fate=Fate.MISSED), ApplyAggregate)
+    (order,) = only(bench.finish(fate=Fate.MISSED), StepState)
     assert order.fate is Fate.MISSED
     bench.tell(InnerStepsDone(0))
-    assert bench.machine.phase is Phase.APPLYING
+    assert bench.machine.phase is Phase.STEPPING
 
 
 def test_after_a_restart_the_same_contribution_is_sent_again_and_no_other(bench: Bench) -> None:
@@ -231,7 +231,7 @@ def test_a_returning_trainer_replays_what_it_missed_before_it_trains(bench: Benc
     bench.contribute()
     bench.finish()
     bench.begin()
-    (order,) = only(bench.attach(), ApplyAggregate)
+    (order,) = only(bench.attach(), StepState)
     assert (order.round_index, order.fate) == (0, Fate.COUNTED)
 
 
@@ -240,15 +240,15 @@ def test_from_a_checkpoint_before_what_was_sent_nothing_else_is_sent(bench: Benc
     bench.attach()
     bench.contribute()
     bench.finish()
-    bench.tell(AggregateApplied(1, root(1)))
+    bench.tell(StateStepped(1, root(1)))
     (first,) = pushed(bench.contribute(1))
     bench.begin()
     bench.attach()
-    effects = bench.tell(AggregateApplied(1, root(1)))
+    effects = bench.tell(StateStepped(1, root(1)))
     assert bench.machine.phase is Phase.PENDING
     assert only(effects, RunInnerSteps) == []
     assert pushed(effects) == [first]
-    (order,) = only(bench.finish(1), ApplyAggregate)
+    (order,) = only(bench.finish(1), StepState)
     assert order.fate is Fate.COUNTED
 
 
@@ -259,9 +259,9 @@ def test_failed_work_is_tried_again(bench: Bench) -> None:
     assert only(effects, RunInnerSteps)
     bench.contribute()
     bench.finish()
-    assert only(bench.tell(AggregateFailed(0, "memory")), ApplyAggregate) == []
+    assert only(bench.tell(StepFailed(0, "memory")), StepState) == []
     bench.now += RETRY_SECONDS
-    assert len(only(bench.tell(TimerFired()), ApplyAggregate)) == 1
+    assert len(only(bench.tell(TimerFired()), StepState)) == 1
 
 
 def test_inner_steps_that_may_have_been_lost_behind_a_full_disk_are_ordered_again_under_their_number(
@@ -304,9 +304,9 @@ def test_under_ddp_a_gradient_waits_for_a_coordinator_and_is_wasted_if_missed(ma
     assert only(effects, StoreContribution)
     assert not only(effects, RunInnerSteps)
     bench.tell(bench.stored())
-    (order,) = only(bench.finish(fate=Fate.MISSED), ApplyAggregate)
+    (order,) = only(bench.finish(fate=Fate.MISSED), StepState)
     assert order.fate is Fate.MISSED
-    effects = bench.tell(AggregateApplied(1, root(1)))
+    effects = bench.tell(StateStepped(1, root(1)))
     assert [(one.label, one.value) for one in only(effects, Count) if one.name == "wasted_inner_steps"] == [
         ("missed", 1.0)
     ]
@@ -386,7 +386,7 @@ def test_that_nothing_led_on_from_an_earlier_state_says_nothing_of_the_next(benc
     bench.tell_rounds(9, None)
     bench.contribute()
     bench.finish()
-    bench.tell(AggregateApplied(1, root(1)))
+    bench.tell(StateStepped(1, root(1)))
     bench.ledger.accept_anchor(decode_signed(bench.anchor(8)))
     bench.tell(TimerFired())
     assert bench.machine.state_root == root(1)
@@ -403,7 +403,7 @@ def test_alone_with_a_state_older_than_its_own_records_it_is_restored(bench: Ben
     for round_index in range(5):
         bench.contribute(round_index)
         bench.finish(round_index)
-        bench.tell(AggregateApplied(round_index + 1, root(round_index + 1)))
+        bench.tell(StateStepped(round_index + 1, root(round_index + 1)))
         bench.tell_rounds(round_index + 1, bench.anchor(round_index + 1) if round_index > 1 else None)
     bench.begin()
     assert bench.ledger.final(0) is None
@@ -474,9 +474,9 @@ def test_after_a_full_disk_orders_are_given_again(bench: Bench) -> None:
     bench.tell(StoreFailed(None, "enospc"))
     bench.now += RETRY_SECONDS
     effects = bench.tell(TimerFired())
-    assert len(only(effects, ApplyAggregate)) == 1
+    assert len(only(effects, StepState)) == 1
     kinds = [type(effect) for effect in effects]
-    assert kinds.index(SaveState) < kinds.index(ApplyAggregate)
+    assert kinds.index(SaveState) < kinds.index(StepState)
 
 
 def test_old_news_and_foreign_records_change_nothing(bench: Bench) -> None:
@@ -551,7 +551,7 @@ def test_after_two_final_receipts_of_one_round_no_state_moves(bench: Bench) -> N
     bench.finish()
     assert bench.ledger.fork is not None
     bench.now += 1e4
-    assert only(bench.tell(TimerFired()), ApplyAggregate) == []
+    assert only(bench.tell(TimerFired()), StepState) == []
     assert bench.machine.phase is Phase.PENDING
 
 
@@ -578,7 +578,7 @@ def test_what_was_being_stored_on_a_full_disk_is_ordered_again(bench: Bench) -> 
 
 
 def test_a_full_disk_orders_nothing_of_a_training_process_that_waits_or_is_not_there(bench: Bench) -> None:
-    orders = (RunInnerSteps, StoreContribution, ApplyAggregate, RestoreState)
+    orders = (RunInnerSteps, StoreContribution, StepState, RestoreState)
     for begin in (lambda: [], lambda: [*bench.attach(), *bench.contribute()]):
         begin()
         bench.tell(StoreFailed(None, "enospc"))

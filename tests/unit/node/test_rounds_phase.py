@@ -18,7 +18,7 @@ def test_a_training_process_may_die_at_any_time() -> None:
 
 
 def test_state_moves_only_after_a_final_receipt_was_gathered() -> None:
-    before = {phase for (phase, _), after in TRANSITIONS.items() if after is Phase.APPLYING}
+    before = {phase for (phase, _), after in TRANSITIONS.items() if after is Phase.STEPPING}
     assert before == {Phase.GATHERING}
     assert {step for (_, step), after in TRANSITIONS.items() if after is Phase.GATHERING} == {Step.FINAL, Step.FAILED}
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from pulsenet.chain.records import Vote
-from pulsenet.node.effects import ApplyAggregate, Fate
+from pulsenet.node.effects import Fate, StepState
 from pulsenet.testing.checkers import SimulationError
 from pulsenet.testing.rounds_world import RoundsWorld
 from pulsenet.testing.toy_training import ToyTraining
 
 
-def run_broken(monkeypatch: pytest.MonkeyPatch, change: Callable[[ToyTraining, ApplyAggregate], Any]) -> None:
+def run_broken(monkeypatch: pytest.MonkeyPatch, change: Callable[[ToyTraining, StepState], Any]) -> None:
     """Run a few rounds in which training processes do what ``change`` makes of their orders."""
-    apply = ToyTraining.apply
-    monkeypatch.setattr(ToyTraining, "apply", lambda training, order: apply(training, change(training, order)))
+    step = ToyTraining.step
+    monkeypatch.setattr(ToyTraining, "step", lambda training, order: step(training, change(training, order)))
     RoundsWorld(1).run_rounds(3, 90.0)
 
 
@@ -28,7 +28,7 @@ def test_a_counted_contribution_that_is_folded_back_is_seen(monkeypatch: pytest.
 
 
 def test_a_missed_round_that_drops_its_work_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(training: ToyTraining, order: ApplyAggregate) -> ApplyAggregate:
+    def forget(training: ToyTraining, order: StepState) -> StepState:
         training.disk.stored.pop(order.round_index, None)
         training.local = 0 * training.local
         return replace(order, fate=Fate.MISSED)
@@ -38,7 +38,7 @@ def test_a_missed_round_that_drops_its_work_is_seen(monkeypatch: pytest.MonkeyPa
 
 
 def test_one_trainer_that_leaves_a_member_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leave_out(training: ToyTraining, order: ApplyAggregate) -> ApplyAggregate:
+    def leave_out(training: ToyTraining, order: StepState) -> StepState:
         first = order.members[0][0].peer_id
         return order if training._peer_id == first else replace(order, members=order.members[1:])
 
