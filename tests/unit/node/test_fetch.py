@@ -845,9 +845,7 @@ def test_what_one_request_is_answered_twice_is_taken_once(is_held: bool) -> None
     bench.want(blob)
     bench.run_for(1.0)
     assert bench.fetcher.is_whole(blob.blob_id) == is_held
-    wasted = [
-        e.value for e in bench.log if isinstance(e, Count) and (e.name, e.label) == ("wasted_bytes", "duplicate")
-    ]
+    wasted = [e.value for e in bench.log if isinstance(e, Count) and (e.name, e.label) == ("wasted_bytes", "duplicate")]
     assert set(wasted) == {1024.0 if is_held else 0.0}
     assert bench.strikes() == []
 
