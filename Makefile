@@ -18,6 +18,9 @@ EDGES     := pulsenet/local/*,pulsenet/training/*,pulsenet/serving/*
 STAMP     := $(VENV)/.installed
 
 PYTEST    := pytest -q -p no:cacheprovider
+# $(call RUN_TESTS,COMMAND,ARGUMENTS): what tests wrote goes with a run that passed. Pytest would keep three runs, and at the end of the
+# fourth read directories with a hundred thousand small files back from the disk to delete them.
+RUN_TESTS  = scratch=$$(mktemp -d) && $(1) --basetemp=$$scratch/tests $(SIDE_BY_SIDE) -m "not nightly" $(2) && rm -rf $$scratch
 # A file stays in one process, so that what it shares is made once; what waits longest comes first.
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Measured with the compiler off: the bodies of the compiled loops then run as plain Python.
@@ -79,18 +82,18 @@ coverage simulations: export OMP_NUM_THREADS := 1
 ## make coverage     of make test all but simulated swarms, side by side, failing below the coverage we promise
 coverage: $(STAMP)
 	@rm -f .coverage .coverage.*
-	@NUMBA_DISABLE_JIT=1 $(BIN)/python -m coverage run -m $(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" $(LOOPS)
-	@$(BIN)/python -m coverage run -m $(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" $(SIMULATED:%=--ignore=%) $(MEASURED)
+	@$(call RUN_TESTS,NUMBA_DISABLE_JIT=1 $(BIN)/python -m coverage run -m $(PYTEST),$(LOOPS))
+	@$(call RUN_TESTS,$(BIN)/python -m coverage run -m $(PYTEST),$(SIMULATED:%=--ignore=%) $(MEASURED))
 	@# Real processes and simulated swarms reach lines without testing them one by one, so they are not measured: that would
 	@# cost half as much again, and three times as much where a simulation goes through the same lines a million times.
-	@$(BIN)/python -m $(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" $(UNMEASURED)
+	@$(call RUN_TESTS,$(BIN)/python -m $(PYTEST),$(UNMEASURED))
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report --include='pulsenet/*' --omit='$(EDGES),pulsenet/testing/*' --fail-under=100
 	@$(BIN)/python -m coverage report --include='daemon/pulsenetd/*,$(EDGES)' --fail-under=85
 
 ## make simulations  of make test the simulated swarms and models
 simulations: $(STAMP)
-	@$(BIN)/python -m $(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" $(SIMULATED)
+	@$(call RUN_TESTS,$(BIN)/python -m $(PYTEST),$(SIMULATED))
 
 ## make lint         format, lint, types, import contracts
 lint: $(STAMP)
