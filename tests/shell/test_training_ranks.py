@@ -190,6 +190,11 @@ os._exit(0)  # gloo's threads may outlive the interpreter's teardown, which abor
 """
 
 
+def at_night(value: str) -> Any:
+    """Leave one of two like cases to the night: each starts two processes with torch."""
+    return pytest.param(value, marks=pytest.mark.nightly)
+
+
 def run_ranks(program: str, store: Path, dtype: str, *arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
     ranks = [
         subprocess.Popen(
@@ -207,7 +212,7 @@ def run_ranks(program: str, store: Path, dtype: str, *arguments: str) -> tuple[d
     return first, second
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", at_night("bfloat16")])
 def test_rank_0_exchanges_and_all_ranks_follow(tmp_path: Path, dtype: str) -> None:
     """Also when a round fails on rank 0: the others hear of it, and both try again."""
     first, second = run_ranks(RANK, tmp_path / "store", dtype)
@@ -216,7 +221,7 @@ def test_rank_0_exchanges_and_all_ranks_follow(tmp_path: Path, dtype: str) -> No
     assert (first["errors"], second["errors"]) == (1, 1)
 
 
-@pytest.mark.parametrize("whose", ["own", "first"])
+@pytest.mark.parametrize("whose", ["own", at_night("first")])
 def test_all_ranks_run_as_many_inner_steps_whatever_the_exchange_answers(tmp_path: Path, whose: str) -> None:
     """A round is put off, an exchange goes away between two moves, and a checkpoint is taken up while its
     contribution waits: from each rank's own file or from that of rank 0."""
@@ -226,7 +231,7 @@ def test_all_ranks_run_as_many_inner_steps_whatever_the_exchange_answers(tmp_pat
     assert (first["errors"], second["errors"]) == (1, 1)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [at_night("float32"), "bfloat16"])
 def test_rank_0_mixes_and_all_ranks_follow(tmp_path: Path, dtype: str) -> None:
     """Also when opening a round or ending one fails on rank 0: nobody waits for its news."""
     first, second = run_ranks(MIXING_RANK, tmp_path / "store", dtype)
@@ -235,7 +240,7 @@ def test_rank_0_mixes_and_all_ranks_follow(tmp_path: Path, dtype: str) -> None:
     assert (first["errors"], second["errors"]) == (3, 3)
 
 
-@pytest.mark.parametrize("whose", ["own", "first"])
+@pytest.mark.parametrize("whose", [at_night("own"), "first"])
 def test_all_ranks_of_a_trainer_that_mixes_go_on_from_a_checkpoint(tmp_path: Path, whose: str) -> None:
     """From each rank's own, or all from that of rank 0, as Hugging Face's Trainer does."""
     first, second = run_ranks(RESUMED_MIXING_RANK, tmp_path / "store", "bfloat16", whose)
