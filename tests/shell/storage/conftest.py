@@ -74,8 +74,10 @@ class CuttingDisk(Disk):
     def sync_directory(self, path: Path) -> None:
         self._step("sync_directory", path)
         super().sync_directory(path)
-        for target in [target for target in self.unnamed if target.parent == path]:
-            del self.unnamed[target]
+        # A copy, made in one step: several threads sync at once.
+        for target in list(self.unnamed):
+            if target.parent == path:
+                del self.unnamed[target]
 
     def remove(self, path: Path) -> None:
         self._step("remove", path)
