@@ -20,8 +20,8 @@ EDGES     := pulsenet/local/*,pulsenet/training/*,pulsenet/serving/*
 STAMP     := $(VENV)/.installed
 
 PYTEST    := pytest -q -p no:cacheprovider
-# $(call RUN_TESTS,COMMAND,ARGUMENTS): what tests wrote goes with a run that passed. Pytest would keep three runs, and at the end of the
-# fourth read directories with a hundred thousand small files back from the disk to delete them.
+# $(call RUN_TESTS,COMMAND,ARGUMENTS): what tests wrote goes with a run that passed. Pytest would keep three runs, and at the
+# end of the fourth read thousands of directories back from the disk to delete them.
 RUN_TESTS  = scratch=$$(mktemp -d) && $(1) --basetemp=$$scratch/tests $(SIDE_BY_SIDE) -m "not nightly" $(2) && rm -rf $$scratch
 # A file stays in one process, so that what it shares is made once; what waits longest comes first.
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -28,21 +28,20 @@ def test_the_publisher_sends_a_version_a_few_times_to_twenty_readers() -> None:
 
 
 @pytest.mark.nightly
-def test_the_publisher_sends_a_version_five_times_to_fifty_readers_in_the_mean() -> None:
-    """A-PEER-2: it helps whoever would wait for long, in some draws many, for each knows but a dozen of the others."""
-    measured = [spread_to_home_lines(seed, megabytes=20) for seed in range(1, 7)]
-    payloads = [each.publisher_payloads for each in measured]
-    assert sum(payloads) / len(payloads) <= 5.0
-    assert max(payloads) <= 8.0
-    assert max(each.received_payloads for each in measured) <= 1.25
+@pytest.mark.parametrize(("seed", "megabytes"), [(1, 20), (2, 20), (3, 20), (4, 20), (1, 100), (2, 100)])
+def test_the_publisher_sends_a_version_at_most_five_times_to_fifty_readers(seed: int, megabytes: int) -> None:
+    """A-PEER-2."""
+    measured = spread_to_home_lines(seed, megabytes)
+    assert 1.0 <= measured.publisher_payloads <= 5.0
+    assert measured.received_payloads <= 1.25
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_larger_version_costs_the_publisher_as_little(seed: int) -> None:
-    measured = spread_to_home_lines(seed, megabytes=100)
-    assert measured.publisher_payloads <= 5.0
-    assert measured.received_payloads <= 1.25
+def test_over_many_draws_it_sends_as_few_in_the_mean() -> None:
+    """A-PEER-2: it helps whoever would wait for long, in some draws many, for each knows but a dozen of the others."""
+    payloads = [spread_to_home_lines(seed, megabytes=20).publisher_payloads for seed in range(1, 11)]
+    assert sum(payloads) / len(payloads) <= 5.0
+    assert max(payloads) <= 8.0
 
 
 def test_where_uplinks_are_thin_the_publisher_gives_what_it_can_and_status_says_so() -> None:
