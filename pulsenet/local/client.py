@@ -82,10 +82,15 @@ class Client:
             idle, self._idle = self._idle, []
         for channel in idle:
             channel.close()
-        # Not under its lock: this is what wakes a thread that waits for an update.
+        # Not under its lock: this is what wakes a thread that waits for an update. That thread closes it then.
         engine = self._engine
         if engine is not None:
             engine.abort()
+        if self._engine_mutex.acquire(blocking=False):
+            try:
+                self._drop_engine()
+            finally:
+                self._engine_mutex.release()
 
     def __enter__(self) -> Client:
         return self
@@ -246,7 +251,7 @@ class Client:
         self._leave_to_parent()
         give_up_at = time.monotonic() + timeout_seconds
         while True:
-            with self._engine_mutex:
+            with self._engine_turn():
                 try:
                     return self._ask_for_update(engine_version, engine_root, give_up_at)
                 except UnavailableError:
@@ -262,6 +267,8 @@ class Client:
     ) -> Update | None:
         if self._engine is None:
             self._engine = self._open_channel(give_up_at)
+            if self._is_closed:  # meanwhile, by a thread that found nothing to wake
+                raise UnavailableError("this client is closed")
         rest_seconds = max(0.0, give_up_at - time.monotonic())
         request = protocol.RequestUpdate(engine_version, engine_root, _milliseconds(rest_seconds))
         self._engine.send(request, timeout_seconds=REPLY_SECONDS_MAX)
@@ -302,7 +309,7 @@ class Client:
             LocalProtocolError: There is no update to confirm.
         """
         self._leave_to_parent()
-        with self._engine_mutex:
+        with self._engine_turn():
             if self._generation is None:
                 raise LocalProtocolError("confirm without an update")
             if self._engine is None:
@@ -385,6 +392,16 @@ class Client:
             channel.close()
             raise
         self._put_back(channel)
+
+    @contextmanager
+    def _engine_turn(self) -> Iterator[None]:
+        """Speak for the engine, one thread at a time; the last to do so closes the connection of a closed client."""
+        with self._engine_mutex:
+            try:
+                yield
+            finally:
+                if self._is_closed:
+                    self._drop_engine()
 
     def _leave_to_parent(self) -> None:
         """In a process that was forked off, such as a data loader's worker, begin with connections of its own.

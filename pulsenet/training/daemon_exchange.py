@@ -155,12 +155,12 @@ class DaemonExchange(DaemonEnd[RoundsConnection]):
         """Of the newest contribution as it travels."""
         self._is_moving = False
         """Whether a move was given out and not reported."""
-        reply = self._ask_settings()
-        self._peer_id = reply.peer_id
-        if reply.algorithm == GOSSIP:
-            self.close()
-            raise ConfigError("this run mixes instead of closing rounds: use GossipOptimizer(mixer=join_mixing())")
-        self._settings = OuterSettings.from_constants(reply.algorithm, reply.constants)
+        with self._closed_on_failure():
+            reply = self._ask_settings()
+            self._peer_id = reply.peer_id
+            if reply.algorithm == GOSSIP:
+                raise ConfigError("this run mixes instead of closing rounds: use GossipOptimizer(mixer=join_mixing())")
+            self._settings = OuterSettings.from_constants(reply.algorithm, reply.constants)
 
     @property
     def settings(self) -> OuterSettings:

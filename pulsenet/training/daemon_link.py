@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from os import cpu_count
 from pathlib import Path
 from typing import Final, Generic, Self, TypeVar
@@ -110,6 +111,15 @@ class DaemonEnd(ABC, Generic[Connection]):
     @abstractmethod
     def _drop(self) -> None:
         """Close the connection, and give up what was said over it. A second call does nothing."""
+
+    @contextmanager
+    def _closed_on_failure(self) -> Iterator[None]:
+        """Close what this object owns if it cannot be made."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def _ask_settings(self) -> RoundSettingsReply:
         """Return what the run says about its rounds, over a new connection if there is none.

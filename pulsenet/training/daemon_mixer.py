@@ -112,14 +112,14 @@ class DaemonMixer(DaemonEnd[MixingConnection]):
         self._iterate: Callable[[], Iterable[Entries]] | None = None
         """z, while it is to be stored for joiners."""
         self._is_away = False
-        reply = self._ask_settings()
-        if reply.algorithm != ALGORITHM:
-            self.close()
-            raise ConfigError(
-                f"the run's outer algorithm is {reply.algorithm!r}, which has rounds: use "
-                "pulsenet.join_rounds() and OuterOptimizer, or create a run with --algorithm gossip"
-            )
-        self._settings = MixingSettings.from_constants(reply.algorithm, reply.constants)
+        with self._closed_on_failure():
+            reply = self._ask_settings()
+            if reply.algorithm != ALGORITHM:
+                raise ConfigError(
+                    f"the run's outer algorithm is {reply.algorithm!r}, which has rounds: use "
+                    "pulsenet.join_rounds() and OuterOptimizer, or create a run with --algorithm gossip"
+                )
+            self._settings = MixingSettings.from_constants(reply.algorithm, reply.constants)
 
     @property
     def settings(self) -> MixingSettings:

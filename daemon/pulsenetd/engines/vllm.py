@@ -123,6 +123,8 @@ class VllmRunner:
         finally:
             if self._engine is not None:
                 self._engine.close()
+            if self._client is not None:
+                self._client.close()
 
     def _follow_once(self) -> None:
         """Look at the engine, and bring it one version forward if there is one."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from servers import wait_until
 
 from pulsenet.errors import (
     ConfigError,
@@ -360,6 +361,30 @@ def test_no_descriptor_stays_behind(
             subscriber.step()
             subscriber.step()
         assert open_descriptors() <= before
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_closing_closes_the_engines_connection(
+    serve: Serve,
+    node: Any,
+    weights: Sequence[Any],
+    tmp_path: Path,
+    open_descriptors: Callable[[], int],
+    is_running: bool,
+) -> None:
+    """Whether it waits for an update or not; a traceback that is kept keeps no descriptor."""
+    serve(tmp_path)
+    before = open_descriptors()
+    node.staged = [weights[0].stage_full()]
+    applied = threading.Event()
+    subscriber = attach_engine(InProcessEngine(make_model()), data_dir=tmp_path, on_update=lambda _: applied.set())
+    if is_running:
+        subscriber.start()
+        assert applied.wait(30)
+    else:
+        subscriber.step()
+    subscriber.close()
+    wait_until(lambda: open_descriptors() <= before)
 
 
 def test_rollouts_are_stamped_and_handed_over(serve: Serve, node: Any, tmp_path: Path) -> None:

@@ -578,7 +578,8 @@ def test_one_process_a_daemon(make_daemon: Callable[..., Daemon], connect: Calla
     daemon = make_daemon()
     first = connect(daemon)
     first.open(TABLE, SELF_TEST_DIGEST)
-    second = MixingConnection.connect(Client.connect(daemon.directory), 5.0)
+    with Client.connect(daemon.directory) as client:
+        second = MixingConnection.connect(client, 5.0)
     with closing(second), pytest.raises(RemoteProtocolError, match="busy"):
         second.open_mixing(TABLE, SELF_TEST_DIGEST)
     first.close()

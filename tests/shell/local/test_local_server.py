@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -323,17 +323,26 @@ def test_a_snapshot_that_is_not_sealed_or_does_not_fit_is_our_own_fault(client: 
     os.close(sealed)
 
 
-def attach_as_liar(daemon: Daemon) -> Channel:
-    channel = Channel(socket_path(daemon.directory), 5.0)
-    channel.send(protocol.Attach(protocol.PROTOCOL_VERSION, "liar"), timeout_seconds=5.0)
-    channel.receive(5.0)
-    return channel
+@pytest.fixture
+def attach_as_liar(daemon: Daemon) -> Iterator[Callable[[], Channel]]:
+    with ExitStack() as stack:
+
+        def attach() -> Channel:
+            channel = Channel(socket_path(daemon.directory), 5.0)
+            stack.callback(channel.close)
+            channel.send(protocol.Attach(protocol.PROTOCOL_VERSION, "liar"), timeout_seconds=5.0)
+            channel.receive(5.0)
+            return channel
+
+        yield attach
 
 
 @pytest.mark.parametrize("fault", ["unsealed", "short", "no tensors", "too many", "no memory"])
-def test_a_lying_process_loses_its_connection_and_the_daemon_its_memory(daemon: Daemon, fault: str) -> None:
+def test_a_lying_process_loses_its_connection_and_the_daemon_its_memory(
+    daemon: Daemon, attach_as_liar: Callable[[], Channel], fault: str
+) -> None:
     before = open_memories()
-    channel = attach_as_liar(daemon)
+    channel = attach_as_liar()
     channel.send(protocol.OfferSnapshot(1, TABLE.encode(), False, True), timeout_seconds=5.0)
     assert isinstance(channel.receive(5.0).message, protocol.PartWanted)
     descriptor: int | None = None
@@ -380,11 +389,11 @@ def test_a_lying_process_loses_its_connection_and_the_daemon_its_memory(daemon: 
     ],
 )
 def test_a_process_that_lies_about_changes_loses_its_connection_and_the_daemon_its_memory(
-    daemon: Daemon, fault: str, code: str
+    daemon: Daemon, attach_as_liar: Callable[[], Channel], fault: str, code: str
 ) -> None:
     before = open_memories()
     daemon.base_number = None if fault == "not asked for" else 1
-    channel = attach_as_liar(daemon)
+    channel = attach_as_liar()
     origin = protocol.Origin(bytes(16), 2)
     channel.send(protocol.OfferSnapshot(1, TABLE.encode(), False, True, origin), timeout_seconds=5.0)
     assert channel.receive(5.0).message == protocol.PartWanted(1, daemon.base_number)
@@ -415,18 +424,18 @@ def test_a_process_that_lies_about_changes_loses_its_connection_and_the_daemon_i
     Client.connect(daemon.directory).close()
 
 
-def test_parts_and_offers_out_of_turn_are_refused(daemon: Daemon) -> None:
-    channel = attach_as_liar(daemon)
+def test_parts_and_offers_out_of_turn_are_refused(daemon: Daemon, attach_as_liar: Callable[[], Channel]) -> None:
+    channel = attach_as_liar()
     descriptor = make_snapshot()
     channel.send(protocol.SnapshotPart(2), descriptor=descriptor, timeout_seconds=5.0)
     assert channel.receive(5.0).message == protocol.LocalRefusal("message-unexpected", "a part of nothing")
-    channel = attach_as_liar(daemon)
+    channel = attach_as_liar()
     channel.send(protocol.OfferSnapshot(1, b"\xc0", False, True), timeout_seconds=5.0)
     refusal = channel.receive(5.0).message
     assert isinstance(refusal, protocol.LocalRefusal)
     assert refusal.code == "table-decode"
     assert daemon.offers == []
-    channel = attach_as_liar(daemon)
+    channel = attach_as_liar()
     for _ in range(2):
         channel.send(protocol.OfferSnapshot(1, TABLE.encode(), False, True), timeout_seconds=5.0)
     assert isinstance(channel.receive(5.0).message, protocol.PartWanted)
@@ -509,9 +518,11 @@ def test_without_blocking_all_parts_cross_before_the_first_is_encoded(daemon: Da
     wait_until(lambda: len(daemon.taken) == 2)
 
 
-def test_a_process_that_dies_half_way_gives_its_publish_up(daemon: Daemon) -> None:
+def test_a_process_that_dies_half_way_gives_its_publish_up(
+    daemon: Daemon, attach_as_liar: Callable[[], Channel]
+) -> None:
     before = open_memories()
-    channel = attach_as_liar(daemon)
+    channel = attach_as_liar()
     channel.send(protocol.OfferSnapshot(1, TABLE.encode(), False, True), timeout_seconds=5.0)
     channel.receive(5.0)
     with closing(make_parts([])()) as parts:

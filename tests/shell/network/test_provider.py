@@ -82,8 +82,10 @@ async def converse(provider: Any, *sent: Message, peer: bytes = to_libp2p_bytes(
     done = asyncio.Event()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await provider.serve_stream(peer, reader, writer)
-        done.set()
+        try:
+            await provider.serve_stream(peer, reader, writer)
+        finally:
+            done.set()
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
@@ -300,9 +302,10 @@ async def test_frames_that_are_never_whole_are_dropped_where_memory_ends(monkeyp
         await provider.serve_stream(to_libp2p_bytes(PeerId(bytes([next(numbers)]) * 32)), reader, writer)
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    ends = []
+    ends, writers = [], []
     for _ in range(20):
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writers.append(writer)
         writer.write(encode_message(hello()) + (1 << 20).to_bytes(4, "little") + bytes(200_000))
         ends.append(asyncio.create_task(_read_to_end(reader)))
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -312,6 +315,8 @@ async def test_frames_that_are_never_whole_are_dropped_where_memory_ends(monkeyp
     received = await converse(Quick(provider), hello(), pushed)
     await provider.close()
     server.close()
+    for writer in writers:
+        writer.close()
     assert sum(end.done() for end in ends) >= 15
     assert received == [hello(), PushReply(True, "")]
 
@@ -355,7 +360,7 @@ async def test_closing_ends_streams_that_are_being_served() -> None:
     await asyncio.wait_for(started.wait(), 5)
     await provider.close()
     assert provider.doorkeeper.peers == frozenset()
-    conversation.cancel()
+    assert await conversation == [hello()]
 
 
 async def test_a_reader_without_an_upload_slot_is_sent_elsewhere_and_keeps_its_stream(

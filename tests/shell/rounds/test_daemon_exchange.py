@@ -16,6 +16,7 @@ from pulsenet.errors import ConfigError, RemoteProtocolError, UnavailableError
 from pulsenet.ids import Digest, PeerId
 from pulsenet.local import protocol
 from pulsenet.local import rounds_protocol as local
+from pulsenet.local.client import Client
 from pulsenet.node.effects import Fate
 from pulsenet.outer.settings import Algorithm, OuterSettings
 from pulsenet.training import daemon_link, join_rounds, round_work
@@ -614,11 +615,15 @@ def refusal(code: str) -> Callable[[Any], protocol.LocalRefusal]:
 
 
 @pytest.mark.parametrize(("code", "text"), [("no-rounds", "--algorithm"), ("not-trainer", "--role trainer")])
-def test_a_run_without_rounds_says_what_to_do(make_daemon: MakeDaemon, connect: Connect, code: str, text: str) -> None:
+def test_a_run_without_rounds_says_what_to_do(make_daemon: MakeDaemon, code: str, text: str) -> None:
+    """What cannot be made keeps no connection."""
     daemon = make_daemon()
     daemon.answers[local.GetRoundSettings] = refusal(code)
+    client = Client.connect(daemon.directory)
     with pytest.raises(ConfigError, match=text):
-        connect(daemon)
+        DaemonExchange(client)
+    with pytest.raises(UnavailableError, match="this client is closed"):
+        client.status()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -27,8 +28,9 @@ def daemon(make_daemon: MakeDaemon) -> Daemon:
 
 
 @pytest.fixture
-def connection(daemon: Daemon) -> RoundsConnection:
-    return RoundsConnection.connect(Client(daemon.directory), 5.0)
+def connection(daemon: Daemon) -> Iterator[RoundsConnection]:
+    with Client(daemon.directory) as client, closing(RoundsConnection.connect(client, 5.0)) as connection:
+        yield connection
 
 
 def test_it_asks_what_the_run_says_and_takes_part(daemon: Daemon, connection: RoundsConnection) -> None:

@@ -97,10 +97,12 @@ def sglang(directory: Path, server: Any) -> Subject:
 
 
 @pytest.fixture(params=[in_process, files, documented, sglang], ids=lambda make: make.__name__)
-def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Subject:
+def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
     arguments = [request.getfixturevalue("sglang")] if request.param is sglang else []
     made: Subject = request.param(tmp_path / "engine", *arguments)
-    return made
+    yield made
+    if isinstance(made.engine, FilesEngine | SglangEngine):
+        made.engine.close()
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,13 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def engine(sglang: Any, directory: Path, tmp_path: Path) -> SglangEngine:
+def engine(sglang: Any, directory: Path, tmp_path: Path) -> Iterator[SglangEngine]:
     companions = tmp_path / "model"
     companions.mkdir()
     (companions / "config.json").write_text("{}")
-    return SglangEngine(sglang.url + "/", directory, companions=companions, api_key="secret", timeout_seconds=10.0)
+    url = sglang.url + "/"
+    with closing(SglangEngine(url, directory, companions=companions, api_key="secret", timeout_seconds=10.0)) as engine:
+        yield engine
 
 
 @pytest.fixture
@@ -85,8 +88,8 @@ def test_nothing_staged_pauses_nobody(sglang: Any, engine: SglangEngine) -> None
 
 
 def test_without_a_key_none_is_sent(sglang: Any, directory: Path, tmp_path: Path, versions: list[FullUpdate]) -> None:
-    engine = SglangEngine(sglang.url, directory, companions=tmp_path)
-    apply_update(engine, versions[0])
+    with closing(SglangEngine(sglang.url, directory, companions=tmp_path)) as engine:
+        apply_update(engine, versions[0])
     assert set(sglang.keys) == {None}
 
 
@@ -216,9 +219,9 @@ def test_a_new_engine_on_an_old_directory_trusts_no_server(
 ) -> None:
     apply_update(engine, versions[0])
     engine.close()
-    again = SglangEngine(sglang.url, directory, companions=tmp_path / "model")
-    assert again.version is None
-    apply_update(again, versions[0])
+    with closing(SglangEngine(sglang.url, directory, companions=tmp_path / "model")) as again:
+        assert again.version is None
+        apply_update(again, versions[0])
     assert (again.version, sglang.weights) == (Version(0, 0), weight(versions[0]))
 
 
