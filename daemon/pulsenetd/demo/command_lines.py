@@ -150,7 +150,6 @@ def environment(workdir: Path, inherited: Mapping[str, str], *, threads: int) ->
     kept = {name: value for name, value in inherited.items() if not name.startswith(ENVIRONMENT_PREFIX)}
     return kept | {
         "XDG_DATA_HOME": str(workdir / "data"),
-        "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(threads),
         # threads that wait must not spin: the processes share a few cores
         "OMP_WAIT_POLICY": "PASSIVE",

@@ -63,7 +63,8 @@ class Children:
         with path.open("ab") as log:
             process = subprocess.Popen(
                 command,
-                env=dict(environment),
+                # Unbuffered, a line of one stream would be torn apart by lines of the other.
+                env={key: value for key, value in environment.items() if key != "PYTHONUNBUFFERED"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

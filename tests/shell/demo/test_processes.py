@@ -50,6 +50,17 @@ def test_reports_are_told_from_other_lines(tmp_path: Path) -> None:
     assert children.reports.empty()
 
 
+def test_no_line_of_a_log_is_torn(tmp_path: Path) -> None:
+    """Both streams end in one file, and the images of some machines have Python write each part of a line by itself."""
+    code = "import sys\nfor _ in range(2000): print('to be or'); print('not to be', file=sys.stderr)"
+    with Children(tmp_path) as children:
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        child = children.start("one", python(code), environment, may_exit=True)
+        assert child.process.wait(60) == 0
+    lines = child.log.read_text().splitlines()
+    assert (lines.count("to be or"), lines.count("not to be"), len(lines)) == (2000, 2000, 4000)
+
+
 def test_an_expected_exit_is_no_failure(tmp_path: Path) -> None:
     with Children(tmp_path) as children:
         child = children.start("one", python(""), os.environ, may_exit=True)
