@@ -136,13 +136,14 @@ class Bench:
             rejected=(Rejection(self.me.peer_id, own, "norm"),) if fate is Fate.REJECTED else (bad,),
         )
 
-    def anchor(self, round_index: int) -> bytes:
+    def anchor(self, round_index: int, state_root: Digest | None = None) -> bytes:
         before = self.receipts.get(round_index - 1)
         outcome = root(50) if round_index else None
         if before is not None:
             outcome = outcome_of(before)
         blob_id, size_bytes = write_blob(self.store, b"state anchor %d" % round_index)
-        anchor = StateAnchor(self.run.run_id, 0, round_index, root(round_index), outcome, blob_id, size_bytes)
+        state_root = state_root or root(round_index)
+        anchor = StateAnchor(self.run.run_id, 0, round_index, state_root, outcome, blob_id, size_bytes)
         return encode_signed(self.run.seal(anchor, self.authority))
 
     def tell_rounds(self, round_index: int, anchor: bytes | None, key: Any = None) -> list[Effect]:
@@ -364,6 +365,20 @@ def test_another_root_than_everybodys_is_a_reason_to_restore(bench: Bench) -> No
     effects = bench.finish(base=root(7))
     assert ShowToMachines(StateLost()) in effects
     assert Count("wasted_inner_steps", "diverged", 8.0) in effects
+
+
+def test_the_word_of_one_authority_takes_nobody_off_the_state_that_receipts_led_to(bench: Bench) -> None:
+    """Its weights may be rotten, or its key may have leaked: the next final receipt says who is right, or goes on."""
+    bench.attach()
+    bench.contribute()
+    bench.finish()
+    bench.tell(StateStepped(1, root(1)))
+    bench.tell_rounds(1, bench.anchor(1, root(7)))
+    assert [anchor.state_root for anchor in bench.ledger.anchors] == [root(7)], "no receipt contradicts it yet"
+    assert (bench.machine.phase, bench.machine.state_root) == (Phase.TRAINING, root(1))
+    bench.contribute(1)
+    assert only(bench.finish(1), StepState)
+    assert bench.ledger.anchors == ()
 
 
 def test_a_state_no_receipts_lead_on_from_is_replaced(bench: Bench) -> None:
