@@ -137,12 +137,17 @@ class Picker:
 
     def covers(self, peer_ids: Iterable[PeerId], missing: Collection[Digest]) -> bool:
         """Say whether every one of these chunks is held by one of these peers, as they told."""
+        union = self.held_by_any(peer_ids)
+        return all(union[self._index[digest]] for digest in missing)
+
+    def held_by_any(self, peer_ids: Iterable[PeerId]) -> Flags:
+        """Return which chunks one of these peers told it holds."""
         union = np.zeros(len(self._digests), np.bool_)
         for peer_id in peer_ids:
             held = self._held.get(peer_id)
             if held is not None:
                 union |= held
-        return all(union[self._index[digest]] for digest in missing)
+        return union
 
     # Choosing
 
@@ -188,11 +193,7 @@ class Picker:
             turn_seconds: About how long a chunk takes from the publisher to a reader.
             now: Monotonic time.
         """
-        held = np.zeros(len(self._digests), np.bool_)
-        for peer_id in holders:
-            flags = self._held.get(peer_id)
-            if flags is not None:
-                held |= flags
+        held = self.held_by_any(holders)
         self._lonely_since[held] = now
         turn_seconds = min(max(turn_seconds, TURN_SECONDS_MIN), TURN_SECONDS_MAX)
         waits = self._count_before(readers) * turn_seconds

@@ -1,8 +1,9 @@
 """Whom to ask for the chunks of each wanted blob, so that the publisher pays for few of them.
 
 Other readers come first, the publisher last: it is asked for what no reader that can be asked holds, in turns
-(:mod:`pulsenet.node.picker`). Where readers upload too little, it helps out (:mod:`pulsenet.node.relief`). That is
-counted, so that an operator sees why a publisher pays for its readers.
+(:mod:`pulsenet.node.picker`). A few readers wait for no turns where it gives to all of them sooner than that. Where
+readers upload too little, it helps out (:mod:`pulsenet.node.relief`). That is counted, so that an operator sees why a
+publisher pays for its readers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pulsenet.node.events import Event
 from pulsenet.node.holdings import Flags
 from pulsenet.node.holdings_fetch import HoldingsFetcher, Missing
 from pulsenet.node.list_fetch import BlobWant
-from pulsenet.node.picker import SETTLE_SECONDS, TURNS_MAX, Picker
+from pulsenet.node.picker import SETTLE_SECONDS, TURN_SECONDS_MIN, TURNS_MAX, Picker
 from pulsenet.node.relief import RELIEF_SECONDS, Help, Relief
 from pulsenet.node.sources import Claim, Source, Sources
 from pulsenet.node.transfers import Transfer, Transfers
@@ -63,6 +64,8 @@ class _Plan:
     publisher_room: int = 1 << 20
     is_publisher_free: bool = True
     """Whether the publisher may be asked for anything; otherwise for what nobody else can give."""
+    takes_turns: bool = True
+    """Whether readers divide among them what nobody else can give."""
     help: Help | None = None
     """Given when the publisher helps out."""
 
@@ -332,8 +335,16 @@ class Sharing:
             plan.publisher_room = 0
         else:
             plan.is_publisher_free = False
+            plan.takes_turns = not self._is_quick(share, plan, now)
             plan.publisher_room = self._count_turn(share, plan)
         return plan
+
+    def _is_quick(self, share: _Share, plan: _Plan, now: float) -> bool:
+        """Say whether the publisher's copies for a few others would hold this node up for less than a turn."""
+        publisher = None if share.want.publisher is None else self._sources.get(share.want.publisher)
+        if publisher is None or len(plan.readers) >= TURNS_MAX:
+            return False
+        return share.picker.chunk_count * len(plan.readers) <= TURN_SECONDS_MIN * publisher.peak.per_second(now)
 
     def _judge(self, share: _Share, others: list[Source], now: float) -> Help | None:
         publisher = None if share.want.publisher is None else self._sources.get(share.want.publisher)
@@ -361,4 +372,6 @@ class Sharing:
 
     def _find_lonely(self, share: _Share, plan: _Plan, now: float) -> Flags:
         assert share.want.publisher is not None
+        if not plan.takes_turns:
+            return ~share.picker.held_by_any(plan.holders)
         return share.picker.at_publisher(share.want.publisher, plan.holders, plan.readers, self._turn_seconds, now)

@@ -240,6 +240,22 @@ def test_in_the_first_second_readers_that_know_many_others_ask_the_publisher_for
     assert not choice[1] & {0, 1}
 
 
+def test_what_the_publisher_gives_to_each_of_a_few_readers_at_once_is_asked_of_it() -> None:
+    """Waiting for one another would take longer, whatever it gave and whoever comes before."""
+    for reader_count, pace, is_quick in ((1, 40.0, True), (3, 120.0, True), (3, 119.0, False), (4, 1000.0, False)):
+        bench = Bench(*PEERS[:reader_count])
+        publisher = bench.sources.get(PUBLISHER)
+        assert publisher is not None
+        publisher.peak.note(pace, 0.1)
+        bench.ask_around(0.0)
+        for peer_id in PEERS[:reader_count]:
+            bench.tell(peer_id, (), 0.1)
+        bench.tell(PUBLISHER, range(40), 0.1, given=tuple(range(40)))
+        choice = bench.choose(0.1)
+        assert (choice is not None) is is_quick
+        assert choice is None or choice[0] == PUBLISHER
+
+
 def make_thin(bench: Bench) -> float:
     """Let the publisher be quick, and a reader that owes all else bring nothing; return when help begins."""
     bench.ask_around(0.0)
