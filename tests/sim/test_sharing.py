@@ -71,7 +71,7 @@ def follow_small_patches(reader_count: int, publisher: Link) -> tuple[float, flo
 
 
 def test_a_few_readers_wait_for_no_turns_where_the_publisher_is_quick() -> None:
-    """A small patch takes them hardly longer than one alone. Over a line that is thin for it they divide it as others."""
+    """A small patch takes them hardly longer than one alone. Where the line is thin for it they divide it."""
     alone_seconds, _ = follow_small_patches(1, PUBLISHER_LINK)
     both_seconds, sent = follow_small_patches(2, PUBLISHER_LINK)
     assert both_seconds <= 1.4 * alone_seconds
