@@ -150,6 +150,11 @@ class Candidacy:
         fresh = {voter for voter, (_, at) in self._votes.items() if now - at < LEASE_SECONDS - RENEW_SECONDS}
         return is_majority(len({self._peer_id, *fresh} & set(self._authorities)), len(self._authorities))
 
+    def is_outvoted_by(self, others: set[PeerId]) -> bool:
+        """Say whether the authorities without these others are no majority."""
+        authorities = self._authorities
+        return not is_majority(len(set(authorities) - others), len(authorities))
+
     @property
     def _authorities(self) -> tuple[PeerId, ...]:
         descriptor = self._trust.descriptor

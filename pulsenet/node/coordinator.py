@@ -40,6 +40,7 @@ from pulsenet.node.events import (
     ContributionSeen,
     Event,
     ReceiptSeen,
+    ReplyReceived,
     StateAnchorStored,
     StateLost,
     StateReached,
@@ -50,7 +51,7 @@ from pulsenet.node.machine import Seat
 from pulsenet.node.patience import Patience
 from pulsenet.node.proposal import Proposal
 from pulsenet.node.strangers import Strangers
-from pulsenet.wire.messages import PushReceipt
+from pulsenet.wire.messages import PushReceipt, PushReply
 from pulsenet.wire.schema import decode_value
 
 FIND_SECONDS = 10.0
@@ -80,6 +81,8 @@ class Coordinator(Authority):
         self._proposal: Proposal | None = None
         self._offer: tuple[Receipt, SignedRecord] | None = None
         """A receipt of another coordinator that is not stored yet."""
+        self._contradicted_by: set[PeerId] = set()
+        """Authorities that hold another state of the round that this one proposed to close."""
         self._shown: SignedRecord | None = None
         self._newest: tuple[SignedRecord, ...] = ()
         self._is_fork_told = False
@@ -97,8 +100,12 @@ class Coordinator(Authority):
                 return [Count("rejected", reason)] if reason else []
             case ReceiptSeen():
                 return self._take_receipt(event, now)
+            case ReplyReceived(_, peer_id, PushReply(False, "mismatch")) if self._proposal is not None:
+                self._contradicted_by.add(peer_id)
+                return []
             case StateReached() | StateLost():
                 self._state = event if isinstance(event, StateReached) else None
+                self._contradicted_by.clear()
                 if self._collection is not None:
                     # A check that was ordered may have died with its training process.
                     self._collection.asked.clear()
@@ -229,8 +236,9 @@ class Coordinator(Authority):
 
     def _lead(self, now: float) -> list[Effect]:
         state, settings = self._state, self._settings
-        if state is None:
-            # Whoever renews holds everybody up until it closes rounds again: a training process may be gone for good.
+        if state is None or self._candidacy.is_outvoted_by(self._contradicted_by):
+            # Whoever renews holds everybody up until it closes rounds again: a training process may be gone for good,
+            # and a state that no other authority has is told so by a final receipt of theirs alone.
             return []
         effects = self._candidacy.renew_if_due(now)
         if not self.is_leading(now) or settings is None:
@@ -389,7 +397,8 @@ class Coordinator(Authority):
     def _is_ready(self) -> bool:
         """Whether this node holds the newest state there is."""
         due, state = self._ledger.next_round_index, self._state
-        return state is not None and state.round_index == due and not is_behind(self._candidacy.newest, due)
+        is_there = state is not None and state.round_index == due and not is_behind(self._candidacy.newest, due)
+        return is_there and not self._candidacy.is_outvoted_by(self._contradicted_by)
 
     def _store_again(self) -> list[Effect]:
         if self._collection is not None:

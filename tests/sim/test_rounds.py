@@ -266,6 +266,32 @@ def test_a_trainer_whose_state_diverged_finds_out_and_restores() -> None:
     assert_equal_states(world)
 
 
+@pytest.mark.parametrize(("seed", "round_count"), [(1, 5), (1, 8), (2, 7), (3, 5)])
+def test_a_coordinator_whose_state_diverged_gives_way_and_restores(seed: int, round_count: int) -> None:
+    """With a state anchor at that round and without: one flipped bit stops no run and costs nobody else a round."""
+    world = RoundsWorld(seed, constants={"state_anchor_interval": 4})
+    world.run_rounds(round_count, round_count * ROUND_SECONDS_MAX)
+
+    def find_leader() -> RoundsNode | None:
+        nodes = [node for node in world.nodes.values() if node.coordinator is not None]
+        return next((node for node in nodes if node.coordinator and node.coordinator.is_leading(world.now)), None)
+
+    def is_training() -> bool:
+        leader = find_leader()
+        return leader is not None and leader.rounds is not None and leader.rounds.phase is Phase.TRAINING
+
+    world.run_until(is_training, ROUND_SECONDS_MAX)
+    bad = find_leader()
+    assert bad is not None
+    bad.is_damaged = True
+    bad.training.flip_bit()
+    world.run_rounds(3, 3 * ROUND_SECONDS_MAX)
+    world.run_until(lambda: not bad.is_damaged, ROUND_SECONDS_MAX)
+    assert bad.counts["wasted_inner_steps", "diverged"] == 1
+    assert [n.name for n in world.nodes.values() if ("wasted_inner_steps", "diverged") in n.counts] == [bad.name]
+    assert_equal_states(world)
+
+
 def test_a_residual_is_dropped_after_too_many_missed_rounds_and_counted() -> None:
     world = RoundsWorld(14, constants={"missed_rounds_max": 2, "state_anchor_interval": 50})
     world.run_rounds(1, ROUND_SECONDS_MAX)

@@ -37,6 +37,7 @@ from pulsenet.node.events import (
     Event,
     PeerConnected,
     ReceiptSeen,
+    ReplyReceived,
     StateAnchorStored,
     StateLost,
     StateReached,
@@ -49,7 +50,7 @@ from pulsenet.node.patience import AGAIN_ROUNDS, MISSED_MAX
 from pulsenet.node.proposal import RESEND_SECONDS
 from pulsenet.testing.fakes import FakeStore, only
 from pulsenet.testing.toy_training import write_blob
-from pulsenet.wire.messages import PushContribution, PushReceipt, PushVote
+from pulsenet.wire.messages import PushContribution, PushReceipt, PushReply, PushVote
 from pulsenet.wire.schema import decode_value
 
 STATE = compute_digest(b"state 0")
@@ -240,6 +241,40 @@ def test_a_coordinator_without_a_training_process_lets_its_term_end(make_run: Ca
         assert not pushed(bench.tell(TimerFired()), PushVote)
     assert not bench.machine.is_leading(bench.now)
     assert pushed(bench.tell(StateReached(0, STATE)), PushVote), "back, it asks for the term again"
+
+
+def test_a_coordinator_whose_state_nobody_else_has_lets_its_term_end(make_run: Callable[..., Any]) -> None:
+    """Its weights are rotten, and no receipt of it can become final: one flipped bit would stop the run for good."""
+    bench = Bench(make_run, 3)
+    bench.lead()
+    refusals = [
+        ReplyReceived(push.request_id, push.peer_id, PushReply(False, "mismatch"))
+        for push in pushed(bench.close(), PushReceipt)
+    ]
+    bench.tell(refusals[0])
+    bench.now += VOTE_RENEW_SECONDS
+    assert pushed(bench.tell(TimerFired()), PushVote), "the other one may still sign"
+    bench.tell(refusals[1])
+    for _ in range(4):
+        bench.now += VOTE_RENEW_SECONDS
+        assert not pushed(bench.tell(TimerFired()), PushVote)
+    assert not bench.machine.is_leading(bench.now)
+    bench.now += 1e3
+    assert not pushed(bench.tell(TimerFired()), PushVote), "nor does it stand again with that state"
+    assert pushed(bench.tell(StateReached(0, STATE)), PushVote), "restored"
+
+
+@pytest.mark.parametrize(
+    ("reply", "is_of_authority"), [(PushReply(False, "stale"), True), (PushReply(False, "mismatch"), False)]
+)
+def test_no_other_refusal_ends_a_term(make_run: Callable[..., Any], reply: PushReply, is_of_authority: bool) -> None:
+    bench = Bench(make_run, 3)
+    bench.lead()
+    for push in pushed(bench.close(), PushReceipt):
+        peer_id = push.peer_id if is_of_authority else bench.trainer.peer_id
+        bench.tell(ReplyReceived(push.request_id, peer_id, reply))
+    bench.now += VOTE_RENEW_SECONDS
+    assert pushed(bench.tell(TimerFired()), PushVote)
 
 
 def test_a_contribution_elsewhere_is_answered_with_why_not(make_run: Callable[..., Any]) -> None:
